@@ -1,0 +1,1 @@
+"""Reconfiguration: deciding and driving moves of partitions between replicas."""

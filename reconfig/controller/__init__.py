@@ -1,0 +1,1 @@
+"""The controller process: membership, the assignment, and the moves that change it."""

@@ -1,0 +1,257 @@
+"""Carries one move out: instructions of the machine become calls, their results events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from reconfig import migration as m
+from reconfig.budget import FIXED_MS_DEFAULT, Measured
+from reconfig.controller.book import PlannedMove
+from stateflow.clock import Clock
+from stateflow.errors import Locked, StateflowError, Unavailable
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.wire import error_of, fault_of, remote_error, replica_to_pb, spec_to_pb
+from stateflow.settings import ControllerSettings
+from stateflow.types import OperatorSpec, ReplicaInfo
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What a move needs of its controller. The records are durable when the awaitable is done."""
+
+    record_grant: Callable[[], Awaitable[None]]
+    record_owned: Callable[[dict[str, object]], Awaitable[None]]
+    record_aborted: Callable[[StateflowError, dict[str, object]], Awaitable[None]]
+    publish: Callable[[], None]
+    changed: Callable[[], None]
+
+
+@dataclass(slots=True)
+class MoveRunner:
+    planned: PlannedMove
+    spec: OperatorSpec
+    source: ReplicaInfo
+    target: ReplicaInfo
+    channel: Callable[[str], grpc.aio.Channel]
+    hooks: Hooks
+    settings: ControllerSettings
+    clock: Clock
+    machine: m.Move
+    report: cpb.Move = field(default_factory=cpb.Move)
+    _events: asyncio.Queue[m.Event] = field(default_factory=asyncio.Queue)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _fenced_at: float | None = None
+    _in_hand_ms: float = 0.0
+
+    @classmethod
+    def machine_for(cls, planned: PlannedMove, fixed_ms: float = FIXED_MS_DEFAULT) -> m.Move:
+        return m.Move(planned.epoch, planned.granted_epoch, planned.max_pause_ms, fixed_ms)
+
+    def __post_init__(self) -> None:
+        planned = self.planned
+        self.report.id = planned.move_id
+        self.report.partition = planned.partition.partition
+        self.report.source, self.report.target = planned.source, planned.target
+        self.report.strategy, self.report.phase = planned.strategy, self.machine.phase
+        self.report.started_us = self.clock.now_us()
+
+    def cancel(self) -> None:
+        self._events.put_nowait(m.Cancel())
+
+    async def run(self, first: list[m.Instruction] | None = None) -> cpb.Move:
+        """Until the move has ended. ``first``: instructions of a machine that was resumed."""
+        started = self.clock.monotonic()
+        try:
+            await self._carry_out(self.machine.handle(m.Begin()) if first is None else first)
+            while self.machine.phase not in m.TERMINAL:
+                event = await self._events.get()
+                if isinstance(event, m.TargetOwned) and self._fenced_at is not None:
+                    elapsed_ms = (self.clock.monotonic() - self._fenced_at) * 1e3
+                    self.report.pause_ms = max(0.0, elapsed_ms - self._in_hand_ms)
+                await self._carry_out(self.machine.handle(event))
+                self.report.phase = self.machine.phase
+                self.report.duration_s = self.clock.monotonic() - started
+                self.hooks.changed()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+        return self.report
+
+    def _summary(self) -> dict[str, object]:
+        r = self.report
+        return {
+            "bytes_warm": r.bytes_warm,
+            "bytes_reused": r.bytes_reused,
+            "bytes_delta": r.bytes_delta,
+            "rounds": r.rounds,
+            "predicted_pause_ms": round(r.predicted_pause_ms, 3),
+            "pause_ms": round(r.pause_ms, 3),
+            "digest": self.machine.digest,
+        }
+
+    # -- instructions -------------------------------------------------------------------------------------
+
+    async def _carry_out(self, instructions: list[m.Instruction]) -> None:
+        for instruction in instructions:
+            await self._carry_out_one(instruction)
+
+    async def _carry_out_one(self, instruction: m.Instruction) -> None:
+        machine = self.machine
+        match instruction:
+            case m.Instruction.PREPARE:
+                self._start(self._prepare())
+            case m.Instruction.RETRY_PREPARE:
+                self._start(self._later(self._prepare))
+            case m.Instruction.RECORD_GRANT:
+                try:
+                    await self.hooks.record_grant()
+                except Locked as error:
+                    self._events.put_nowait(m.TargetFailed(error))
+                else:
+                    self._events.put_nowait(m.GrantRecorded())
+            case m.Instruction.FENCE:
+                self.report.predicted_pause_ms, self.report.rounds = (
+                    machine.predicted_pause_ms,
+                    machine.rounds,
+                )
+                self.report.fenced_us = self.clock.now_us()
+                self._fenced_at = self.clock.monotonic()
+                self._start(self._fence())
+            case m.Instruction.RETRY_FENCE:
+                self._start(self._later(self._fence))
+            case m.Instruction.CANCEL_SOURCE if machine.phase in m.TERMINAL:
+                await self._cancel_at(self.source)  # never fenced: it only tidies up
+            case m.Instruction.CANCEL_SOURCE:
+                self._start(self._cancel_source())
+            case m.Instruction.RETRY_CANCEL:
+                self._start(self._later(self._cancel_source))
+            case m.Instruction.ABANDON_TARGET:
+                await self._cancel_at(self.target)
+            case m.Instruction.RECORD_OWNED:
+                self.report.epoch, self.report.digest = machine.granted_epoch, machine.digest
+                await self.hooks.record_owned(self._summary())
+                self._events.put_nowait(m.OwnedRecorded())
+            case m.Instruction.RECORD_ABORTED:
+                assert machine.error is not None
+                self.report.fault.CopyFrom(fault_of(machine.error))
+                await self.hooks.record_aborted(machine.error, self._summary())
+            case m.Instruction.PUBLISH:
+                self.hooks.publish()
+            case m.Instruction.RELEASE:
+                await self._release()
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _later(self, work: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.sleep(self.settings.retry_interval_s)
+        await work()
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def _stub(self, replica: ReplicaInfo) -> replica_pb2_grpc.ReplicaServiceStub:
+        return replica_pb2_grpc.ReplicaServiceStub(self.channel(replica.address))
+
+    async def _prepare(self) -> None:
+        request = rpb.PrepareRequest(
+            move_id=self.planned.move_id,
+            spec=spec_to_pb(self.spec),
+            partition=self.planned.partition.partition,
+            source=replica_to_pb(self.source),
+            source_epoch=self.planned.epoch,
+        )
+        warm = False
+        try:
+            async for progress in self._stub(self.target).Prepare(request):
+                self._take_over(progress)
+                match progress.phase:
+                    case rpb.MoveProgress.CATCHING_UP:
+                        if not warm:
+                            warm = True
+                            self._events.put_nowait(m.BaseReady())
+                        measured = Measured(
+                            progress.lag_bytes, progress.change_rate, progress.bandwidth, progress.rtt_ms
+                        )
+                        self._events.put_nowait(m.CaughtUp(measured))
+                    case rpb.MoveProgress.OWNED:
+                        self._events.put_nowait(m.TargetOwned(progress.epoch, progress.digest))
+                        return
+                    case rpb.MoveProgress.FAILED:
+                        self._events.put_nowait(m.TargetFailed(error_of(progress.fault)))
+                        return
+                    case _:
+                        self.hooks.changed()
+            ended = Unavailable("the transfer ended without a word", remedy="see the target's log")
+            self._events.put_nowait(m.TargetFailed(ended))
+        except grpc.aio.AioRpcError as error:
+            self._events.put_nowait(m.TargetFailed(remote_error(error, self.target.address)))
+
+    def _take_over(self, progress: rpb.MoveProgress) -> None:
+        r = self.report
+        if progress.phase != rpb.MoveProgress.FAILED:
+            r.bytes_warm, r.bytes_reused = progress.bytes_warm, progress.bytes_reused
+            r.bytes_delta, r.lag_bytes = progress.bytes_delta, progress.lag_bytes
+
+    async def _fence(self) -> None:
+        request = rpb.FenceRequest(
+            move_id=self.planned.move_id,
+            operator=self.planned.partition.operator,
+            partition=self.planned.partition.partition,
+            epoch=self.planned.granted_epoch,
+            target=replica_to_pb(self.target),
+        )
+        try:
+            reply = await self._stub(self.source).Fence(request, timeout=self.settings.rpc_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            log.warning("move %s: %s", self.planned.move_id, remote_error(error, self.source.address))
+            self._events.put_nowait(m.SourceUnknown())
+            return
+        if reply.sealed:
+            self._in_hand_ms = reply.in_hand_ms
+            self._events.put_nowait(m.SourceSealed())
+        else:
+            self._events.put_nowait(m.FenceRefused(error_of(reply.fault)))
+
+    async def _cancel_source(self) -> None:
+        reply = await self._cancel_at(self.source)
+        if reply is None:
+            self._events.put_nowait(m.SourceUnknown())
+        else:
+            self._events.put_nowait(m.SourceSealed() if reply.sealed else m.SourceCancelled())
+
+    async def _cancel_at(self, replica: ReplicaInfo) -> rpb.FenceReply | None:
+        request = rpb.CancelRequest(
+            move_id=self.planned.move_id,
+            operator=self.planned.partition.operator,
+            partition=self.planned.partition.partition,
+        )
+        try:
+            reply: rpb.FenceReply = await self._stub(replica).Cancel(request, timeout=self.settings.rpc_timeout_s)
+            return reply
+        except grpc.aio.AioRpcError as error:
+            log.warning("move %s: %s", self.planned.move_id, remote_error(error, replica.address))
+            return None
+
+    async def _release(self) -> None:
+        request = rpb.ReleaseRequest(
+            move_id=self.planned.move_id,
+            operator=self.planned.partition.operator,
+            partition=self.planned.partition.partition,
+            epoch=self.planned.granted_epoch,
+            owner=replica_to_pb(self.target),
+        )
+        try:
+            await self._stub(self.source).Release(request, timeout=self.settings.rpc_timeout_s)
+        except grpc.aio.AioRpcError as error:  # a source that is down releases when it starts again
+            log.warning("move %s: %s", self.planned.move_id, remote_error(error, self.source.address))

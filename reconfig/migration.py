@@ -1,0 +1,302 @@
+"""One move of one partition: the controller's decisions as a sans-io state machine.
+
+Facts come in as events, what is to be done goes out as instructions; the shell carries them out and feeds the
+results back. The machine has no clock, no socket and no randomness.
+
+======================  =================================================================================
+phase                   on event → phase: instructions
+======================  =================================================================================
+WAITING                 Begin → WARMING: Prepare
+WARMING                 BaseReady → CATCHING_UP
+                        TargetFailed | Cancel → ABORTED: CancelSource, AbandonTarget, Record
+CATCHING_UP             CaughtUp, prediction fits → CATCHING_UP: RecordGrant     (asked once)
+                        CaughtUp, it does not fit → CATCHING_UP                  (patience runs out → ABORTED)
+                        GrantRecorded → FENCED: Fence
+                        TargetFailed | Cancel → ABORTED, as above                (a grant not yet fenced is void)
+FENCED                  FenceRefused → FENCED: CancelSource                      (is it certain that it never seals?)
+                        SourceCancelled → ABORTED: AbandonTarget, Record
+                        SourceSealed → FENCED (sealed): Prepare if the target had failed
+                        TargetFailed → FENCED: Fence, or Prepare once sealed
+                        SourceUnknown → FENCED: Fence again, after a while       (no answer decides nothing)
+                        TargetOwned → OWNED: RecordOwned
+OWNED                   OwnedRecorded → COMPLETED: Publish, Release
+any                     TargetOwned wins: whatever was believed before, the target has it
+======================  =================================================================================
+
+Rules: the grant is in the ledger before the source hears of it. Before the source may have sealed, every failure
+rolls back; after it, every failure goes forward. Only the source can say which side of the seal it is on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from reconfig.budget import FIXED_MS_DEFAULT, Measured, predicted_pause_ms
+from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError
+
+
+class Phase(StrEnum):
+    WAITING = "WAITING"
+    WARMING = "WARMING"
+    CATCHING_UP = "CATCHING_UP"
+    FENCED = "FENCED"
+    OWNED = "OWNED"
+    COMPLETED = "COMPLETED"
+    ABORTED = "ABORTED"
+
+
+TERMINAL = frozenset({Phase.COMPLETED, Phase.ABORTED})
+
+
+# -- events: facts ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class BaseReady:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRecorded:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSealed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRefused:
+    error: StateflowError
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCancelled:
+    """The source promised that this move never seals there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceUnknown:
+    """The source did not answer a fence or a cancellation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOwned:
+    epoch: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFailed:
+    error: StateflowError
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRecorded:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    pass
+
+
+Event = (
+    Begin
+    | BaseReady
+    | CaughtUp
+    | GrantRecorded
+    | SourceSealed
+    | FenceRefused
+    | SourceCancelled
+    | SourceUnknown
+    | TargetOwned
+    | TargetFailed
+    | OwnedRecorded
+    | Cancel
+)
+
+
+# -- instructions: what the shell must do -------------------------------------------------------------------
+
+
+class Instruction(StrEnum):
+    PREPARE = "PREPARE"  # target: pull from the source → BaseReady, CaughtUp…, TargetOwned | TargetFailed
+    RECORD_GRANT = "RECORD_GRANT"  # ledger → GrantRecorded
+    FENCE = "FENCE"  # source → SourceSealed | FenceRefused | SourceUnknown
+    CANCEL_SOURCE = "CANCEL_SOURCE"  # source → SourceCancelled | SourceSealed | SourceUnknown
+    ABANDON_TARGET = "ABANDON_TARGET"  # target, best effort
+    RECORD_OWNED = "RECORD_OWNED"  # ledger → OwnedRecorded
+    RECORD_ABORTED = "RECORD_ABORTED"  # ledger
+    PUBLISH = "PUBLISH"  # the new assignment, to whoever asks
+    RELEASE = "RELEASE"  # source, best effort
+    RETRY_FENCE = "RETRY_FENCE"  # FENCE, after a while
+    RETRY_CANCEL = "RETRY_CANCEL"  # CANCEL_SOURCE, after a while
+    RETRY_PREPARE = "RETRY_PREPARE"  # PREPARE, after a while
+
+
+@dataclass(slots=True)
+class Move:
+    """The machine. ``handle`` is the only thing that changes it.
+
+    Args:
+        epoch: the source owns the partition at this epoch.
+        granted_epoch: the one the target is to own it at.
+        max_pause_ms: budget; 0 means none.
+        patience: reports whose prediction does not fit before the move gives up.
+    """
+
+    epoch: int
+    granted_epoch: int
+    max_pause_ms: float = 0.0
+    fixed_ms: float = FIXED_MS_DEFAULT
+    patience: int = 200
+    phase: Phase = Phase.WAITING
+    granting: bool = False
+    sealed: bool = False
+    cancelling: bool = False
+    target_up: bool = False  # a transfer is under way as far as we know
+    predicted_pause_ms: float = 0.0
+    rounds: int = 0
+    digest: str = ""
+    error: StateflowError | None = None
+    story: list[str] = field(default_factory=list)
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""
+        before = self.phase
+        instructions = self._handle(event)
+        if not isinstance(event, CaughtUp):
+            self.story.append(f"{type(event).__name__}: {before} → {self.phase} {[i.value for i in instructions]}")
+        return instructions
+
+    def _handle(self, event: Event) -> list[Instruction]:
+        if isinstance(event, TargetOwned):
+            return self._owned(event)
+        if self.phase in TERMINAL:
+            return []  # echoes of what was under way
+        match self.phase, event:
+            case Phase.WAITING, Begin():
+                self.phase, self.target_up = Phase.WARMING, True
+                return [Instruction.PREPARE]
+            case Phase.WARMING, BaseReady():
+                self.phase = Phase.CATCHING_UP
+                return []
+            case Phase.CATCHING_UP, CaughtUp(measured):
+                return self._caught_up(measured)
+            case Phase.CATCHING_UP, GrantRecorded():
+                self.phase = Phase.FENCED
+                return [Instruction.FENCE]
+            case Phase.WAITING | Phase.WARMING | Phase.CATCHING_UP, TargetFailed(error):
+                return self._abort(error)
+            case Phase.WAITING | Phase.WARMING | Phase.CATCHING_UP, Cancel():
+                return self._abort(MoveAborted("the move was cancelled", remedy="start it again when it suits"))
+            case Phase.FENCED, _:
+                return self._fenced(event)
+            case Phase.OWNED, OwnedRecorded():
+                self.phase = Phase.COMPLETED
+                return [Instruction.PUBLISH, Instruction.RELEASE]
+            case (Phase.WARMING | Phase.CATCHING_UP | Phase.OWNED, BaseReady() | CaughtUp() | Cancel()) | (
+                Phase.OWNED,
+                SourceSealed() | SourceUnknown() | TargetFailed() | FenceRefused() | SourceCancelled(),
+            ):
+                return []
+            case _:
+                raise InvalidTransition(
+                    f"{event} cannot happen in {self.phase}",
+                    remedy="this is a fault",
+                    story=" | ".join(self.story),
+                )
+
+    def _caught_up(self, measured: Measured) -> list[Instruction]:
+        if self.granting:
+            return []
+        self.rounds += 1
+        self.predicted_pause_ms = predicted_pause_ms(measured, self.fixed_ms)
+        if not self.max_pause_ms or self.predicted_pause_ms <= self.max_pause_ms:
+            self.granting = True
+            return [Instruction.RECORD_GRANT]
+        if self.rounds >= self.patience:
+            return self._abort(
+                BudgetUnreachable(
+                    f"a pause of {self.predicted_pause_ms:.1f} ms is predicted, {self.max_pause_ms:g} ms are allowed",
+                    remedy="raise max_pause_ms, or move when fewer changes come",
+                    lag_bytes=measured.lag_bytes,
+                    change_rate=round(measured.change_rate),
+                    bandwidth=round(measured.bandwidth),
+                    rtt_ms=round(measured.rtt_ms, 3),
+                )
+            )
+        return []
+
+    def _fenced(self, event: Event) -> list[Instruction]:
+        match event:
+            case SourceSealed():
+                self.sealed, self.cancelling = True, False
+                if self.target_up:
+                    return []
+                self.target_up = True
+                return [Instruction.PREPARE]
+            case FenceRefused(error):
+                self.error, self.cancelling = error, True
+                return [Instruction.CANCEL_SOURCE]
+            case SourceCancelled():
+                return self._abort(self.error or MoveAborted("the move was cancelled", remedy="start it again"), True)
+            case SourceUnknown():
+                return [Instruction.RETRY_CANCEL if self.cancelling else Instruction.RETRY_FENCE]
+            case TargetFailed(error):
+                self.target_up = False
+                if self.sealed:
+                    self.target_up = True
+                    return [Instruction.RETRY_PREPARE]
+                self.error = error
+                if self.cancelling:
+                    return []
+                self.cancelling = True
+                return [Instruction.CANCEL_SOURCE]
+            case Cancel() | BaseReady() | CaughtUp() | GrantRecorded():
+                return []  # too late to cancel: a move past its fence completes
+            case _:
+                raise InvalidTransition(
+                    f"{event} cannot happen in {self.phase}",
+                    remedy="this is a fault",
+                    story=" | ".join(self.story),
+                )
+
+    def _owned(self, event: TargetOwned) -> list[Instruction]:
+        if self.phase in (Phase.OWNED, Phase.COMPLETED):
+            return []
+        if event.epoch != self.granted_epoch or self.phase is Phase.ABORTED:
+            raise InvalidTransition(
+                f"the target owns at {event.epoch}, {self.granted_epoch} was granted, the move is {self.phase}",
+                remedy="this is a fault",
+                story=" | ".join(self.story),
+            )
+        self.phase, self.sealed, self.digest = Phase.OWNED, True, event.digest or self.digest
+        return [Instruction.RECORD_OWNED]
+
+    def _abort(self, error: StateflowError, source_knows: bool = False) -> list[Instruction]:
+        self.phase, self.error = Phase.ABORTED, error
+        first = [] if source_knows else [Instruction.CANCEL_SOURCE]
+        return [*first, Instruction.ABANDON_TARGET, Instruction.RECORD_ABORTED]
+
+    @classmethod
+    def resumed(cls, epoch: int, granted_epoch: int, max_pause_ms: float = 0.0) -> tuple[Move, list[Instruction]]:
+        """A move whose grant is in the ledger, after the controller was restarted: whether the source sealed
+        is for the source to say. Asking it to promise never to seal either rolls back or shows the seal."""
+        move = cls(epoch, granted_epoch, max_pause_ms, phase=Phase.FENCED, granting=True, cancelling=True)
+        move.error = MoveAborted("the controller was restarted during the move", remedy="start it again")
+        move.story.append("resumed: FENCED")
+        return move, [Instruction.CANCEL_SOURCE]

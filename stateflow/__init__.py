@@ -1,0 +1,20 @@
+"""stateflow: keyed, stateful stream operators for PySpark whose state can move while the pipeline runs."""
+
+from stateflow import state
+from stateflow.client import Cluster, StreamClient
+from stateflow.errors import StateflowError
+from stateflow.runtime.operator import Context, Operator
+from stateflow.state import TrackedMap, TrackedSet, TrackedValue
+
+__version__ = "0.1.0"
+__all__ = [
+    "Cluster",
+    "Context",
+    "Operator",
+    "StateflowError",
+    "StreamClient",
+    "TrackedMap",
+    "TrackedSet",
+    "TrackedValue",
+    "state",
+]

@@ -1,0 +1,53 @@
+"""The truth about ownership: partition → (owner, epoch), versioned, one per operator.
+
+Immutable; a change makes a new assignment with a higher version. ``0 <= partition < len(owners)``,
+epochs start at 1 and rise by one with each change of hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stateflow.errors import StaleEpoch, UnknownPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    operator: str
+    version: int
+    owners: tuple[str, ...]
+    epochs: tuple[int, ...]
+
+    @classmethod
+    def initial(cls, operator: str, owners: Mapping[int, str]) -> Assignment:
+        ordered = tuple(owners[p] for p in range(len(owners)))
+        return cls(operator, 1, ordered, (1,) * len(ordered))
+
+    def owner(self, partition: int) -> tuple[str, int]:
+        """(replica name, epoch). Raises UnknownPartition."""
+        if not 0 <= partition < len(self.owners):
+            raise UnknownPartition(
+                f"there is no partition {partition}",
+                remedy=f"use 0 to {len(self.owners) - 1}",
+                operator=self.operator,
+            )
+        return self.owners[partition], self.epochs[partition]
+
+    def moved(self, partition: int, owner: str, epoch: int) -> Assignment:
+        """The assignment after ``partition`` went to ``owner``. Raises StaleEpoch unless the epoch rises."""
+        _, current = self.owner(partition)
+        if epoch <= current:
+            raise StaleEpoch(
+                f"epoch {epoch} is not newer than {current}",
+                remedy="read the assignment again",
+                operator=self.operator,
+                partition=partition,
+            )
+        owners, epochs = list(self.owners), list(self.epochs)
+        owners[partition], epochs[partition] = owner, epoch
+        return Assignment(self.operator, self.version + 1, tuple(owners), tuple(epochs))
+
+    def of(self, replica: str) -> dict[int, int]:
+        """Partition → epoch of everything ``replica`` owns."""
+        return {p: self.epochs[p] for p, owner in enumerate(self.owners) if owner == replica}

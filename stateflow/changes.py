@@ -1,0 +1,92 @@
+"""Change sets: the tracked mutations of one committed batch on one partition.
+
+The one currency of the system. Committing, warming a move's target, feeding a standby and auditing all
+use the same bytes::
+
+    msgpack [version, operator, partition, epoch, sequence, source, position, clears, deletes, puts] + xxh64 (8 bytes, big endian)
+
+A change set holds *everything* its commit wrote, positions and the batch's stored output included, so a
+store that applied the sequence 1…n unbroken is the same store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgpack
+import xxhash
+
+from stateflow.errors import TransferCorrupt
+
+FORMAT_VERSION = 1
+
+
+@dataclass(slots=True)
+class Mutations:
+    """Net writes to a partition store, applied atomically in this order: clears, deletes, puts."""
+
+    puts: list[tuple[bytes, bytes]] = field(default_factory=list)
+    deletes: list[bytes] = field(default_factory=list)
+    #: half-open ranges ``[start, end)`` of cells to drop
+    clears: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.puts or self.deletes or self.clears)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSet:
+    operator: str
+    partition: int
+    epoch: int
+    sequence: int
+    source: str
+    position: int
+    mutations: Mutations
+
+    def encode(self) -> bytes:
+        m = self.mutations
+        body: bytes = msgpack.packb(
+            [
+                FORMAT_VERSION,
+                self.operator,
+                self.partition,
+                self.epoch,
+                self.sequence,
+                self.source,
+                self.position,
+                m.clears,
+                m.deletes,
+                m.puts,
+            ]
+        )
+        return body + xxhash.xxh64_digest(body)
+
+    @classmethod
+    def decode(cls, data: bytes) -> ChangeSet:
+        """Raises TransferCorrupt when the checksum or the version does not fit."""
+        body, checksum = data[:-8], data[-8:]
+        if len(data) < 9 or xxhash.xxh64_digest(body) != checksum:
+            raise TransferCorrupt(
+                "a change set arrived with a wrong checksum",
+                remedy="the transfer starts again from the base",
+                bytes=len(data),
+            )
+        version, operator, partition, epoch, sequence, source, position, clears, deletes, puts = msgpack.unpackb(
+            body, use_list=False
+        )
+        if version != FORMAT_VERSION:
+            raise TransferCorrupt(
+                f"a change set has format {version}, this program reads {FORMAT_VERSION}",
+                remedy="run the same stateflow version on both replicas",
+            )
+        mutations = Mutations(list(puts), list(deletes), list(clears))
+        return cls(operator, partition, epoch, sequence, source, position, mutations)
+
+
+def chain(previous: bytes, change_set: bytes) -> bytes:
+    """Digest of a base and every change set since: ``xxh3_128(previous + checksum)``.
+
+    Both ends of a transfer fold it; equal chains mean the same base and the same change sets in order.
+    """
+    return xxhash.xxh3_128_digest(previous + change_set[-8:])

@@ -1,0 +1,229 @@
+"""Commands. Each is a thin shell around the library: parse, call, show."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reconfig.controller import service as controller_service
+from stateflow.checkpoint import CheckpointStore
+from stateflow.cli import show
+from stateflow.cli.output import command, console, emit, log_to_stderr
+from stateflow.client import Cluster
+from stateflow.errors import InvalidArgument
+from stateflow.ledger import Ledger
+from stateflow.rpc import replica_server
+from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.settings import ReplicaSettings
+from stateflow.types import ReplicaInfo, check_name
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Stateful stream operators whose state can move while the pipeline runs.",
+)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+Controller = Annotated[
+    str, typer.Option("--controller", envvar="STATEFLOW_CONTROLLER", help="The controller's host:port.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
+LOCAL = "127.0.0.1:7070"
+
+
+def main() -> None:
+    app()
+
+
+# -- processes ------------------------------------------------------------------------------------------------
+
+
+@app.command()
+@command
+def controller(
+    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = LOCAL,
+    ledger: Annotated[str, typer.Option(help="SQLAlchemy URL.")] = "sqlite:///ledger.db",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run the controller: members, assignment, reconfigurations, ledger."""
+    log_to_stderr(verbose)
+
+    async def run() -> None:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        stop = _stop_on_signal()
+        ready.add_done_callback(lambda done: _say_ready(done, "controller", as_json))
+        await controller_service.serve(Ledger(ledger), listen, ready=ready, stop=stop)
+
+    asyncio.run(run())
+
+
+@app.command()
+@command
+def replica(
+    site: Annotated[str, typer.Option(help="The place this replica is at.")],
+    data_dir: Annotated[Path, typer.Option(help="Its state; one replica, one directory.")],
+    controller: Controller = LOCAL,
+    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it over restarts.")] = None,
+    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:0",
+    advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
+    weight: Annotated[int, typer.Option(help="Its share of partitions relative to others.", min=1)] = 1,
+    checkpoints: Annotated[str | None, typer.Option(help="Directory or fsspec URL for checkpoints.")] = None,
+    checkpoint_interval: Annotated[
+        float | None, typer.Option(help="Seconds between periodic checkpoints; 0 for none.", min=0)
+    ] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a replica: an operator process at a site."""
+    log_to_stderr(verbose)
+    settings = ReplicaSettings()
+    if checkpoint_interval is not None:
+        settings = settings.model_copy(update={"checkpoint_interval_s": checkpoint_interval})
+    info = ReplicaInfo(
+        check_name("replica", name or f"{site}-{socket.gethostname()}"), check_name("site", site), "", weight
+    )
+
+    async def run() -> None:
+        store = CheckpointStore(checkpoints) if checkpoints else None
+        node = ReplicaNode(info, data_dir, settings)
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        stop = _stop_on_signal()
+        ready.add_done_callback(lambda done: _say_ready(done, f"replica {info.name} at {site}", as_json))
+        await replica_server.serve(
+            node, listen, controller, advertise=advertise, checkpoints=store, ready=ready, stop=stop
+        )
+
+    asyncio.run(run())
+
+
+def _stop_on_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _say_ready(done: asyncio.Future[str], what: str, as_json: bool) -> None:
+    if done.cancelled():
+        return
+    if as_json:
+        emit({"address": done.result()})
+    else:
+        console.print(f"{what} listens on [bold]{done.result()}[/] (Ctrl-C ends it)")
+
+
+# -- control --------------------------------------------------------------------------------------------------
+
+
+@app.command()
+@command
+def deploy(
+    target: Annotated[str, typer.Argument(help="package.module:Class or file.py:Class")],
+    partitions: Annotated[int, typer.Option(help="Slices of the key space; fixed for ever.")] = DEFAULT_PARTITIONS,
+    name: Annotated[str | None, typer.Option(help="Default: the class's name.")] = None,
+    site: Annotated[list[str] | None, typer.Option(help="Only on replicas of this site; repeatable.")] = None,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Deploy an operator: create its partitions on the replicas."""
+    cluster = Cluster(controller)
+    operator = load(_absolute(target))
+    cluster.deploy(operator, partitions, sites=site or (), name=name)
+    status = next(o for o in cluster.status().operators if o.name == (name or operator.__name__))
+    if as_json:
+        emit({"operator": status.name, "partitions": status.partitions, "owners": list(status.owners)})
+    else:
+        show.deployed(status)
+
+
+def _absolute(target: str) -> str:
+    file, _, qualname = target.rpartition(":")
+    return f"{Path(file).resolve()}:{qualname}" if file.endswith(".py") else target
+
+
+@app.command()
+@command
+def status(
+    controller: Controller = LOCAL,
+    watch: Annotated[bool, typer.Option("--watch", help="Live, until Ctrl-C.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What runs where."""
+    cluster = Cluster(controller)
+    if as_json:
+        emit(cluster.status().to_dict())
+    elif watch:
+        show.watch_status(cluster.status)
+    else:
+        console.print(show.status(cluster.status()))
+
+
+@app.command()
+@command
+def migrate(
+    operator: Annotated[str, typer.Argument()],
+    partition: Annotated[list[str], typer.Argument(help="Partitions: 3, 5-9, or all.")],
+    to: Annotated[str, typer.Option("--to", help="A site or a replica.")],
+    max_pause: Annotated[str | None, typer.Option(help="Budget per partition, e.g. 50ms; default none.")] = None,
+    strategy: Annotated[str, typer.Option(help="auto or warm-up.")] = "auto",
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Move partitions to another site or replica while the pipeline runs."""
+    cluster = Cluster(controller)
+    numbers = _partitions(partition, cluster.operator(operator).partitions)
+    pause_ms = _milliseconds(max_pause) if max_pause else 0.0
+    move = cluster.migrate(operator, numbers, to, max_pause_ms=pause_ms, strategy=strategy)
+    report = move.wait() if as_json else show.migration(move)
+    if as_json:
+        emit(report.to_dict())
+    if report.state != "COMPLETED":
+        raise typer.Exit(1)
+
+
+def _partitions(words: list[str], count: int) -> list[int]:
+    numbers: list[int] = []
+    for word in (part for text in words for part in text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        if word == "all":
+            numbers += range(count)
+        elif match:
+            numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+        else:
+            raise InvalidArgument(f"{word!r} is no partition", remedy="write numbers, ranges like 5-9, or all")
+    return numbers
+
+
+def _milliseconds(text: str) -> float:
+    match = re.fullmatch(r"([0-9.]+)\s*(us|ms|s)?", text.strip())
+    try:
+        if match is None:
+            raise ValueError
+        return float(match[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3, None: 1.0}[match[2]]
+    except ValueError:
+        raise InvalidArgument(f"{text!r} is no duration", remedy="write 50ms or 0.2s") from None
+
+
+@app.command()
+@command
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("demo-out"),
+    rows: Annotated[int | None, typer.Option(help="Replay only the first so many flights.", min=1000)] = None,
+    as_json: Json = False,
+) -> None:
+    """The whole story on this machine: real flights, five processes, moves while it streams, a crash, and the proof."""
+    from stateflow.demo.run import DemoOptions, run_demo
+
+    result = run_demo(DemoOptions(out=out, rows=rows), quiet=as_json)
+    if as_json:
+        emit(result.summary())
+    if not (result.state_equal and result.output_equal):
+        raise typer.Exit(1)

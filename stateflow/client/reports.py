@@ -1,0 +1,141 @@
+"""What a cluster says of itself, as plain frozen data; ``to_dict`` everywhere for machines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc.wire import error_of
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReport:
+    """One partition's move. Bytes: ``warm`` fetched as base files, ``reused`` found at the target, ``delta`` change sets.
+
+    ``pause_ms``: from the fence until the target served, less what the source still spent on the batch in hand;
+    measured by the controller, so that it includes half a round trip to either side and needs no common clock.
+    """
+
+    id: str
+    partition: int
+    source: str
+    target: str
+    state: str
+    strategy: str
+    bytes_warm: int
+    bytes_reused: int
+    bytes_delta: int
+    lag_bytes: int
+    rounds: int
+    predicted_pause_ms: float
+    pause_ms: float
+    duration_s: float
+    digest: str
+    epoch: int
+    started_us: int
+    fenced_us: int
+    error: str
+
+    @classmethod
+    def of(cls, m: cpb.Move) -> MoveReport:
+        return cls(
+            id=m.id,
+            partition=m.partition,
+            source=m.source,
+            target=m.target,
+            state=m.phase,
+            strategy=m.strategy,
+            bytes_warm=m.bytes_warm,
+            bytes_reused=m.bytes_reused,
+            bytes_delta=m.bytes_delta,
+            lag_bytes=m.lag_bytes,
+            rounds=m.rounds,
+            predicted_pause_ms=m.predicted_pause_ms,
+            pause_ms=m.pause_ms,
+            duration_s=m.duration_s,
+            digest=m.digest,
+            epoch=m.epoch,
+            started_us=m.started_us,
+            fenced_us=m.fenced_us,
+            error=str(error_of(m.fault)) if m.HasField("fault") else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfiguration:
+    """``state``: RUNNING, COMPLETED (every move did) or FAILED (at least one did not)."""
+
+    id: str
+    operator: str
+    state: str
+    moves: tuple[MoveReport, ...]
+    max_pause_ms: float
+
+    @classmethod
+    def of(cls, message: cpb.Reconfiguration) -> Reconfiguration:
+        moves = tuple(MoveReport.of(move) for move in message.moves)
+        return cls(message.id, message.operator, message.state, moves, message.max_pause_ms)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    name: str
+    site: str
+    address: str
+    weight: int
+    alive: bool
+    last_heartbeat_s: float
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorStatus:
+    """``owners`` and ``epochs`` by partition."""
+
+    name: str
+    target: str
+    partitions: int
+    version: int
+    owners: tuple[str, ...]
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    replicas: tuple[ReplicaStatus, ...]
+    operators: tuple[OperatorStatus, ...]
+    reconfigurations: tuple[Reconfiguration, ...]
+
+    @classmethod
+    def of(cls, reply: cpb.StatusReply) -> ClusterStatus:
+        replicas = tuple(
+            ReplicaStatus(
+                r.replica.name,
+                r.replica.site,
+                r.replica.address,
+                r.replica.weight,
+                r.alive,
+                r.last_heartbeat_s,
+                r.partitions,
+            )
+            for r in reply.replicas
+        )
+        operators = tuple(
+            OperatorStatus(
+                d.spec.name,
+                d.spec.target,
+                d.spec.partitions,
+                d.version,
+                tuple(d.replicas[i].name for i in d.owners),
+                tuple(d.epochs),
+            )
+            for d in reply.deployments
+        )
+        return cls(replicas, operators, tuple(Reconfiguration.of(r) for r in reply.reconfigurations))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,45 @@
+"""Time as an argument: components take a :class:`Clock`, tests hand in a :class:`ManualClock`."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now_us(self) -> int:
+        """Wall clock in microseconds since 1970-01-01 UTC. For people and records, never for durations."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start that never run backwards. For durations and leases."""
+        ...
+
+
+class SystemClock:
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self, now_us: int = 0) -> None:
+        self._now_us = now_us
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def monotonic(self) -> float:
+        return self._now_us / 1e6
+
+    def advance(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError("time does not run backwards")
+        self._now_us += round(seconds * 1e6)
+
+
+SYSTEM_CLOCK = SystemClock()

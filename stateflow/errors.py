@@ -1,0 +1,268 @@
+"""Every error a user can meet, in one tree rooted in :class:`StateflowError`.
+
+An error names a stable ``code``, what happened, where (operator, partition, replica, …) and what to do
+next. ``str(error)`` is exactly the one line the command line prints::
+
+    code: what happened (operator=Delay partition=3): what to do next
+
+Errors cross processes as :meth:`StateflowError.to_wire` dictionaries and come back as the same class.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class StateflowError(Exception):
+    """Root of the tree.
+
+    Args:
+        what: what happened, one sentence without a final full stop.
+        remedy: what the reader should do next.
+        where: facts that locate the error, printed as ``key=value``.
+    """
+
+    code: ClassVar[str] = "error"
+    #: whether sending the same request again later can succeed without anybody mending anything
+    retryable: ClassVar[bool] = False
+    registry: ClassVar[dict[str, type[StateflowError]]] = {}
+
+    def __init__(self, what: str, *, remedy: str = "", **where: Any) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+        self.where = {key: value for key, value in where.items() if value is not None}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        known = StateflowError.registry.setdefault(cls.code, cls)
+        if known is not cls:
+            raise TypeError(f"error code {cls.code!r} is taken by {known.__name__}")
+
+    def __str__(self) -> str:
+        place = " ".join(f"{key}={value}" for key, value in self.where.items())
+        line = f"{self.code}: {self.what}"
+        if place:
+            line += f" ({place})"
+        if self.remedy:
+            line += f": {self.remedy}"
+        return line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_wire, (self.to_wire(),)
+
+    def to_wire(self) -> dict[str, Any]:
+        """A JSON-able form: ``{"code", "what", "remedy", "where"}`` with all values strings."""
+        where = {key: str(value) for key, value in self.where.items()}
+        return {"code": self.code, "what": self.what, "remedy": self.remedy, "where": where}
+
+
+def from_wire(wire: dict[str, Any]) -> StateflowError:
+    """Inverse of :meth:`StateflowError.to_wire`; an unknown code comes back as the root class."""
+    cls = StateflowError.registry.get(wire["code"], StateflowError)
+    error = cls.__new__(cls)
+    StateflowError.__init__(error, wire["what"], remedy=wire["remedy"], **wire["where"])
+    return error
+
+
+# --- local misuse: the caller's code or configuration is wrong -----------------------------------------
+
+
+class LocalMisuse(StateflowError):
+    code = "misuse"
+
+
+class DeclarationError(LocalMisuse):
+    """An operator class is declared wrongly (no key, no output, a type without a coder, …)."""
+
+    code = "bad_declaration"
+
+
+class EncodeError(LocalMisuse):
+    """A value does not fit the coder of the state it was put into."""
+
+    code = "unencodable_value"
+
+
+class DecodeError(LocalMisuse):
+    """Stored bytes do not fit the coder, or were written by a newer version."""
+
+    code = "undecodable_value"
+
+
+class UnknownState(LocalMisuse):
+    code = "unknown_state"
+
+
+class SchemaMismatch(LocalMisuse):
+    """Declared state and stored data, or input and stored key, do not agree."""
+
+    code = "schema_mismatch"
+
+
+class OutputMismatch(LocalMisuse):
+    """``process`` produced a row that does not fit the declared output schema."""
+
+    code = "output_mismatch"
+
+
+class KeyColumnMissing(LocalMisuse):
+    code = "key_column_missing"
+
+
+class NullKey(LocalMisuse):
+    code = "null_key"
+
+
+class UnsupportedKeyType(LocalMisuse):
+    code = "unsupported_key_type"
+
+
+class OperatorFailed(LocalMisuse):
+    """The user's ``process`` raised; ``what`` holds the original error, ``traceback`` its trace."""
+
+    code = "operator_failed"
+
+
+class OperatorNotImportable(LocalMisuse):
+    code = "operator_not_importable"
+
+
+class OperatorNotDeployed(LocalMisuse):
+    code = "operator_not_deployed"
+
+
+class AlreadyDeployed(LocalMisuse):
+    code = "already_deployed"
+
+
+class UnknownSite(LocalMisuse):
+    code = "unknown_site"
+
+
+class UnknownPartition(LocalMisuse):
+    code = "unknown_partition"
+
+
+class InvalidArgument(LocalMisuse):
+    code = "invalid_argument"
+
+
+class JavaMissing(LocalMisuse):
+    code = "java_missing"
+
+
+class ExtraMissing(LocalMisuse):
+    code = "extra_missing"
+
+
+class PortInUse(LocalMisuse):
+    code = "port_in_use"
+
+
+class DataDirLocked(LocalMisuse):
+    code = "data_dir_locked"
+
+
+class InvalidTransition(StateflowError):
+    """A state machine met an event its table does not allow; nothing was changed."""
+
+    code = "invalid_transition"
+
+
+# --- remote conditions ---------------------------------------------------------------------------------
+
+
+class RemoteCondition(StateflowError):
+    code = "remote"
+
+
+class Unavailable(RemoteCondition):
+    code = "unavailable"
+    retryable = True
+
+
+class StaleEpoch(RemoteCondition):
+    code = "stale_epoch"
+
+
+class NotOwner(RemoteCondition):
+    code = "not_owner"
+    retryable = True
+
+
+class Moved(RemoteCondition):
+    """The partition is owned elsewhere; ``where`` holds owner, address and epoch."""
+
+    code = "moved"
+    retryable = True
+
+
+class PositionGap(RemoteCondition):
+    """A batch would skip a position: the state is older than the source believes."""
+
+    code = "position_gap"
+
+
+class StaleBatch(RemoteCondition):
+    """A batch older than the newest applied one was sent; its stored output is gone."""
+
+    code = "stale_batch"
+
+
+class StateMissing(RemoteCondition):
+    """The assignment gives a partition to a replica whose data directory does not hold it."""
+
+    code = "state_missing"
+
+
+class LeaseLost(RemoteCondition):
+    code = "lease_lost"
+
+
+class CheckpointCorrupt(RemoteCondition):
+    code = "checkpoint_corrupt"
+
+
+class StaleCheckpoint(RemoteCondition):
+    code = "stale_checkpoint"
+
+
+class TransferCorrupt(RemoteCondition):
+    """A change set or file arrived with a wrong checksum, or out of sequence."""
+
+    code = "transfer_corrupt"
+
+
+class DigestMismatch(RemoteCondition):
+    code = "digest_mismatch"
+
+
+class BudgetUnreachable(RemoteCondition):
+    code = "budget_unreachable"
+
+
+class MoveConflict(RemoteCondition):
+    """A second move was asked for a partition that is already moving."""
+
+    code = "move_conflict"
+
+
+class MoveAborted(RemoteCondition):
+    code = "move_aborted"
+
+
+class MoveUnknown(RemoteCondition):
+    code = "move_unknown"
+
+
+class Locked(RemoteCondition):
+    """Somebody else holds the item; ``where`` names the blocking record."""
+
+    code = "locked"
+
+
+class IllegalRecord(LocalMisuse):
+    """A record breaks the ledger's transition table; nothing was written."""
+
+    code = "illegal_record"

@@ -1,0 +1,87 @@
+"""Which partition a key belongs to: ``pmod(xxhash64(key…), P)`` exactly as Spark SQL computes it.
+
+Spark hashes column after column, the hash of one being the seed of the next, starting with seed 42, and skips
+nulls (org.apache.spark.sql.catalyst.expressions.XxHash64). Every Spark integral type is hashed here as a 64-bit
+long; :func:`stateflow.spark.apply_operator` casts shorter ones before it hashes, so that Python, which has one
+``int``, and the JVM agree.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import struct
+from typing import Any
+
+import xxhash
+
+from stateflow.errors import InvalidArgument, NullKey, UnsupportedKeyType
+
+SPARK_SEED = 42
+PARTITIONS_MAX = 65_536
+_LONG = struct.Struct("<q").pack
+_INT = struct.Struct("<i").pack
+_DOUBLE = struct.Struct("<d").pack
+_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+def _column_bytes(value: Any) -> bytes:
+    """The bytes Spark feeds to XXH64 for one column."""
+    match value:
+        case str():
+            return value.encode("utf-8")
+        case bool():
+            return _INT(int(value))
+        case int():
+            return _LONG(value)
+        case bytes():
+            return value
+        case float():
+            if math.isnan(value):
+                raise UnsupportedKeyType("NaN cannot be a key", remedy="filter such rows before the operator")
+            return _DOUBLE(value + 0.0)  # -0.0 + 0.0 is 0.0, as in Spark
+        case dt.datetime():
+            if value.tzinfo is None:
+                raise UnsupportedKeyType("a timestamp key needs a time zone", remedy="use aware datetimes")
+            return _LONG((value - _EPOCH) // _MICROSECOND)
+        case dt.date():
+            return _INT(value.toordinal() - _EPOCH_DAY)
+        case None:
+            raise NullKey("a key column is null", remedy="filter such rows, or coalesce the column to a value")
+        case _:
+            raise UnsupportedKeyType(
+                f"a value of type {type(value).__name__} cannot be a key",
+                remedy="use string, integer, binary, boolean, double, date or timestamp columns",
+            )
+
+
+def spark_xxhash64(*columns: Any) -> int:
+    """Signed 64-bit hash, equal to Spark SQL ``xxhash64(columns…)`` (ints as long).
+
+    Raises NullKey for None and UnsupportedKeyType for other types or ints beyond 64 bits.
+    """
+    seed = SPARK_SEED
+    for column in columns:
+        try:
+            seed = xxhash.xxh64_intdigest(_column_bytes(column), seed)
+        except struct.error:
+            raise UnsupportedKeyType(
+                "an integer key does not fit 64 bits", remedy="use a string or binary key", key=column
+            ) from None
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+def partition_of(key: Any, partitions: int) -> int:
+    """Partition of a key in ``range(partitions)``; a tuple is a multi-column key."""
+    columns = key if isinstance(key, tuple) else (key,)
+    return spark_xxhash64(*columns) % partitions
+
+
+def check_partitions(partitions: int) -> int:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidArgument(
+            f"{partitions} partitions are not possible", remedy=f"use 1 to {PARTITIONS_MAX}; 128 is the default"
+        )
+    return partitions

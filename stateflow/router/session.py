@@ -1,0 +1,186 @@
+"""One batch on its way to the owners of its partitions: a sans-io state machine.
+
+Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at some time) or *done*. Answers:
+
+* output: done.
+* moved: the table is corrected and the partition sent again at once, to its new owner.
+* refused, retryable (not owner, unavailable): the table is asked for again, and the partition sent after a back-off.
+* any other fault: the batch fails, after every outstanding answer is in; what was applied stays applied, and a
+  retry of the batch finds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stateflow.errors import Moved, StateflowError, Unavailable
+from stateflow.types import PartitionId, ReplicaInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    owner: str
+    address: str
+    epoch: int
+
+
+@dataclass(slots=True)
+class RoutingTable:
+    """Partition → route, as last heard. ``version`` is the assignment's."""
+
+    operator: str
+    version: int
+    routes: list[Route]
+
+    def update(self, partition: int, route: Route) -> None:
+        """A newer epoch replaces an older one, never the reverse."""
+        if route.epoch > self.routes[partition].epoch:
+            self.routes[partition] = route
+
+    def merge(self, other: RoutingTable) -> None:
+        """What the controller says, except where a redirect told of a newer epoch."""
+        for partition, route in enumerate(other.routes):
+            known = self.routes[partition]
+            if route.epoch >= known.epoch:
+                self.routes[partition] = route
+        self.version = max(self.version, other.version)
+
+
+# -- instructions ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send these partitions, each with the epoch its owner is believed to have it at."""
+
+    address: str
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """Ask the controller for the table, then call ``refreshed`` or ``not_refreshed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before this many seconds have passed, or an answer comes."""
+
+    seconds: float
+
+
+Instruction = Send | Refresh | Wait
+
+
+@dataclass(slots=True)
+class BatchSession:
+    """Args: timeout_s: how long a partition may stay without a reachable owner before the batch fails."""
+
+    table: RoutingTable
+    partitions: Iterable[int]
+    timeout_s: float
+    backoff_initial_s: float = 0.02
+    backoff_max_s: float = 1.0
+    outputs: dict[int, bytes] = field(default_factory=dict)
+    replayed: int = 0
+    _waiting: dict[int, float] = field(default_factory=dict)  # partition → not before
+    _outstanding: dict[int, str] = field(default_factory=dict)  # partition → address
+    _failing_since: dict[int, float] = field(default_factory=dict)
+    _tries: dict[int, int] = field(default_factory=dict)
+    _refresh_wanted: bool = False
+    _error: StateflowError | None = None
+
+    def __post_init__(self) -> None:
+        self._waiting = dict.fromkeys(self.partitions, -math.inf)
+
+    @property
+    def done(self) -> bool:
+        """All outputs are there, or it failed and nothing is outstanding."""
+        return not self._outstanding and (self._error is not None or not self._waiting)
+
+    def result(self) -> dict[int, bytes]:
+        """Partition → output. Raises the error the batch failed with."""
+        if self._error is not None:
+            raise self._error
+        return self.outputs
+
+    def poll(self, now: float) -> list[Instruction]:
+        """What to do at ``now``. After a Refresh poll again."""
+        if self._error is not None or not self._waiting:
+            return []
+        if self._refresh_wanted:
+            return [Refresh()]
+        due = [partition for partition, at in self._waiting.items() if at <= now]
+        if not due:
+            return [Wait(min(self._waiting.values()) - now)]
+        by_address: dict[str, list[tuple[int, int]]] = {}
+        for partition in due:
+            route = self.table.routes[partition]
+            del self._waiting[partition]
+            self._outstanding[partition] = route.address
+            by_address.setdefault(route.address, []).append((partition, route.epoch))
+        return [Send(address, tuple(parts)) for address, parts in by_address.items()]
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    def answered(self, partition: int, output: bytes, replayed: bool) -> None:
+        if self._outstanding.pop(partition, None) is not None:
+            self.outputs[partition] = output
+            self.replayed += replayed
+
+    def refused(self, partition: int, error: StateflowError, now: float) -> None:
+        if self._outstanding.pop(partition, None) is None:
+            return
+        if isinstance(error, Moved):
+            where = error.where
+            self.table.update(partition, Route(where["owner"], where["address"], int(where["epoch"])))
+            self._again(partition, error, now, at_once=self._tries.get(partition, 0) == 0)
+        elif error.retryable:
+            self._refresh_wanted = True
+            self._again(partition, error, now)
+        else:
+            self._fail(error)
+
+    def unreachable(self, address: str, parts: Iterable[int], error: StateflowError, now: float) -> None:
+        """The stream to ``address`` broke; those of its partitions without an answer go round again."""
+        for partition in parts:
+            if self._outstanding.get(partition) == address:
+                self.refused(partition, error, now)
+
+    def refreshed(self, table: RoutingTable) -> None:
+        self._refresh_wanted = False
+        self.table.merge(table)
+
+    def not_refreshed(self, error: StateflowError) -> None:
+        """The controller did not answer: go on with what is known. Back-off and time-out limit the attempts."""
+        self._refresh_wanted = False
+        if not error.retryable:
+            self._fail(error)
+
+    def _again(self, partition: int, error: StateflowError, now: float, at_once: bool = False) -> None:
+        since = self._failing_since.setdefault(partition, now)
+        if now - since > self.timeout_s:
+            operator = self.table.operator
+            self._fail(
+                Unavailable(
+                    f"no owner answered for {now - since:.0f} s; last: {error.what}",
+                    remedy="start the replica that owns it; the batch can then be sent again",
+                    partition=PartitionId(operator, partition),
+                    owner=self.table.routes[partition].owner,
+                )
+            )
+            return
+        tries = self._tries[partition] = self._tries.get(partition, 0) + 1
+        pause = 0.0 if at_once else min(self.backoff_max_s, self.backoff_initial_s * 2 ** min(tries - 1, 20))
+        self._waiting[partition] = now + pause
+
+    def _fail(self, error: StateflowError) -> None:
+        if self._error is None:
+            self._error = error
+
+
+def table_of(operator: str, version: int, owners: Iterable[ReplicaInfo], epochs: Iterable[int]) -> RoutingTable:
+    routes = [Route(info.name, info.address, epoch) for info, epoch in zip(owners, epochs, strict=True)]
+    return RoutingTable(operator, version, routes)

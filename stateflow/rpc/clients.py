@@ -1,0 +1,130 @@
+"""Blocking clients for threads and Spark workers. Channels are made at first use, so that a process may fork before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import grpc
+
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import OPTIONS, error_of, pieces, remote_error, spec_of, spec_to_pb
+from stateflow.runtime.host import Batch
+from stateflow.types import OperatorSpec, ReplicaInfo
+
+_LOCK = threading.Lock()
+_CHANNELS: dict[str, grpc.Channel] = {}
+
+
+def channel(address: str) -> grpc.Channel:
+    """One channel per address and process: a Spark worker keeps its connections from batch to batch."""
+    with _LOCK:
+        if address not in _CHANNELS:
+            _CHANNELS[address] = grpc.insecure_channel(address, options=OPTIONS)
+        return _CHANNELS[address]
+
+
+class ControllerClient:
+    """Raises StateflowErrors only: what the controller refused with, or Unavailable."""
+
+    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+
+    def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        stub = controller_pb2_grpc.ControllerServiceStub(channel(self.address))
+        try:
+            return getattr(stub, method)(request, timeout=timeout_s or self._timeout_s)
+        except grpc.RpcError as error:
+            raise remote_error(error, f"the controller at {self.address}") from error
+
+    def stream(self, method: str, request: Any) -> Iterator[Any]:
+        stub = controller_pb2_grpc.ControllerServiceStub(channel(self.address))
+        try:
+            yield from getattr(stub, method)(request)
+        except grpc.RpcError as error:
+            raise remote_error(error, f"the controller at {self.address}") from error
+
+    def deploy(self, spec: OperatorSpec, sites: Iterable[str] = ()) -> cpb.Deployment:
+        return self.call("Deploy", cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites)), 120)
+
+    def deployment(self, operator: str) -> tuple[OperatorSpec, int, list[ReplicaInfo], list[int]]:
+        """(spec, version, owner per partition, epoch per partition)."""
+        reply = self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator))
+        infos = [ReplicaInfo(r.name, r.site, r.address, r.weight) for r in reply.replicas]
+        return spec_of(reply.spec), reply.version, [infos[i] for i in reply.owners], list(reply.epochs)
+
+
+class ReplicaClient:
+    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+
+    def call(self, method: str, request: Any) -> Any:
+        stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
+        try:
+            return getattr(stub, method)(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise remote_error(error, self.address) from error
+
+    def scan(self, operator: str, state: str, partitions: Iterable[int]) -> Iterator[bytes]:
+        """Arrow IPC streams of one state's entries."""
+        stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
+        request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions))
+        try:
+            for page in stub.Scan(request):
+                yield page.records
+        except grpc.RpcError as error:
+            raise remote_error(error, self.address) from error
+
+    def apply(
+        self,
+        operator: str,
+        batch: Batch,
+        schema: bytes,
+        parts: Iterable[tuple[int, int]],
+        rows: Mapping[int, bytes],
+        chunk_bytes: int,
+    ) -> Iterator[tuple[int, Any, bool]]:
+        """Send one batch's rows for these (partition, epoch); yields (partition, output bytes or error, replayed)
+        as answers come. Raises Unavailable when the stream breaks."""
+        header = rpb.ApplyHeader(
+            operator=operator,
+            source=batch.source,
+            batch=batch.number,
+            input_schema=schema,
+            sparse=batch.sparse,
+        )
+        stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
+        buffers: dict[int, list[bytes]] = {}
+        try:
+            for response in stub.Apply(_requests(header, parts, rows, chunk_bytes)):
+                for result in response.results:
+                    if result.HasField("fault"):
+                        yield result.partition, error_of(result.fault), False
+                    elif not result.last:
+                        buffers.setdefault(result.partition, []).append(result.output)
+                    elif result.partition in buffers:
+                        output = b"".join([*buffers.pop(result.partition), result.output])
+                        yield result.partition, output, result.replayed
+                    else:
+                        yield result.partition, result.output, result.replayed
+        except grpc.RpcError as error:
+            raise remote_error(error, self.address) from error
+
+
+def _requests(
+    header: rpb.ApplyHeader, parts: Iterable[tuple[int, int]], rows: Mapping[int, bytes], chunk_bytes: int
+) -> Iterator[rpb.ApplyRequest]:
+    request, size = rpb.ApplyRequest(header=header), 0
+    for partition, epoch in parts:
+        for piece, last in pieces(rows.get(partition, b""), chunk_bytes):
+            if size and size + len(piece) > chunk_bytes:
+                yield request
+                request, size = rpb.ApplyRequest(), 0
+            request.parts.append(rpb.PartitionRows(partition=partition, epoch=epoch, rows=piece, last=last))
+            size += len(piece) + 32
+    yield request

@@ -1,0 +1,58 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Fault(_message.Message):
+    __slots__ = ("code", "what", "remedy", "where")
+    class WhereEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    what: str
+    remedy: str
+    where: _containers.ScalarMap[str, str]
+    def __init__(self, code: _Optional[str] = ..., what: _Optional[str] = ..., remedy: _Optional[str] = ..., where: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OperatorSpec(_message.Message):
+    __slots__ = ("name", "target", "partitions", "key", "output_schema", "state_schema")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    STATE_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    target: str
+    partitions: int
+    key: _containers.RepeatedScalarFieldContainer[str]
+    output_schema: bytes
+    state_schema: str
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., partitions: _Optional[int] = ..., key: _Optional[_Iterable[str]] = ..., output_schema: _Optional[bytes] = ..., state_schema: _Optional[str] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("name", "site", "address", "weight")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    site: str
+    address: str
+    weight: int
+    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,378 @@
+from stateflow.rpc import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ApplyHeader(_message.Message):
+    __slots__ = ("operator", "source", "batch", "input_schema", "sparse")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    INPUT_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    source: str
+    batch: int
+    input_schema: bytes
+    sparse: bool
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ...) -> None: ...
+
+class PartitionRows(_message.Message):
+    __slots__ = ("partition", "epoch", "rows", "last")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    epoch: int
+    rows: bytes
+    last: bool
+    def __init__(self, partition: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class ApplyRequest(_message.Message):
+    __slots__ = ("header", "parts")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    header: ApplyHeader
+    parts: _containers.RepeatedCompositeFieldContainer[PartitionRows]
+    def __init__(self, header: _Optional[_Union[ApplyHeader, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartitionRows, _Mapping]]] = ...) -> None: ...
+
+class PartitionResult(_message.Message):
+    __slots__ = ("partition", "output", "last", "replayed", "fault")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    output: bytes
+    last: bool
+    replayed: bool
+    fault: _common_pb2.Fault
+    def __init__(self, partition: _Optional[int] = ..., output: _Optional[bytes] = ..., last: _Optional[bool] = ..., replayed: _Optional[bool] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
+
+class ApplyResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[PartitionResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[PartitionResult, _Mapping]]] = ...) -> None: ...
+
+class CreateRequest(_message.Message):
+    __slots__ = ("spec", "partitions", "epoch")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    spec: _common_pb2.OperatorSpec
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    epoch: int
+    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partitions: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("move_id", "spec", "partition", "source", "source_epoch")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    move_id: str
+    spec: _common_pb2.OperatorSpec
+    partition: int
+    source: _common_pb2.Replica
+    source_epoch: int
+    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ...) -> None: ...
+
+class MoveProgress(_message.Message):
+    __slots__ = ("phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "epoch", "digest", "fault")
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        WARMING: _ClassVar[MoveProgress.Phase]
+        CATCHING_UP: _ClassVar[MoveProgress.Phase]
+        OWNED: _ClassVar[MoveProgress.Phase]
+        FAILED: _ClassVar[MoveProgress.Phase]
+    WARMING: MoveProgress.Phase
+    CATCHING_UP: MoveProgress.Phase
+    OWNED: MoveProgress.Phase
+    FAILED: MoveProgress.Phase
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_WARM_FIELD_NUMBER: _ClassVar[int]
+    BYTES_REUSED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DELTA_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_RATE_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    phase: MoveProgress.Phase
+    bytes_warm: int
+    bytes_reused: int
+    bytes_delta: int
+    rounds: int
+    lag_bytes: int
+    change_rate: float
+    bandwidth: float
+    rtt_ms: float
+    epoch: int
+    digest: str
+    fault: _common_pb2.Fault
+    def __init__(self, phase: _Optional[_Union[MoveProgress.Phase, str]] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
+
+class FenceRequest(_message.Message):
+    __slots__ = ("move_id", "operator", "partition", "epoch", "target")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    move_id: str
+    operator: str
+    partition: int
+    epoch: int
+    target: _common_pb2.Replica
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
+
+class FenceReply(_message.Message):
+    __slots__ = ("sealed", "sequence", "in_hand_ms", "fault")
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    IN_HAND_MS_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    sealed: bool
+    sequence: int
+    in_hand_ms: float
+    fault: _common_pb2.Fault
+    def __init__(self, sealed: _Optional[bool] = ..., sequence: _Optional[int] = ..., in_hand_ms: _Optional[float] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("move_id", "operator", "partition")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    move_id: str
+    operator: str
+    partition: int
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("move_id", "operator", "partition", "epoch", "owner")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    move_id: str
+    operator: str
+    partition: int
+    epoch: int
+    owner: _common_pb2.Replica
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ("operator", "partition")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
+
+class PartitionView(_message.Message):
+    __slots__ = ("operator", "partition", "state", "epoch", "sequence", "move_id")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    state: str
+    epoch: int
+    sequence: int
+    move_id: str
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., move_id: _Optional[str] = ...) -> None: ...
+
+class CheckpointRequest(_message.Message):
+    __slots__ = ("operator",)
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    def __init__(self, operator: _Optional[str] = ...) -> None: ...
+
+class CheckpointReply(_message.Message):
+    __slots__ = ("partitions", "bytes_new", "bytes_total", "duration_s")
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_NEW_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    partitions: int
+    bytes_new: int
+    bytes_total: int
+    duration_s: float
+    def __init__(self, partitions: _Optional[int] = ..., bytes_new: _Optional[int] = ..., bytes_total: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("move_id", "operator", "partition")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    move_id: str
+    operator: str
+    partition: int
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
+
+class BaseFile(_message.Message):
+    __slots__ = ("name", "size", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class SnapshotReply(_message.Message):
+    __slots__ = ("snapshot_id", "sequence", "epoch", "digest", "files")
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    snapshot_id: str
+    sequence: int
+    epoch: int
+    digest: str
+    files: _containers.RepeatedCompositeFieldContainer[BaseFile]
+    def __init__(self, snapshot_id: _Optional[str] = ..., sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., files: _Optional[_Iterable[_Union[BaseFile, _Mapping]]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("snapshot_id", "name", "offset")
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    snapshot_id: str
+    name: str
+    offset: int
+    def __init__(self, snapshot_id: _Optional[str] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class FileChunk(_message.Message):
+    __slots__ = ("data", "checksum")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    checksum: int
+    def __init__(self, data: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("snapshot_id", "after_sequence")
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    snapshot_id: str
+    after_sequence: int
+    def __init__(self, snapshot_id: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
+
+class Seal(_message.Message):
+    __slots__ = ("move_id", "epoch", "sequence", "digest", "sealed_at_us")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SEALED_AT_US_FIELD_NUMBER: _ClassVar[int]
+    move_id: str
+    epoch: int
+    sequence: int
+    digest: str
+    sealed_at_us: int
+    def __init__(self, move_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., digest: _Optional[str] = ..., sealed_at_us: _Optional[int] = ...) -> None: ...
+
+class ChangeFrame(_message.Message):
+    __slots__ = ("change_sets", "head_sequence", "lag_bytes", "seal", "continues")
+    CHANGE_SETS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    change_sets: _containers.RepeatedScalarFieldContainer[bytes]
+    head_sequence: int
+    lag_bytes: int
+    seal: Seal
+    continues: bool
+    def __init__(self, change_sets: _Optional[_Iterable[bytes]] = ..., head_sequence: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ..., continues: _Optional[bool] = ...) -> None: ...
+
+class ScanRequest(_message.Message):
+    __slots__ = ("operator", "state", "partitions")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    state: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, operator: _Optional[str] = ..., state: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ScanPage(_message.Message):
+    __slots__ = ("records",)
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    records: bytes
+    def __init__(self, records: _Optional[bytes] = ...) -> None: ...
+
+class PositionsRequest(_message.Message):
+    __slots__ = ("operator", "source", "partitions")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    source: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PositionsReply(_message.Message):
+    __slots__ = ("positions",)
+    class PositionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.ScalarMap[int, int]
+    def __init__(self, positions: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class RequestSample(_message.Message):
+    __slots__ = ("number", "at_us", "operator", "rows", "total_ms", "held_ms")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    HELD_MS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at_us: int
+    operator: str
+    rows: int
+    total_ms: float
+    held_ms: float
+    def __init__(self, number: _Optional[int] = ..., at_us: _Optional[int] = ..., operator: _Optional[str] = ..., rows: _Optional[int] = ..., total_ms: _Optional[float] = ..., held_ms: _Optional[float] = ...) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("samples", "partitions", "rows", "checkpoints")
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.RepeatedCompositeFieldContainer[RequestSample]
+    partitions: _containers.RepeatedCompositeFieldContainer[PartitionView]
+    rows: int
+    checkpoints: int
+    def __init__(self, samples: _Optional[_Iterable[_Union[RequestSample, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[PartitionView, _Mapping]]] = ..., rows: _Optional[int] = ..., checkpoints: _Optional[int] = ...) -> None: ...

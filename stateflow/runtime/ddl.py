@@ -1,0 +1,137 @@
+"""Spark DDL schemas to Arrow, without a JVM: ``"k string, n long, tags array<string>"``.
+
+Grammar of Spark SQL's ``StructType.fromDDL`` as far as Arrow has the type: the atomic types, decimal(p,s),
+array<…>, map<…,…>, struct<name:type,…>, NOT NULL and COMMENT.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+
+from stateflow.errors import DeclarationError
+
+_ATOMS: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "bool": pa.bool_(),
+    "byte": pa.int8(),
+    "tinyint": pa.int8(),
+    "short": pa.int16(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|[A-Za-z_0-9]+|[<>(),:])")
+
+
+def parse_ddl(text: str) -> pa.Schema:
+    """Raises DeclarationError that shows the part which was not understood."""
+    tokens = _tokens(text)
+    fields = []
+    while tokens:
+        fields.append(_field(tokens, text))
+        if tokens and tokens.pop(0) != ",":
+            raise _bad(text, "a comma is missing between two columns")
+        if not tokens and text.rstrip().endswith(","):
+            raise _bad(text, "it ends with a comma")
+    if not fields:
+        raise _bad(text, "it names no column")
+    names = [field.name for field in fields]
+    if len(set(names)) != len(names):
+        raise _bad(text, "a column is named twice")
+    return pa.schema(fields)
+
+
+def _tokens(text: str) -> list[str]:
+    tokens, at = [], 0
+    stripped = text.rstrip()
+    while at < len(stripped):
+        match = _TOKEN.match(stripped, at)
+        if match is None:
+            raise _bad(text, f"{stripped[at:].strip()[:20]!r} is not understood")
+        tokens.append(match.group(1))
+        at = match.end()
+    return tokens
+
+
+def _field(tokens: list[str], text: str, colon: bool = False) -> pa.Field:
+    name = _take(tokens, text).strip("`").replace("``", "`")
+    if tokens and tokens[0] == ":":
+        tokens.pop(0)
+    elif colon and not tokens:
+        raise _bad(text, f"{name!r} has no type")
+    type_ = _type(tokens, text)
+    nullable = True
+    if [token.lower() for token in tokens[:2]] == ["not", "null"]:
+        del tokens[:2]
+        nullable = False
+    if tokens and tokens[0].lower() == "comment":
+        del tokens[:2]
+    return pa.field(name, type_, nullable)
+
+
+def _type(tokens: list[str], text: str) -> pa.DataType:
+    word = _take(tokens, text).lower()
+    if word in _ATOMS:
+        return _ATOMS[word]
+    if word in ("decimal", "dec", "numeric"):
+        precision, scale = 10, 0
+        if tokens and tokens[0] == "(":
+            tokens.pop(0)
+            precision = int(_take(tokens, text))
+            if tokens and tokens[0] == ",":
+                tokens.pop(0)
+                scale = int(_take(tokens, text))
+            _expect(tokens, ")", text)
+        return pa.decimal128(precision, scale)
+    if word == "array":
+        _expect(tokens, "<", text)
+        inner = _type(tokens, text)
+        _expect(tokens, ">", text)
+        return pa.list_(inner)
+    if word == "map":
+        _expect(tokens, "<", text)
+        key = _type(tokens, text)
+        _expect(tokens, ",", text)
+        value = _type(tokens, text)
+        _expect(tokens, ">", text)
+        return pa.map_(key, value)
+    if word == "struct":
+        _expect(tokens, "<", text)
+        fields = [_field(tokens, text, colon=True)]
+        while tokens and tokens[0] == ",":
+            tokens.pop(0)
+            fields.append(_field(tokens, text, colon=True))
+        _expect(tokens, ">", text)
+        return pa.struct(fields)
+    raise _bad(text, f"{word!r} is not a known type")
+
+
+def _take(tokens: list[str], text: str) -> str:
+    if not tokens:
+        raise _bad(text, "it ends too early")
+    return tokens.pop(0)
+
+
+def _expect(tokens: list[str], wanted: str, text: str) -> None:
+    found = _take(tokens, text)
+    if found != wanted:
+        raise _bad(text, f"{wanted!r} was expected where {found!r} stands")
+
+
+def _bad(text: str, why: str) -> DeclarationError:
+    return DeclarationError(
+        f"the schema {text!r} cannot be read: {why}",
+        remedy="write it like 'name string, n long, tags array<string>'",
+    )

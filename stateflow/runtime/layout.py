@@ -1,0 +1,88 @@
+"""Entries of a partition store beside the cells: everything under the byte ``m``.
+
+========  =============================================================================
+key       value
+========  =============================================================================
+``ms``    sequence of the last commit, 8 bytes big endian
+``mp``+s  position of source *s*: msgpack ``[version, batch]``
+``mo``+s  output of that batch: Arrow record batch message, or empty
+``mw``    ownership: msgpack ``[version, replica, state, epoch, move id, target…]``
+``mx``    declared state schema, JSON
+========  =============================================================================
+
+All but ``mw`` belong to the partition and move with it. ``mw`` says what *this copy* is: a copy whose ``mw``
+names another replica is an unfinished transfer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgpack
+
+from stateflow.errors import DecodeError
+
+VERSION = 1
+SEQUENCE = b"ms"
+POSITION = b"mp"
+OUTPUT = b"mo"
+OWNERSHIP = b"mw"
+SCHEMA = b"mx"
+
+
+def encode_position(batch: int) -> bytes:
+    packed: bytes = msgpack.packb([VERSION, batch])
+    return packed
+
+
+def decode_position(data: bytes) -> int:
+    version, batch = msgpack.unpackb(data)
+    _check(version)
+    return int(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Durable part of a partition's lifecycle on one replica. ``state`` is OWNED or SEALED.
+
+    For OWNED ``epoch`` is the one it is owned at; for SEALED the one granted to the target.
+    """
+
+    replica: str
+    state: str
+    epoch: int
+    move_id: str = ""
+    target: str = ""
+    target_site: str = ""
+    target_address: str = ""
+    digest: str = ""
+
+    def encode(self) -> bytes:
+        packed: bytes = msgpack.packb(
+            [
+                VERSION,
+                self.replica,
+                self.state,
+                self.epoch,
+                self.move_id,
+                self.target,
+                self.target_site,
+                self.target_address,
+                self.digest,
+            ]
+        )
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Ownership:
+        version, *fields = msgpack.unpackb(data)
+        _check(version)
+        return cls(*fields)
+
+
+def _check(version: int) -> None:
+    if version != VERSION:
+        raise DecodeError(
+            f"partition data has layout {version}, this program reads {VERSION}",
+            remedy="run a newer stateflow",
+        )

@@ -1,0 +1,196 @@
+"""Lifecycle of one partition on one replica: a sans-io state machine.
+
+State map (the only place where it is decided who may commit)::
+
+    ABSENT   --create-->             OWNED(e)
+    ABSENT   --prepare(move)-->      WARMING(move)      requests that arrive early are held
+    SEALED   --prepare(move)-->      WARMING(move)      (the partition comes back; its old files are the warm base)
+    WARMING  --own(e)-->             OWNED(e)           after a durable write of the ownership
+    WARMING  --abandon(move)-->      ABSENT
+    OWNED    --fence(move, e')-->   FENCING            a batch is in hand: it finishes first
+    OWNED    --fence(move, e')-->   SEALED             none is: the shell seals at once
+    FENCING  --finish-->             SEALED
+    FENCING  --cancel(move)-->       OWNED              only the controller cancels, and only before the seal
+    SEALED   stays sealed. No timeout un-fences it; a later move must bring the partition back with a newer epoch.
+
+Rules the table keeps:
+
+* A commit is allowed exactly between ``begin`` returning SERVE and ``finish``, and ``begin`` serves only in OWNED.
+* A move that was cancelled here can never seal here afterwards, however late its fence arrives.
+* Epochs rise: a fence that does not grant a newer epoch is refused. (A grant whose move was rolled back burns its
+  epoch, so the next one may be more than one ahead.)
+
+The shell makes every answer durable *before* it calls ``sealed`` or ``own``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stateflow.errors import InvalidTransition, MoveAborted, MoveConflict, NotOwner, StaleEpoch
+from stateflow.types import PartitionId, ReplicaInfo
+
+
+class State(StrEnum):
+    ABSENT = "ABSENT"
+    WARMING = "WARMING"
+    OWNED = "OWNED"
+    FENCING = "FENCING"
+    SEALED = "SEALED"
+
+
+class Verdict(StrEnum):
+    SERVE = "SERVE"  # commit, then call finish()
+    HOLD = "HOLD"  # ask again after the next change of state
+    MOVED = "MOVED"  # ``successor`` has it
+
+
+class FenceAnswer(StrEnum):
+    SEAL_NOW = "SEAL_NOW"  # write the seal, then call sealed()
+    SEAL_AFTER_BATCH = "SEAL_AFTER_BATCH"  # finish() will ask for it
+    SEALED_BEFORE = "SEALED_BEFORE"  # this move sealed here already
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """State of one partition here. Every method either does a whole transition or raises and changes nothing."""
+
+    partition: PartitionId
+    state: State = State.ABSENT
+    epoch: int = 0  # owned at; when SEALED: granted to the successor; when ABSENT: the newest known
+    move_id: str = ""
+    successor: ReplicaInfo | None = None
+    granted: int = 0  # while FENCING: the successor's epoch
+    in_hand: bool = False
+    cancelled: frozenset[str] = frozenset()
+
+    # -- ownership ------------------------------------------------------------------------------------
+
+    def create(self, epoch: int) -> None:
+        if self.state is not State.ABSENT:
+            raise self._illegal("create")
+        self.state, self.epoch = State.OWNED, epoch
+
+    def prepare(self, move_id: str, source_epoch: int) -> None:
+        """This replica becomes the target of a move from an owner at ``source_epoch``.
+
+        Raises MoveConflict while another move warms it, StaleEpoch when this replica knows a newer epoch.
+        """
+        if self.state is State.WARMING and self.move_id != move_id:
+            raise MoveConflict(
+                "the partition is already warming for another move",
+                remedy="wait for it, or cancel it",
+                partition=self.partition,
+                move=self.move_id,
+            )
+        if self.state not in (State.ABSENT, State.SEALED, State.WARMING):
+            raise self._illegal(f"prepare({move_id})")
+        if source_epoch < self.epoch:
+            raise StaleEpoch(
+                f"the source owns it at {source_epoch}, epoch {self.epoch} was seen here",
+                remedy="plan the move again",
+                partition=self.partition,
+            )
+        self.state, self.move_id, self.successor, self.epoch = State.WARMING, move_id, None, source_epoch
+
+    def own(self, move_id: str, epoch: int) -> None:
+        """The seal and this ownership are durable here: serve from now on."""
+        if self.state is not State.WARMING or self.move_id != move_id:
+            raise self._illegal(f"own({move_id})")
+        if epoch <= self.epoch:
+            raise StaleEpoch(
+                f"epoch {epoch} is not newer than {self.epoch}",
+                remedy="this is a fault",
+                partition=self.partition,
+            )
+        self.state, self.epoch = State.OWNED, epoch
+
+    def abandon(self, move_id: str) -> None:
+        if self.state is State.WARMING and self.move_id == move_id:
+            self.state, self.move_id = State.ABSENT, ""
+
+    # -- records --------------------------------------------------------------------------------------
+
+    def begin(self, epoch: int) -> Verdict:
+        """May a batch sent with ``epoch`` be applied now? Raises NotOwner or StaleEpoch.
+
+        A sender's older epoch is served when the partition is here: batches are told apart by position.
+        """
+        match self.state:
+            case State.OWNED:
+                if epoch > self.epoch:
+                    raise StaleEpoch(
+                        f"the sender knows epoch {epoch}, this replica owns the partition at {self.epoch}",
+                        remedy="refresh the assignment",
+                        partition=self.partition,
+                    )
+                if self.in_hand:
+                    return Verdict.HOLD
+                self.in_hand = True
+                return Verdict.SERVE
+            case State.WARMING if epoch > self.epoch:  # sent here by the source's redirect, ahead of the seal
+                return Verdict.HOLD
+            case State.FENCING | State.SEALED:
+                return Verdict.MOVED
+            case _:
+                raise NotOwner(
+                    "this replica does not own the partition",
+                    remedy="refresh the assignment",
+                    partition=self.partition,
+                )
+
+    def finish(self) -> bool:
+        """The batch in hand is committed or rolled back. True: write the seal now, then call sealed()."""
+        self.in_hand = False
+        return self.state is State.FENCING
+
+    # -- leaving --------------------------------------------------------------------------------------
+
+    def fence(self, move_id: str, epoch: int, successor: ReplicaInfo) -> FenceAnswer:
+        """Raises StaleEpoch, MoveConflict, MoveAborted or InvalidTransition; then nothing is fenced."""
+        if self.state in (State.SEALED, State.FENCING) and self.move_id == move_id:
+            if self.state is State.SEALED:
+                return FenceAnswer.SEALED_BEFORE
+            return FenceAnswer.SEAL_AFTER_BATCH if self.in_hand else FenceAnswer.SEAL_NOW
+        if move_id in self.cancelled:
+            raise MoveAborted("this move was cancelled here", remedy="start a new one", partition=self.partition)
+        if self.state is not State.OWNED:
+            raise self._illegal(f"fence({move_id})")
+        if epoch <= self.epoch:
+            raise StaleEpoch(
+                f"epoch {epoch} was granted, the partition is owned at {self.epoch}",
+                remedy="plan the move again",
+                partition=self.partition,
+            )
+        self.state, self.move_id, self.successor, self.granted = State.FENCING, move_id, successor, epoch
+        return FenceAnswer.SEAL_AFTER_BATCH if self.in_hand else FenceAnswer.SEAL_NOW
+
+    def sealed(self) -> None:
+        if self.state is not State.FENCING or self.in_hand:
+            raise self._illegal("sealed")
+        self.state, self.epoch = State.SEALED, self.granted
+
+    def cancel(self, move_id: str) -> bool:
+        """Never let this move seal here. False: it has sealed already and must go forward."""
+        if self.state is State.SEALED and self.move_id == move_id:
+            return False
+        self.cancelled |= {move_id}
+        if self.state is State.FENCING and self.move_id == move_id:
+            self.state, self.move_id, self.successor = State.OWNED, "", None
+        return True
+
+    def recover(self, state: State, epoch: int, move_id: str = "", successor: ReplicaInfo | None = None) -> None:
+        """After a restart: what the durable ownership says."""
+        if self.state is not State.ABSENT or state not in (State.OWNED, State.SEALED):
+            raise self._illegal(f"recover({state})")
+        self.state, self.epoch, self.move_id, self.successor = state, epoch, move_id, successor
+
+    def _illegal(self, event: str) -> InvalidTransition:
+        return InvalidTransition(
+            f"{event} is not possible in {self.state}",
+            remedy="nothing was changed; ask for the status and plan again",
+            partition=self.partition,
+            epoch=self.epoch,
+            move=self.move_id or None,
+        )

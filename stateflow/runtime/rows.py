@@ -1,0 +1,122 @@
+"""Arrow record batches to the rows operators see, and operators' rows back to Arrow."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
+
+
+class RowReader:
+    """Decodes record batches of one input schema. Row fields that are no identifiers are called ``_0``, ``_1``, …
+
+    Raises KeyColumnMissing when the schema lacks a key column.
+    """
+
+    def __init__(self, schema: pa.Schema, key: tuple[str, ...], operator: str) -> None:
+        missing = [column for column in key if schema.get_field_index(column) < 0]
+        if missing:
+            raise KeyColumnMissing(
+                f"there is no column {missing[0]!r} in the input",
+                remedy=f"the input has {', '.join(schema.names)}; name the key column so, or select it",
+                operator=operator,
+            )
+        self.schema = schema
+        self.operator = operator
+        self.key = key
+        self._key = [schema.get_field_index(column) for column in key]
+        self._make = namedtuple("Row", schema.names, rename=True)._make  # type: ignore[misc]
+
+    @classmethod
+    def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
+        return cls(pa.ipc.read_schema(pa.py_buffer(schema)), key, operator)
+
+    def read(self, message: bytes) -> Iterator[tuple[Any, Any]]:
+        """(key, row) pairs of one record batch message; the key of several columns is a tuple. Raises NullKey."""
+        batch = pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
+        for index in self._key:
+            if batch.column(index).null_count:
+                raise null_key(self.schema.names[index], batch.column(index).null_count, self.operator)
+        columns = [column.to_pylist() for column in batch.columns]
+        keys = columns[self._key[0]] if len(self._key) == 1 else zip(*(columns[i] for i in self._key), strict=True)
+        return zip(keys, map(self._make, zip(*columns, strict=True)), strict=True)
+
+
+def null_key(column: str, count: int, operator: str) -> NullKey:
+    return NullKey(
+        f"the key column {column!r} is null in {count} row(s)",
+        remedy="filter such rows before the operator, or coalesce the column to a value",
+        operator=operator,
+    )
+
+
+class OutputWriter:
+    """Encodes output rows as one record batch message in the operator's declared schema."""
+
+    def __init__(self, schema: pa.Schema, operator: str) -> None:
+        self.schema = schema
+        self._operator = operator
+        self._names = schema.names
+
+    def write(self, rows: list[Any]) -> bytes:
+        """``b""`` for no rows. Raises OutputMismatch naming the row or the field."""
+        if not rows:
+            return b""
+        if any(type(row) is not tuple for row in rows):
+            rows = [self._as_tuple(row) for row in rows]
+        width = len(self._names)
+        try:
+            columns = list(zip(*rows, strict=True))
+        except ValueError:
+            columns = []
+        if len(columns) != width:
+            bad = next(row for row in rows if len(row) != width)
+            raise self._mismatch(f"a row has {len(bad)} fields where {width} are declared: {_short(bad)}")
+        arrays = []
+        for field, column in zip(self.schema, columns, strict=True):
+            try:
+                array = pa.array(column, type=field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise self._mismatch(
+                    f"field {field.name!r} is declared {field.type} but got {_short(self._culprit(field, column))}:"
+                    f" {str(error).splitlines()[0]}"
+                ) from error
+            if array.null_count and not field.nullable:
+                raise self._mismatch(f"field {field.name!r} is declared NOT NULL but got None")
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema).serialize().to_pybytes()
+
+    def _as_tuple(self, row: Any) -> tuple[Any, ...]:
+        if isinstance(row, tuple):
+            return row
+        if isinstance(row, dict):
+            if set(row) != set(self._names):
+                odd = sorted(set(row) ^ set(self._names), key=str)
+                raise self._mismatch(f"a row has not exactly the declared fields, see {', '.join(map(str, odd))}")
+            return tuple(row[name] for name in self._names)
+        raise self._mismatch(f"a row must be a tuple or a dict, not {type(row).__name__}: {_short(row)}")
+
+    @staticmethod
+    def _culprit(field: pa.Field, column: Iterable[Any]) -> Any:
+        for value in column:
+            try:
+                pa.array([value], type=field.type)
+            except Exception:  # noqa: BLE001 - only looking for the value to show
+                return value
+        return None
+
+    def _mismatch(self, what: str) -> OutputMismatch:
+        return OutputMismatch(
+            what,
+            remedy="make process() produce what `output` declares, in that order",
+            operator=self._operator,
+        )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,156 @@
+"""State on its way out of a replica: content-addressed base files, and the change log a follower reads.
+
+Base: the files of a snapshot, each named by the xxh3_128 of its content, so that a target sends for those only
+that it lacks. Log: every change set committed since that snapshot, in order, then a seal when the partition is
+fenced for this move.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from stateflow.changes import chain
+
+READ_BYTES = 4 << 20
+#: chain before the first change set
+NO_CHANGES = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFile:
+    name: str
+    size: int
+    digest: str  # xxh3_128, hexadecimal
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    snapshot_id: str
+    sequence: int
+    epoch: int
+    digest: str
+    files: tuple[BaseFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The source's last word on a move. ``epoch`` is the one granted to the target."""
+
+    move_id: str
+    epoch: int
+    sequence: int
+    digest: str
+    sealed_at_us: int
+
+
+class FileDigests:
+    """Digests of immutable files, remembered by inode: hard links of one file are hashed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], str] = {}
+
+    def of(self, path: Path) -> str:
+        stat = path.stat()
+        identity = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        digest = self._known.get(identity)
+        if digest is None:
+            hasher = xxhash.xxh3_128()
+            with path.open("rb") as file:
+                while block := file.read(READ_BYTES):
+                    hasher.update(block)
+            digest = self._known[identity] = hasher.hexdigest()
+        return digest
+
+    def files(self, directory: Path) -> tuple[BaseFile, ...]:
+        """All files of a flat directory, by name, without locks and logs."""
+        return tuple(
+            BaseFile(path.name, path.stat().st_size, self.of(path))
+            for path in sorted(directory.iterdir())
+            if path.is_file() and path.name not in ("LOCK", "LOG") and not path.name.startswith("LOG.old")
+        )
+
+
+def base_digest(files: Iterable[BaseFile], sequence: int) -> str:
+    """Digest of a base: every file's name and content, and the sequence it is at."""
+    listing = "\n".join(f"{file.name} {file.size} {file.digest}" for file in files)
+    return xxhash.xxh3_128_hexdigest(f"{sequence}\n{listing}".encode())
+
+
+def cutover_digest(base: str, changes: bytes) -> str:
+    """What both ends must agree on: a base and the chain of every change set since. Hexadecimal."""
+    return xxhash.xxh3_128_hexdigest(base.encode() + changes)
+
+
+class ChangeLog:
+    """What one follower has yet to read. Thread-safe; ``wake`` is called, from any thread, when there is more.
+
+    Invariant: entries are ``base_sequence + 1 …`` without a gap; ``changes`` chains all of them.
+    """
+
+    def __init__(self, move_id: str, snapshot_id: str, base_sequence: int, bytes_max: int) -> None:
+        self.move_id = move_id
+        self.snapshot_id = snapshot_id
+        self.changes = NO_CHANGES
+        self.base: SnapshotInfo | None = None  # known once its files are hashed
+        self.overflowed = False
+        self.closed = False
+        self.seal: Seal | None = None
+        self._bytes_max = bytes_max
+        self._entries: deque[tuple[int, bytes]] = deque()
+        self._bytes = 0
+        self._head = base_sequence
+        self._lock = threading.Lock()
+        self.wake: Callable[[], None] = lambda: None
+
+    def append(self, sequence: int, change_set: bytes) -> None:
+        with self._lock:
+            if self.overflowed:
+                return
+            self._head = sequence
+            self._entries.append((sequence, change_set))
+            self._bytes += len(change_set)
+            self.changes = chain(self.changes, change_set)
+            if self._bytes > self._bytes_max:
+                self.overflowed = True
+                self._entries.clear()
+        self.wake()
+
+    def end(self, seal: Seal) -> None:
+        with self._lock:
+            self.seal = seal
+        self.wake()
+
+    def close(self) -> None:
+        self.closed = True
+        self.wake()
+
+    def read(self, after: int, bytes_max: int) -> Reading:
+        """What comes after sequence ``after``. What is at or before it is forgotten: the follower has it."""
+        with self._lock:
+            while self._entries and self._entries[0][0] <= after:
+                self._bytes -= len(self._entries.popleft()[1])
+            taken: list[bytes] = []
+            size = 0
+            for _, change_set in self._entries:
+                if taken and size + len(change_set) > bytes_max:
+                    break
+                taken.append(change_set)
+                size += len(change_set)
+            everything = len(taken) == len(self._entries)
+            return Reading(taken, self._head, self._bytes - size, self.seal if everything else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """``lag_bytes`` is what is left behind ``change_sets``; ``seal`` comes with the last of them."""
+
+    change_sets: list[bytes]
+    head_sequence: int
+    lag_bytes: int
+    seal: Seal | None

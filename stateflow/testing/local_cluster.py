@@ -1,0 +1,249 @@
+"""A controller and replicas as real processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stateflow.client import Cluster, StreamClient
+from stateflow.client.cluster import Migration
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import InvalidArgument, Unavailable, from_wire
+from stateflow.runtime.operator import Operator, target_of
+from stateflow.types import check_name
+
+START_TIMEOUT_S = 60.0
+
+
+class Process:
+    """One stateflow process. Its log goes to a file; its first line of output says where it listens."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path, python_path: list[str]) -> None:
+        self.name = name
+        self._arguments = arguments
+        self._log = log
+        self._python_path = python_path
+        self.address = ""
+        self._popen: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._popen is not None
+        return self._popen.pid
+
+    def start(self) -> None:
+        """Without waiting; call :meth:`wait_ready`."""
+        environment = dict(os.environ)
+        paths = [*self._python_path, *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        with self._log.open("a") as log:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "stateflow", *self._arguments, "--json"],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> str:
+        """The address it listens on. Raises what it ended with."""
+        assert self._popen is not None and self._popen.stdout is not None
+        readable, _, _ = select.select([self._popen.stdout], [], [], START_TIMEOUT_S)
+        line = self._popen.stdout.readline() if readable else ""
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = {}
+        if "address" in said:
+            self.address = said["address"]
+            return self.address
+        self.stop()
+        if "error" in said:
+            raise from_wire(said["error"])
+        raise Unavailable(f"{self.name} did not start: {self._tail()}", remedy="see its log", log=self._log)
+
+    def _tail(self) -> str:
+        lines = self._log.read_text().strip().splitlines()
+        return lines[-1] if lines else "no output"
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, nobody is told."""
+        if self._popen is not None and self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGKILL)
+            self._popen.wait()
+        self._close()
+
+    def stop(self) -> None:
+        if self._popen is not None and self._popen.poll() is None:
+            self._popen.terminate()
+            try:
+                self._popen.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._close()
+
+    def _close(self) -> None:
+        if self._popen is not None and self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+    @property
+    def running(self) -> bool:
+        return self._popen is not None and self._popen.poll() is None
+
+
+class LocalCluster:
+    """A context manager: controller ``controller``, replicas ``<site>-0``, ``<site>-1``, …, operators deployed.
+
+    Args:
+        operators: operator classes to deploy (one, several, or none).
+        sites: site → number of replicas.
+        partitions: of each operator.
+        data_dir: kept when given; else a temporary directory that ``stop`` removes.
+        deploy_to: sites that get the partitions at first; all by default.
+        environment of the processes is this process's; ``STATEFLOW_REPLICA_*`` settings apply.
+    """
+
+    def __init__(
+        self,
+        *operators: type[Operator],
+        sites: Mapping[str, int] | None = None,
+        partitions: int = 16,
+        data_dir: str | Path | None = None,
+        deploy_to: tuple[str, ...] = (),
+        checkpoint_interval_s: float = 60.0,
+    ) -> None:
+        self._operators = operators
+        self._sites = dict(sites or {"local": 1})
+        if not self._sites or any(count < 1 for count in self._sites.values()):
+            raise InvalidArgument("every site needs a replica", remedy="write sites={'cloud': 1, …}")
+        for site in self._sites:
+            check_name("site", site)
+        self._partitions = partitions
+        self._temporary = data_dir is None
+        self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="stateflow-"))
+        self._deploy_to = deploy_to
+        self._interval_s = checkpoint_interval_s
+        self.processes: dict[str, Process] = {}
+        self.address = ""
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    def start(self) -> LocalCluster:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        ledger = f"sqlite:///{self.data_dir / 'ledger.db'}"
+        controller = self._process("controller", ["controller", "--listen", "127.0.0.1:0", "--ledger", ledger])
+        controller.start()
+        self.address = controller.wait_ready()
+        # a restarted controller must come back where its replicas look for it
+        controller._arguments[controller._arguments.index("127.0.0.1:0")] = self.address
+        names = [f"{site}-{number}" for site, count in self._sites.items() for number in range(count)]
+        for name in names:
+            self._process(name, self._replica_arguments(name)).start()
+        for name in names:
+            address = self.processes[name].wait_ready()
+            arguments = self.processes[name]._arguments
+            arguments[arguments.index("127.0.0.1:0")] = address
+        self._wait_for_members(set(names))
+        for operator in self._operators:
+            self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
+
+    def _process(self, name: str, arguments: list[str]) -> Process:
+        python_path = [str(Path.cwd())]
+        for operator in self._operators:
+            module = sys.modules.get(operator.__module__)
+            file = getattr(module, "__file__", None)
+            if file and not target_of(operator).partition(":")[0].endswith(".py"):
+                depth = operator.__module__.count(".")
+                python_path.append(str(Path(file).resolve().parents[depth]))
+        process = Process(name, arguments, self.data_dir / f"{name}.log", python_path)
+        self.processes[name] = process
+        return process
+
+    def _replica_arguments(self, name: str) -> list[str]:
+        return [
+            "replica",
+            *("--name", name),
+            *("--site", name.rpartition("-")[0]),
+            *("--controller", self.address),
+            *("--listen", "127.0.0.1:0"),
+            *("--data-dir", str(self.data_dir / name)),
+            *("--checkpoints", str(self.data_dir / "checkpoints")),
+            *("--checkpoint-interval", str(self._interval_s)),
+        ]
+
+    def _wait_for_members(self, names: set[str]) -> None:
+        deadline = SYSTEM_CLOCK.monotonic() + START_TIMEOUT_S
+        with contextlib.suppress(Unavailable):
+            while SYSTEM_CLOCK.monotonic() < deadline:
+                missing = names - {r.name for r in self.cluster.status().replicas if r.alive}
+                if not missing:
+                    return
+                time.sleep(0.05)
+        raise Unavailable(f"not every replica came up within {START_TIMEOUT_S:.0f} s", remedy=f"see {self.data_dir}")
+
+    def stop(self) -> None:
+        for process in reversed(self.processes.values()):
+            process.stop()
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def __enter__(self) -> LocalCluster:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- faults -------------------------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to ``controller`` or a replica."""
+        self._named(name).kill()
+
+    def restart(self, name: str) -> None:
+        """Start a killed process again, at the same address on the same data."""
+        process = self._named(name)
+        if process.running:
+            raise InvalidArgument(f"{name} is running", remedy="kill it first")
+        process.start()
+        process.wait_ready()
+
+    def _named(self, name: str) -> Process:
+        try:
+            return self.processes[name]
+        except KeyError:
+            raise InvalidArgument(
+                f"there is no process {name!r}", remedy=f"use one of {', '.join(self.processes)}"
+            ) from None
+
+    # -- use ----------------------------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(self.address)
+
+    def stream(self, operator: str, source: str, **options: Any) -> StreamClient:
+        return self.cluster.stream(operator, source, **options)
+
+    def migrate(self, operator: str, partitions: list[int], to: str, **options: Any) -> Migration:
+        return self.cluster.migrate(operator, partitions, to, **options)
