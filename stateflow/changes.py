@@ -3,7 +3,8 @@
 The one currency of the system. Committing, warming a move's target, feeding a standby and auditing all
 use the same bytes::
 
-    msgpack [version, operator, partition, epoch, sequence, source, position, clears, deletes, puts] + xxh64 (8 bytes, big endian)
+    msgpack [version, operator, partition, epoch, sequence, source, position, clears, deletes, puts]
+    + xxh64 of that (8 bytes, big endian)
 
 A change set holds *everything* its commit wrote, positions and the batch's stored output included, so a
 store that applied the sequence 1…n unbroken is the same store.

@@ -19,7 +19,8 @@ class StateflowError(Exception):
     Args:
         what: what happened, one sentence without a final full stop.
         remedy: what the reader should do next.
-        where: facts that locate the error, printed as ``key=value``.
+        where: facts that locate the error, printed as ``key=value``. A ``traceback`` among them is kept out of
+            the one line; it is a note of the exception, so that Python shows it below its own traceback.
     """
 
     code: ClassVar[str] = "error"
@@ -32,6 +33,8 @@ class StateflowError(Exception):
         self.what = what
         self.remedy = remedy
         self.where = {key: value for key, value in where.items() if value is not None}
+        if "traceback" in self.where:
+            self.add_note(str(self.where["traceback"]))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -40,13 +43,13 @@ class StateflowError(Exception):
             raise TypeError(f"error code {cls.code!r} is taken by {known.__name__}")
 
     def __str__(self) -> str:
-        place = " ".join(f"{key}={value}" for key, value in self.where.items())
+        place = " ".join(f"{key}={value}" for key, value in self.where.items() if key != "traceback")
         line = f"{self.code}: {self.what}"
         if place:
             line += f" ({place})"
         if self.remedy:
             line += f": {self.remedy}"
-        return line
+        return " ".join(line.splitlines())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return from_wire, (self.to_wire(),)

@@ -95,7 +95,7 @@ class CheckpointStore:
             ) from error
 
     def save(self, manifest: Manifest, directory: Path) -> Saved:
-        """Upload what is missing of ``directory`` and publish. Raises StaleCheckpoint when an equal or newer one is there."""
+        """Upload what is missing of ``directory``, then publish. Raises StaleCheckpoint unless it is the newest."""
         newest = next(self.newest(PartitionId(manifest.operator, manifest.partition)), None)
         if newest is not None and newest.order >= manifest.order:
             raise StaleCheckpoint(
@@ -128,7 +128,7 @@ class CheckpointStore:
                 yield Manifest.decode(self._fs.cat_file(name), name)
 
     def restore(self, manifest: Manifest, directory: Path) -> None:
-        """The files of a checkpoint into a new directory. Raises CheckpointCorrupt when a blob is not what it should be."""
+        """The files of a checkpoint into a new directory. Raises CheckpointCorrupt when a blob is missing or wrong."""
         directory.mkdir(parents=True)
         for file in manifest.files:
             try:

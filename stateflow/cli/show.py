@@ -49,9 +49,9 @@ def status(now: ClusterStatus) -> RenderableType:
     running = [r for r in now.reconfigurations if r.state == "RUNNING"]
     if running:
         table = _table("Reconfigurations under way", "id", "operator", "moves", "done", numbers=("moves", "done"))
-        for r in running:
-            done = sum(move.state == "COMPLETED" for move in r.moves)
-            table.add_row(r.id, r.operator, str(len(r.moves)), str(done))
+        for under_way in running:
+            done = sum(move.state == "COMPLETED" for move in under_way.moves)
+            table.add_row(under_way.id, under_way.operator, str(len(under_way.moves)), str(done))
         parts.append(table)
     return Group(*parts)
 

@@ -11,7 +11,9 @@ from stateflow.rpc.wire import error_of
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """One partition's move. Bytes: ``warm`` fetched as base files, ``reused`` found at the target, ``delta`` change sets.
+    """One partition's move.
+
+    Bytes: ``warm`` were fetched as base files, ``reused`` found at the target, ``delta`` came as change sets.
 
     ``pause_ms``: from the fence until the target served, less what the source still spent on the batch in hand;
     measured by the controller, so that it includes half a round trip to either side and needs no common clock.

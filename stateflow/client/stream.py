@@ -66,10 +66,7 @@ class StreamClient:
         number = self.position + 1 if sequence is None else sequence
         if number < 0:
             raise InvalidArgument("a sequence cannot be negative", remedy="count from 0")
-        if rows:
-            outputs = self._send(rows, number)
-        else:
-            outputs = []
+        outputs = self._send(rows, number) if rows else []
         self.position = max(self.position, number)
         return outputs
 

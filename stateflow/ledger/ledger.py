@@ -96,7 +96,7 @@ _LEGAL: dict[RecordState, frozenset[RecordState | None]] = {
 
 
 class Ledger:
-    """Args: url: an SQLAlchemy URL, ``sqlite:///ledger.db`` for a file. Raises InvalidArgument when it cannot be opened."""
+    """Args: url: an SQLAlchemy URL, e.g. ``sqlite:///ledger.db``. Raises InvalidArgument when it cannot be opened."""
 
     def __init__(self, url: str, *, author: str = "stateflow", run_id: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
         self._author, self._run_id, self._clock = author, run_id, clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -62,7 +63,7 @@ class Router:
             settings.backoff_max_s,
         )
         answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-        while not session.done:
+        while True:
             wait: float | None = None
             for instruction in session.poll(self._clock.monotonic()):
                 match instruction:
@@ -76,14 +77,11 @@ class Router:
                     case Wait(seconds):
                         wait = max(0.0, seconds)
             if session.done:
-                break
-            try:
+                return session.result()
+            with contextlib.suppress(queue.Empty):
                 answers.get(timeout=wait)(session, self._clock.monotonic())
-                while True:
-                    answers.get_nowait()(session, self._clock.monotonic())
-            except queue.Empty:
-                pass
-        return session.result()
+            while not answers.empty():
+                answers.get()(session, self._clock.monotonic())
 
     def _refresh(self, session: BatchSession) -> None:
         try:

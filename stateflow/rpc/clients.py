@@ -49,7 +49,10 @@ class ControllerClient:
             raise remote_error(error, f"the controller at {self.address}") from error
 
     def deploy(self, spec: OperatorSpec, sites: Iterable[str] = ()) -> cpb.Deployment:
-        return self.call("Deploy", cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites)), 120)
+        deployment: cpb.Deployment = self.call(
+            "Deploy", cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites)), 120
+        )
+        return deployment
 
     def deployment(self, operator: str) -> tuple[OperatorSpec, int, list[ReplicaInfo], list[int]]:
         """(spec, version, owner per partition, epoch per partition)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import sys
 import uuid
@@ -88,7 +89,10 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
         self._rows = 0
         self._checkpoints_taken = 0
         self._loop = asyncio.get_running_loop()
-        node.on_change = lambda partition: self._loop.call_soon_threadsafe(self._wake, partition) and None
+        node.on_change = self._wake_from_thread
+
+    def _wake_from_thread(self, partition: PartitionId) -> None:
+        self._loop.call_soon_threadsafe(self._wake, partition)
 
     def _wake(self, partition: PartitionId) -> None:
         event = self._changed.pop(partition, None)
@@ -283,7 +287,11 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
     ) -> AsyncIterator[rpb.ChangeFrame]:
         changes = self.node.change_log(request.snapshot_id)
         more = asyncio.Event()
-        changes.wake = lambda: self._loop.call_soon_threadsafe(more.set) and None
+
+        def wake() -> None:
+            self._loop.call_soon_threadsafe(more.set)
+
+        changes.wake = wake
         after, said = request.after_sequence, False
         while True:
             more.clear()
@@ -459,7 +467,7 @@ def _view(lifecycle: Lifecycle, sequence: int) -> rpb.PartitionView:
 
 def _scan_page(entries: Iterator[tuple[object, object, object]], partition: int) -> bytes:
     """Up to SCAN_ROWS entries as an Arrow IPC stream; ``b""`` at the end."""
-    rows = [entry for entry, _ in zip(entries, range(SCAN_ROWS), strict=False)]
+    rows = list(itertools.islice(entries, SCAN_ROWS))
     if not rows:
         return b""
     keys, entry_keys, values = (list(column) for column in zip(*rows, strict=True))

@@ -66,7 +66,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _field(tokens: list[str], text: str, colon: bool = False) -> pa.Field:
-    name = _take(tokens, text).strip("`").replace("``", "`")
+    name = _name(tokens, text)
     if tokens and tokens[0] == ":":
         tokens.pop(0)
     elif colon and not tokens:
@@ -77,8 +77,20 @@ def _field(tokens: list[str], text: str, colon: bool = False) -> pa.Field:
         del tokens[:2]
         nullable = False
     if tokens and tokens[0].lower() == "comment":
-        del tokens[:2]
+        tokens.pop(0)
+        comment = _take(tokens, text)
+        if not comment.startswith("'"):
+            raise _bad(text, f"a comment in quotes was expected where {comment!r} stands")
     return pa.field(name, type_, nullable)
+
+
+def _name(tokens: list[str], text: str) -> str:
+    token = _take(tokens, text)
+    if token.startswith("`"):
+        return token[1:-1].replace("``", "`")
+    if token in "<>(),:" or token.startswith("'"):
+        raise _bad(text, f"a column name was expected where {token!r} stands")
+    return token
 
 
 def _type(tokens: list[str], text: str) -> pa.DataType:
@@ -89,11 +101,13 @@ def _type(tokens: list[str], text: str) -> pa.DataType:
         precision, scale = 10, 0
         if tokens and tokens[0] == "(":
             tokens.pop(0)
-            precision = int(_take(tokens, text))
+            precision = _number(tokens, text)
             if tokens and tokens[0] == ",":
                 tokens.pop(0)
-                scale = int(_take(tokens, text))
+                scale = _number(tokens, text)
             _expect(tokens, ")", text)
+        if not (1 <= precision <= 38 and scale <= precision):
+            raise _bad(text, f"decimal({precision},{scale}) is not possible, the limit is 38 digits")
         return pa.decimal128(precision, scale)
     if word == "array":
         _expect(tokens, "<", text)
@@ -116,6 +130,13 @@ def _type(tokens: list[str], text: str) -> pa.DataType:
         _expect(tokens, ">", text)
         return pa.struct(fields)
     raise _bad(text, f"{word!r} is not a known type")
+
+
+def _number(tokens: list[str], text: str) -> int:
+    token = _take(tokens, text)
+    if not token.isdecimal():
+        raise _bad(text, f"a number was expected where {token!r} stands")
+    return int(token)
 
 
 def _take(tokens: list[str], text: str) -> str:

@@ -16,7 +16,8 @@ State map (the only place where it is decided who may commit)::
 Rules the table keeps:
 
 * A commit is allowed exactly between ``begin`` returning SERVE and ``finish``, and ``begin`` serves only in OWNED.
-* A move that was cancelled here can never seal here afterwards, however late its fence arrives.
+* A move that was cancelled here can never seal here afterwards, however late its fence arrives, nor warm here,
+  however late its prepare.
 * Epochs rise: a fence that does not grant a newer epoch is refused. (A grant whose move was rolled back burns its
   epoch, so the next one may be more than one ahead.)
 
@@ -68,14 +69,22 @@ class Lifecycle:
     # -- ownership ------------------------------------------------------------------------------------
 
     def create(self, epoch: int) -> None:
+        """Raises StaleEpoch when the partition was here, or coming here, at this epoch or a newer one before."""
         if self.state is not State.ABSENT:
             raise self._illegal("create")
+        if epoch <= self.epoch:
+            raise StaleEpoch(
+                f"it cannot be created at {epoch}, epoch {self.epoch} was seen here",
+                remedy="refresh the assignment",
+                partition=self.partition,
+            )
         self.state, self.epoch = State.OWNED, epoch
 
     def prepare(self, move_id: str, source_epoch: int) -> None:
         """This replica becomes the target of a move from an owner at ``source_epoch``.
 
-        Raises MoveConflict while another move warms it, StaleEpoch when this replica knows a newer epoch.
+        Raises MoveConflict while another move warms it, MoveAborted when this one was cancelled here, StaleEpoch
+        when this replica knows a newer epoch.
         """
         if self.state is State.WARMING and self.move_id != move_id:
             raise MoveConflict(
@@ -86,6 +95,8 @@ class Lifecycle:
             )
         if self.state not in (State.ABSENT, State.SEALED, State.WARMING):
             raise self._illegal(f"prepare({move_id})")
+        if move_id in self.cancelled:
+            raise MoveAborted("this move was cancelled here", remedy="start a new one", partition=self.partition)
         if source_epoch < self.epoch:
             raise StaleEpoch(
                 f"the source owns it at {source_epoch}, epoch {self.epoch} was seen here",

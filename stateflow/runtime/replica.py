@@ -87,7 +87,7 @@ class Incoming:
 class ReplicaNode:
     """Owns a data directory. Raises DataDirLocked when another process does.
 
-    Layout: ``LOCK``, ``operators/<name>/operator.json``, ``operators/<name>/p00003/<copy>/`` (RocksDB),
+    Layout: ``LOCK``, ``REPLICA`` (its name), ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB),
     ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
     """
 
@@ -103,9 +103,11 @@ class ReplicaNode:
         self._clock = clock
         self._root = data_dir
         self._lock = _lock_directory(data_dir)
+        _check_identity(data_dir / "REPLICA", info.name)
         self._engine = RocksEngine(self.settings.block_cache_bytes, self.settings.write_buffer_bytes)
         self._digests = FileDigests()
         self._operators: dict[str, tuple[OperatorSpec, type[Operator]]] = {}
+        self._learning = threading.Lock()
         self._slots: dict[PartitionId, Slot] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
@@ -142,10 +144,10 @@ class ReplicaNode:
         if not found:
             return
         found.sort(key=lambda copy: copy[0].epoch)
-        for _, directory, store in found[:-1]:
-            store.close()
-            shutil.rmtree(directory)
-        ownership, directory, store = found[-1]
+        *older, (ownership, directory, newest) = found
+        for _, superseded, old in older:
+            old.close()
+            shutil.rmtree(superseded)
         slot = self._slot(partition)
         successor = ReplicaInfo(ownership.target, ownership.target_site, ownership.target_address)
         slot.lifecycle.recover(
@@ -154,17 +156,19 @@ class ReplicaNode:
             ownership.move_id,
             successor if ownership.state == State.SEALED else None,
         )
-        slot.directory, slot.store = directory, store
+        slot.directory, slot.store = directory, newest
 
     def learn(self, spec: OperatorSpec) -> None:
         """Know an operator: load its code and keep its description. Raises OperatorNotImportable."""
-        known = self._operators.get(spec.name)
-        if known is not None and known[0] == spec:
-            return
-        self._operators[spec.name] = spec, load(spec.target)
-        folder = self._root / "operators" / spec.name
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_durably(folder / "operator.json", json.dumps(_spec_to_json(spec)))
+        with self._learning:
+            known = self._operators.get(spec.name)
+            if known is not None and known[0] == spec:
+                return
+            cls = load(spec.target)
+            folder = self._root / "operators" / spec.name
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_durably(folder / "operator.json", json.dumps(_spec_to_json(spec)))
+            self._operators[spec.name] = spec, cls
 
     def spec(self, operator: str) -> OperatorSpec:
         return self._known(operator)[0]
@@ -187,7 +191,7 @@ class ReplicaNode:
             with slot.work, slot.mutex:
                 if slot.lifecycle.state is State.OWNED and slot.lifecycle.epoch == epoch:
                     continue
-                if slot.lifecycle.state is not State.ABSENT:
+                if slot.lifecycle.state is not State.ABSENT or slot.lifecycle.epoch >= epoch:
                     raise AlreadyDeployed(
                         "the partition is here already",
                         remedy="use another operator name or data directory",
@@ -276,7 +280,7 @@ class ReplicaNode:
     # -- moving out ---------------------------------------------------------------------------------------
 
     def snapshot(self, partition: PartitionId, move_id: str) -> SnapshotInfo:
-        """A base for a move's target, and a change log from there on. A sealed partition has one for its own move only."""
+        """A base for a move's target, and a change log from there on. A sealed partition gives its own move only one."""
         slot = self._slot(partition)
         if slot.lifecycle.state is State.OWNED and slot.store is not None:
             slot.store.flush()  # outside the lock: what is left to flush inside is little
@@ -363,10 +367,9 @@ class ReplicaNode:
         """Neither send nor receive this move any more. False: it has sealed here and goes forward."""
         slot = self._slot(partition)
         with slot.work, slot.mutex:
+            possible = slot.lifecycle.cancel(move_id)
             if slot.lifecycle.state is State.WARMING:
                 self._abandon(slot, move_id)
-                return True
-            possible = slot.lifecycle.cancel(move_id)
             if possible:
                 self._drop_log(slot, move_id)
         self.on_change(partition)
@@ -444,7 +447,7 @@ class ReplicaNode:
             incoming.sequence = base.sequence
 
     def apply_changes(self, partition: PartitionId, move_id: str, change_sets: Iterable[bytes]) -> int:
-        """Apply change sets in order. Returns the sequence reached. Raises TransferCorrupt on a gap or a bad checksum."""
+        """Apply change sets in order; returns the sequence reached. Raises TransferCorrupt on a gap or bad checksum."""
         with self._slot(partition).work:
             incoming = self._incoming(partition, move_id)
             assert incoming.store is not None
@@ -523,7 +526,7 @@ class ReplicaNode:
     # -- checkpoints and reading --------------------------------------------------------------------------
 
     def checkpoint(self, partition: PartitionId, store: CheckpointStore) -> Saved | None:
-        """Snapshot between two batches, then upload. None: the partition is not here any more, or was empty and unchanged."""
+        """Snapshot between two batches, then upload. None: the partition is not owned here any more."""
         slot = self._slot(partition)
         directory = self._snapshots / f"checkpoint-{partition.operator}-{partition.partition}"
         shutil.rmtree(directory, ignore_errors=True)
@@ -621,6 +624,18 @@ def _lock_directory(directory: Path) -> IO[str]:
     file.write(str(os.getpid()))
     file.flush()
     return file
+
+
+def _check_identity(file: Path, name: str) -> None:
+    """State says which replica it belongs to: under another name it would be taken for unfinished transfers."""
+    if not file.exists():
+        _write_durably(file, name)
+    elif (known := file.read_text()) != name:
+        raise InvalidArgument(
+            f"the data directory belongs to replica {known!r}",
+            remedy=f"start it with --name {known}, or give {name!r} its own --data-dir",
+            path=file.parent,
+        )
 
 
 def _write_durably(path: Path, text: str) -> None:

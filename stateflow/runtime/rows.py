@@ -29,7 +29,8 @@ class RowReader:
         self.operator = operator
         self.key = key
         self._key = [schema.get_field_index(column) for column in key]
-        self._make = namedtuple("Row", schema.names, rename=True)._make  # type: ignore[misc]
+        row: Any = namedtuple("Row", schema.names, rename=True)  # type: ignore[misc]
+        self._make = row._make
 
     @classmethod
     def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
@@ -88,7 +89,8 @@ class OutputWriter:
             if array.null_count and not field.nullable:
                 raise self._mismatch(f"field {field.name!r} is declared NOT NULL but got None")
             arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema).serialize().to_pybytes()
+        message: bytes = pa.RecordBatch.from_arrays(arrays, schema=self.schema).serialize().to_pybytes()
+        return message
 
     def _as_tuple(self, row: Any) -> tuple[Any, ...]:
         if isinstance(row, tuple):

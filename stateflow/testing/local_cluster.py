@@ -60,7 +60,8 @@ class Process:
 
     def wait_ready(self) -> str:
         """The address it listens on. Raises what it ended with."""
-        assert self._popen is not None and self._popen.stdout is not None
+        assert self._popen is not None
+        assert self._popen.stdout is not None
         readable, _, _ = select.select([self._popen.stdout], [], [], START_TIMEOUT_S)
         line = self._popen.stdout.readline() if readable else ""
         try:

@@ -1,0 +1,168 @@
+"""The one JSON object a benchmark prints, and the facts about this machine that belong into it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+_PACKAGES = ("stateflow", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound on a figure. A ``value`` of None could not be measured, and then the target is not met."""
+
+    name: str
+    value: float | None
+    target: float
+    bound: Literal["at_least", "at_most"] = "at_least"
+
+    @property
+    def met(self) -> bool:
+        if self.value is None:
+            return False
+        return self.value >= self.target if self.bound == "at_least" else self.value <= self.target
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "value": self.value,
+            "target": self.target,
+            "bound": self.bound,
+            "met": self.met,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Correctness:
+    """Counts over every run of the benchmark; None where nothing could be counted.
+
+    ``lost`` and ``duplicated`` count output rows against the reference, ``late`` rows dropped behind a
+    watermark. ``state_equal`` says whether the final state is that of the reference, in every cell.
+    """
+
+    lost: int | None
+    duplicated: int | None
+    late: int | None
+    state_equal: bool | None
+
+    @property
+    def sound(self) -> bool:
+        return (self.lost, self.duplicated, self.late, self.state_equal) == (0, 0, 0, True)
+
+    @staticmethod
+    def of_all(parts: Sequence[Correctness]) -> Correctness:
+        """The sum of several; one part that could not be counted makes the whole unknown."""
+
+        def total(counts: Sequence[int | None]) -> int | None:
+            known = [count for count in counts if count is not None]
+            return sum(known) if counts and len(known) == len(counts) else None
+
+        states = [part.state_equal for part in parts]
+        equal = False if False in states else (None if None in states or not states else True)
+        return Correctness(
+            lost=total([part.lost for part in parts]),
+            duplicated=total([part.duplicated for part in parts]),
+            late=total([part.late for part in parts]),
+            state_equal=equal,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "late": self.late,
+            "state_equal": self.state_equal,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Result of one experiment. ``failures`` says, one line each, what could not be measured and why."""
+
+    experiment: str
+    figures: Mapping[str, Any]
+    targets: Sequence[Target]
+    correctness: Correctness
+    settings: Mapping[str, Any]
+    seed: int
+    failures: Sequence[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return not self.failures and self.correctness.sound
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment,
+            "figures": dict(self.figures),
+            "targets": [target.to_json() for target in self.targets],
+            "correctness": self.correctness.to_json(),
+            "failures": list(self.failures),
+            "settings": dict(self.settings) | machine(),
+            "versions": versions(),
+            "commit": commit(),
+            "seed": self.seed,
+        }
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, minimum, maximum and the values themselves; all None without values."""
+    if not values:
+        return {"median": None, "min": None, "max": None, "values": []}
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "values": list(values),
+    }
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on and nobody set: processors, memory and load at the end of the run."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpus": os.cpu_count(),
+        "memory_gb": round(memory / 1e9, 1),
+        "load_1min_at_end": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def commit() -> str:
+    """The commit of this tree, with ``+changes`` when the tree differs from it."""
+    head = _git("rev-parse", "HEAD")
+    if not head:
+        return "unknown"
+    return head + ("+changes" if _git("status", "--porcelain") else "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,219 @@
+"""T1: keyed count and sum under Spark, ours against Spark's own ways of doing it.
+
+Every contestant reads the same parquet files, one file per micro-batch, in a process and Spark session of its
+own; one runs after another. The first micro-batch warms up and is not counted. Throughput is rows of a
+micro-batch over its ``triggerExecution`` time, which includes Spark's own bookkeeping for all alike.
+
+Each contestant is then checked twice: the final state of the timed run, cell by cell, and every output row of
+a smaller run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.record import REPOSITORY, Correctness, Record, Target, ratio, spread
+
+ROWS_PER_BATCH = 100_000
+KEY_COUNTS = (1_000, 100_000)
+OURS, TRANSFORM, NATIVE = "ours", "transformWithState", "native"
+CONTESTANTS = (TRANSFORM, NATIVE, OURS)
+VERIFY_ROWS, VERIFY_KEYS, VERIFY_BATCHES = 2_000, 300, 3
+
+#: lower bounds of ours / other, by number of keys
+TARGETS = {(TRANSFORM, 1_000): 4.0, (TRANSFORM, 100_000): 50.0, (NATIVE, 1_000): 1.2, (NATIVE, 100_000): 1.2}
+
+_FIRST_FILE_S = 1_388_534_400
+_TIMEOUT_S = 1_200
+_GRACE_S = 15
+_FAILURE_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one worker process does; written as JSON for ``benchmarks.spark_worker``."""
+
+    contestant: str
+    keys: int
+    batches: int  # the warm-up included
+    timed_input: str
+    verify_input: str
+    work_directory: str
+    result: str
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    contestants = [name for name in CONTESTANTS if not only or name in only]
+    if unknown := sorted(set(only or ()) - set(CONTESTANTS)):
+        raise SystemExit(f"invalid_argument: no contestant {unknown[0]!r}: choose {', '.join(CONTESTANTS)}")
+    outcomes: dict[tuple[str, int], dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="stateflow-t1-") as directory:
+        for keys in KEY_COUNTS:
+            batches = 1 + max(counted_batches(name, keys, quick=quick) for name in contestants)
+            timed = write_input(Path(directory) / f"timed-{keys}", seed, keys, ROWS_PER_BATCH, batches)
+            verify = write_input(Path(directory) / f"verify-{keys}", seed + 1, VERIFY_KEYS, VERIFY_ROWS, VERIFY_BATCHES)
+            for name in contestants:
+                counted = counted_batches(name, keys, quick=quick)
+                work = Path(directory) / f"{name}-{keys}"
+                work.mkdir()
+                job = Job(name, keys, 1 + counted, str(timed), str(verify), str(work), str(work / "result.json"))
+                outcomes[name, keys] = outcome = run_worker(job)
+                _say(f"{name} at {keys:,} keys: " + _brief(outcome))
+    return _record(experiment, outcomes, quick=quick, seed=seed)
+
+
+def counted_batches(contestant: str, keys: int, *, quick: bool) -> int:
+    """Micro-batches counted after the warm-up; few for the one that takes half a minute for each."""
+    if contestant == TRANSFORM and keys >= 100_000:
+        return 1 if quick else 3
+    return 3 if quick else 10
+
+
+def write_input(directory: Path, seed: int, keys: int, rows: int, files: int) -> Path:
+    """Parquet files of uniform keys, modification times in order, as the file source replays by those.
+
+    Values are multiples of a quarter, so that their sums are exact in any order of addition.
+    """
+    directory.mkdir()
+    numbers = np.random.default_rng(seed)
+    for index in range(files):
+        table = pa.table(
+            {
+                "k": pa.array(numbers.integers(0, keys, rows), pa.int64()),
+                "v": pa.array(numbers.integers(-4_000, 4_000, rows) / 4, pa.float64()),
+            }
+        )
+        path = directory / f"part-{index:05d}.parquet"
+        pq.write_table(table, path)
+        os.utime(path, (_FIRST_FILE_S + index, _FIRST_FILE_S + index))
+    return directory
+
+
+def run_worker(job: Job) -> dict[str, Any]:
+    """The worker's result, or ``{"error": …}``. No process of it outlives this call."""
+    environment = os.environ | {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])),
+    }
+    log = Path(job.work_directory) / "log"
+    command = [sys.executable, "-m", "benchmarks.spark_worker", json.dumps(asdict(job))]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
+            cwd=REPOSITORY, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = process.wait(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return {"error": f"no result within {_TIMEOUT_S} s"}
+        finally:
+            _end_group(process)
+    if status != 0 or not Path(job.result).exists():
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return {"error": f"exit status {status}: " + " | ".join(lines[-_FAILURE_LINES:])}
+    outcome: dict[str, Any] = json.loads(Path(job.result).read_text())
+    return outcome
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process group this module started for the worker, with the JVM in it.
+
+    A worker that still runs is first asked to end by itself: replicas live in groups of their own, and only the
+    worker knows them.
+    """
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _record(experiment: str, outcomes: dict[tuple[str, int], dict[str, Any]], *, quick: bool, seed: int) -> Record:
+    throughput = {f"{name}@{keys}": spread(outcome.get("rows_per_s", [])) for (name, keys), outcome in outcomes.items()}
+
+    def median(name: str, keys: int) -> float | None:
+        value: float | None = throughput.get(f"{name}@{keys}", {}).get("median")
+        return value
+
+    ratios = {
+        f"{OURS}/{other}@{keys}": ratio(median(OURS, keys), median(other, keys))
+        for keys in KEY_COUNTS
+        for other in (TRANSFORM, NATIVE)
+    }
+    targets = [
+        Target(f"{OURS}/{other}@{keys} keys", ratios[f"{OURS}/{other}@{keys}"], bound)
+        for (other, keys), bound in TARGETS.items()
+    ]
+    checks = {
+        key: Correctness(**outcome["correctness"]) if "correctness" in outcome else Correctness(None, None, None, None)
+        for key, outcome in outcomes.items()
+    }
+    figures = {
+        "rows_per_s": throughput,
+        "ratios": ratios,
+        "warm_up_batch_s": {f"{n}@{k}": outcome.get("warm_up_s") for (n, k), outcome in outcomes.items()},
+        "correctness": {f"{name}@{keys}": check.to_json() for (name, keys), check in checks.items()},
+    }
+    return Record(
+        experiment=experiment,
+        figures=figures,
+        targets=targets,
+        correctness=Correctness.of_all(list(checks.values())),
+        settings=_settings(outcomes, quick=quick),
+        seed=seed,
+        failures=[f"{name}@{keys}: {o['error']}" for (name, keys), o in outcomes.items() if "error" in o],
+    )
+
+
+def _settings(outcomes: dict[tuple[str, int], dict[str, Any]], *, quick: bool) -> dict[str, Any]:
+    spark_settings: dict[str, str] = next((o["spark_settings"] for o in outcomes.values() if "spark_settings" in o), {})
+    return {
+        "quick": quick,
+        "rows_per_batch": ROWS_PER_BATCH,
+        "keys": list(KEY_COUNTS),
+        "key_distribution": "uniform",
+        "batches_counted": {f"{n}@{k}": len(o.get("rows_per_s", [])) for (n, k), o in outcomes.items()},
+        "verification": {
+            "rows": VERIFY_ROWS * VERIFY_BATCHES,
+            "keys": VERIFY_KEYS,
+            "batches": VERIFY_BATCHES,
+        },
+        "sink": "noop",
+        "spark": spark_settings,
+        "contestants": {
+            TRANSFORM: "Row mode, one ValueState of (n, total); one output row per key and batch",
+            NATIVE: "groupBy(k).agg(count, sum), update mode; one output row per key and batch",
+            OURS: "apply_operator, 2 replicas, 8 partitions, two state.value; one output row per input row",
+        },
+    }
+
+
+def _brief(outcome: dict[str, Any]) -> str:
+    if "error" in outcome:
+        return f"failed: {outcome['error']}"
+    return f"{spread(outcome['rows_per_s'])['median']:,.0f} rows/s, {outcome['correctness']}"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

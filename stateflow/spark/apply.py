@@ -1,0 +1,137 @@
+"""``apply_operator``: the driver's side."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from stateflow.errors import (
+    InvalidArgument,
+    KeyColumnMissing,
+    OperatorNotDeployed,
+    SchemaMismatch,
+    UnsupportedKeyType,
+)
+from stateflow.rpc.clients import ControllerClient
+from stateflow.runtime.operator import Operator, key_columns, output_schema
+from stateflow.spark.task import PARTITION_COLUMN, OperatorTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+class HasAddress(Protocol):
+    address: str
+
+
+def address_of(cluster: str | HasAddress) -> str:
+    return cluster if isinstance(cluster, str) else cluster.address
+
+
+def apply_operator(
+    df: DataFrame,
+    operator: type[Operator],
+    *,
+    cluster: str | HasAddress,
+    order_by: str | None = None,
+    name: str | None = None,
+    source: str | None = None,
+    tasks: int | None = None,
+    unavailable_timeout: float = 60.0,
+) -> DataFrame:
+    """Run a deployed operator over a DataFrame, streaming or batch; returns its output rows.
+
+    A streaming query applies each micro-batch exactly once, by (query id, batch id): retried tasks, speculative
+    attempts and replayed batches get the stored output. A batch DataFrame is applied once however often it is
+    evaluated; calling ``apply_operator`` again applies it again, unless ``source`` is the same.
+
+    Args:
+        cluster: ``host:port`` of the controller, or a Cluster or LocalCluster.
+        order_by: rows of one partition and micro-batch are processed in the order of this column; without it in
+            the order Spark's shuffle delivers them.
+        name: of the deployment, when it is not the class's.
+        source: a name that tells apart two uses of one operator in one query, or makes a batch run repeatable.
+        tasks: Spark tasks per micro-batch; by default the cluster's parallelism. Any number at any time.
+        unavailable_timeout: seconds a task waits for a replica that does not answer before it fails.
+
+    Raises KeyColumnMissing, UnsupportedKeyType, OperatorNotDeployed, SchemaMismatch or Unavailable here; what a
+    replica refuses later fails the Spark task with the error's line in it.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - PySpark's own idiom
+
+    address = address_of(cluster)
+    deployment = ControllerClient(address)
+    operator_name = name or operator.__name__
+    try:
+        spec = deployment.deployment(operator_name)[0]
+    except OperatorNotDeployed as error:
+        error.remedy = f"deploy it first: Cluster({address!r}).deploy({operator.__name__})"
+        raise
+    key = key_columns(operator)
+    schema = output_schema(operator)
+    if spec.key != key or not pa.ipc.read_schema(pa.py_buffer(spec.output_schema)).equals(schema):
+        raise SchemaMismatch(
+            "the deployed operator has another key or output than this class",
+            remedy="deploy this class under another name and pass name=",
+            operator=operator_name,
+            deployed=spec.target,
+        )
+    if order_by is not None and order_by not in df.columns:
+        raise InvalidArgument(f"there is no column {order_by!r} to order by", remedy=f"use {', '.join(df.columns)}")
+    count = min(spec.partitions, tasks or df.sparkSession.sparkContext.defaultParallelism)
+    if count < 1:
+        raise InvalidArgument(f"{tasks} tasks are not possible", remedy="use 1 or more")
+    columns = [_hashable(df, column, operator_name) for column in key]
+    task = OperatorTask(
+        controller=address,
+        operator=operator_name,
+        key=key,
+        partitions=spec.partitions,
+        tasks=count,
+        output_schema=spec.output_schema,
+        order_by=order_by,
+        source=source,
+        run=uuid.uuid4().hex,
+        unavailable_timeout_s=unavailable_timeout,
+    )
+    partition = F.pmod(F.xxhash64(*columns), F.lit(spec.partitions)).cast("int")
+    return (
+        df.withColumn(PARTITION_COLUMN, partition)
+        .repartitionById(count, PARTITION_COLUMN)
+        .mapInArrow(task, _spark_schema(operator, schema))
+    )
+
+
+def _hashable(df: DataFrame, column: str, operator: str) -> Column:
+    """The key column as it is hashed: every integral type as a long, so that Python and the JVM agree."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import types as t
+
+    if column not in df.columns:
+        raise KeyColumnMissing(
+            f"there is no column {column!r} in the input",
+            remedy=f"the input has {', '.join(df.columns)}; name the key column so, or select it",
+            operator=operator,
+        )
+    kind = df.schema[column].dataType
+    if isinstance(kind, (t.ByteType, t.ShortType, t.IntegerType, t.LongType)):
+        return F.col(f"`{column}`").cast("long")
+    if isinstance(kind, t.FloatType):
+        return F.col(f"`{column}`").cast("double")
+    if isinstance(kind, (t.StringType, t.BinaryType, t.BooleanType, t.DoubleType, t.DateType, t.TimestampType)):
+        return F.col(f"`{column}`")
+    raise UnsupportedKeyType(
+        f"the key column {column!r} is {kind.simpleString()}",
+        remedy="use a string, integer, binary, boolean, double, date or timestamp column",
+        operator=operator,
+    )
+
+
+def _spark_schema(operator: type[Operator], schema: pa.Schema) -> Any:
+    if isinstance(operator.output, str):
+        return operator.output
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema)

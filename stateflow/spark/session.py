@@ -1,0 +1,66 @@
+"""What Spark needs on a machine: a Java, and workers that run this interpreter."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stateflow.errors import ExtraMissing, JavaMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+_REMEDY = (
+    f"install a Java runtime, version {JAVA_MIN} or newer (Debian/Ubuntu: apt-get install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17), or set JAVA_HOME to one"
+)
+
+
+def require_java() -> int:
+    """The major version of the Java that Spark will use. Raises JavaMissing when there is none new enough."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None:
+        raise JavaMissing("Spark needs Java and there is none on the PATH", remedy=_REMEDY)
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise JavaMissing(f"{java} does not run", remedy=_REMEDY, java_home=home) from error
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    version = int(match[1]) if match else 0
+    if version < JAVA_MIN:
+        raise JavaMissing(f"Java {version} is too old for Spark 4", remedy=_REMEDY, java=java)
+    return version
+
+
+def local_session(name: str, master: str = "local[2]", **settings: str) -> SparkSession:
+    """A quiet Spark session on this machine whose Python workers run this interpreter.
+
+    Args:
+        settings: Spark settings with ``__`` for the dots, e.g. ``spark__sql__shuffle__partitions="4"``.
+
+    Raises JavaMissing, or ExtraMissing without PySpark.
+    """
+    require_java()
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ExtraMissing("PySpark is not installed", remedy="pip install 'stateflow[spark]'") from error
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(master).appName(name)
+    fixed = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+    }
+    for key, value in {**fixed, **{key.replace("__", "."): value for key, value in settings.items()}}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,110 @@
+"""One Spark task: the rows of some partitions, to their owners and their outputs back.
+
+Runs in Spark's Python workers, which fork and are used again batch after batch: routers and channels are made at
+first use and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow.errors import InvalidArgument
+from stateflow.router import Router
+from stateflow.runtime.host import Batch
+from stateflow.runtime.rows import null_key
+from stateflow.settings import RouterSettings
+
+PARTITION_COLUMN = "__stateflow_partition"
+OUTPUT_ROWS = 10_000
+_ROUTERS: dict[tuple[str, str, float], Router] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTask:
+    """Given to ``mapInArrow``. ``run`` names one call of apply_operator; ``tasks`` is the shuffle's width."""
+
+    controller: str
+    operator: str
+    key: tuple[str, ...]
+    partitions: int
+    tasks: int
+    output_schema: bytes
+    order_by: str | None
+    source: str | None
+    run: str
+    unavailable_timeout_s: float
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        task = context.partitionId()
+        visited = range(task, self.partitions, self.tasks)
+        schema, rows = self._by_partition(batches, task)
+        for partition in visited:  # with rows or without: positions advance everywhere
+            rows.setdefault(partition, b"")
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        outputs = self._router().send(self._batch(query, batch), schema, rows)
+        yield from self._output(outputs)
+
+    def _batch(self, query: str | None, batch: str | None) -> Batch:
+        if query is None or batch is None:
+            return Batch(f"batch:{self.source or self.run}", 0)
+        return Batch(f"query:{query}" + (f":{self.source}" if self.source else ""), int(batch))
+
+    def _router(self) -> Router:
+        identity = (self.controller, self.operator, self.unavailable_timeout_s)
+        router = _ROUTERS.get(identity)
+        if router is None:
+            settings = RouterSettings(unavailable_timeout_s=self.unavailable_timeout_s)
+            router = _ROUTERS[identity] = Router(self.controller, self.operator, settings)
+        return router
+
+    def _by_partition(self, batches: Iterator[pa.RecordBatch], task: int) -> tuple[bytes, dict[int, bytes]]:
+        """(input schema, partition → record batch message), rows in ``order_by`` order or as they came."""
+        arrived = [batch for batch in batches if batch.num_rows]
+        if not arrived:
+            return b"", {}
+        table = pa.Table.from_batches(arrived)
+        for column in self.key:
+            if table[column].null_count:
+                raise null_key(column, table[column].null_count, self.operator)
+        numbers = table[PARTITION_COLUMN].to_numpy().astype(np.uint16 if self.partitions <= 1 << 16 else np.uint32)
+        if np.any(numbers % self.tasks != task):
+            raise InvalidArgument(
+                "Spark changed the number of tasks between shuffle and operator",
+                remedy="set spark.sql.adaptive.coalescePartitions.enabled=false and report this",
+                operator=self.operator,
+            )
+        if self.order_by is None:
+            order = np.argsort(numbers, kind="stable")
+        else:
+            by = [(PARTITION_COLUMN, "ascending"), (self.order_by, "ascending")]
+            order = pc.sort_indices(table, sort_keys=by).to_numpy()
+        table = table.drop_columns([PARTITION_COLUMN]).take(pa.array(order)).combine_chunks()
+        numbers = numbers[order]
+        starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
+        ends = np.r_[starts[1:], len(numbers)]
+        whole = table.to_batches()[0]
+        rows = {
+            int(numbers[start]): whole.slice(start, end - start).serialize().to_pybytes()
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        }
+        return table.schema.serialize().to_pybytes(), rows
+
+    def _output(self, outputs: dict[int, bytes]) -> Iterator[pa.RecordBatch]:
+        schema = pa.ipc.read_schema(pa.py_buffer(self.output_schema))
+        batches = [
+            pa.ipc.read_record_batch(pa.py_buffer(outputs[partition]), schema)
+            for partition in sorted(outputs)
+            if outputs[partition]
+        ]
+        if batches:
+            yield from pa.Table.from_batches(batches).combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)

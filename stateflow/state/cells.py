@@ -1,0 +1,238 @@
+"""Addresses of cells, the layout of stored values, and the bytes of a stream key.
+
+Address of a cell::
+
+    space (1)  tag (8)  varint(len(key)) key  varint(len(ns)) ns  entry
+
+    space  b"c" for cells that hold values, b"n" for the entry counts of maps and sets
+    tag    xxh64 of "name\\0kind\\0coder names", big-endian: one state under one declaration
+    key    encode_row_key(stream key)
+    ns     namespace, empty for the global one
+    entry  empty for a value, the encoded map key or set member otherwise
+
+Stored value: header (1 byte), expiry (8 bytes, only with EXPIRES), payload. The low seven bits of the
+header are the format version; the expiry is microseconds since 1970, big-endian. A count's payload is an
+Int64.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import xxhash
+
+from stateflow.errors import DecodeError, EncodeError, NullKey, UnsupportedKeyType
+from stateflow.state import ordered
+
+CELL: Final = b"c"
+COUNT: Final = b"n"
+
+FORMAT_VERSION: Final = 1
+EXPIRES: Final = 0x80
+HEADER: Final = bytes([FORMAT_VERSION])
+
+_I64 = struct.Struct(">q")
+_ADDRESS_HEAD = len(CELL) + 8
+#: varints of one byte
+_SHORT = [bytes([number]) for number in range(128)]
+
+
+def tag_of(name: str, kind: str, coder_names: tuple[str, ...]) -> bytes:
+    """8 bytes that stand for one state under one declaration."""
+    digest: bytes = xxhash.xxh64_digest("\0".join([name, kind, ",".join(coder_names)]).encode())
+    return digest
+
+
+def varint(number: int) -> bytes:
+    """LEB128, least significant seven bits first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def read_varint(data: bytes, start: int) -> tuple[int, int]:
+    """(number, index behind it). Raises IndexError when the data ends early."""
+    number = shift = 0
+    while True:
+        byte = data[start]
+        start += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, start
+        shift += 7
+
+
+def row_part(key: bytes, namespace: bytes = b"") -> bytes:
+    """The middle of an address: what is the same for all states of one key and namespace."""
+    if len(key) < 128 and not namespace:
+        return _SHORT[len(key)] + key + b"\x00"
+    return b"".join([varint(len(key)), key, varint(len(namespace)), namespace])
+
+
+def split_address(address: bytes) -> tuple[bytes, bytes, bytes]:
+    """(key, namespace, entry) of a cell or count address."""
+    try:
+        length, start = read_varint(address, _ADDRESS_HEAD)
+        key, start = address[start : start + length], start + length
+        length, start = read_varint(address, start)
+    except IndexError as error:
+        raise DecodeError("the address of a stored cell ends in the middle", address=address.hex()) from error
+    return key, address[start : start + length], address[start + length :]
+
+
+def range_end(prefix: bytes) -> bytes:
+    """Smallest address behind all that start with ``prefix``, which must hold a byte below 0xff."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1])
+
+
+def pack_cell(payload: bytes) -> bytes:
+    return HEADER + payload
+
+
+def unpack_cell(data: bytes) -> bytes:
+    """The payload of a stored value. Raises DecodeError for a newer format."""
+    if data[:1] == HEADER:
+        return data[1:]
+    return unpack_cell_with_expiry(data)[0]
+
+
+def unpack_cell_with_expiry(data: bytes) -> tuple[bytes, int | None]:
+    """(payload, expiry in µs since 1970 or None). Raises DecodeError for an unknown or cut format."""
+    if not data:
+        raise DecodeError("a stored cell is empty", remedy="the store is damaged; restore a checkpoint")
+    version = data[0] & ~EXPIRES
+    if version != FORMAT_VERSION:
+        raise DecodeError(
+            f"a stored cell has format {version}, this program reads {FORMAT_VERSION}",
+            remedy="run the stateflow version that wrote it, or a newer one",
+        )
+    if not data[0] & EXPIRES:
+        return data[1:], None
+    if len(data) < 9:
+        raise DecodeError("a stored cell ends in its expiry", remedy="the store is damaged; restore a checkpoint")
+    return data[9:], _I64.unpack_from(data, 1)[0]
+
+
+# --- stream keys ---------------------------------------------------------------------------------------
+
+#: the type byte of a row key, part of every stored address: never renumber
+_BOOL, _BYTES, _DATE, _DECIMAL, _FLOAT, _INT, _STR, _AWARE, _NAIVE, _UUID, _TUPLE = (
+    b"b",
+    b"y",
+    b"d",
+    b"m",
+    b"f",
+    b"i",
+    b"s",
+    b"t",
+    b"n",
+    b"u",
+    b"(",
+)
+_FINITE_REMEDY = "drop or replace such keys before they reach the operator"
+
+
+def encode_row_key(key: Hashable) -> bytes:
+    """The bytes of a stream key: a type byte, then an order-preserving form of the value.
+
+    Takes str, int (64 bits), bytes, bool, date, datetime, finite float and Decimal, UUID, and tuples of
+    them; keys of different types never share bytes. None raises NullKey, NaN, infinity and an int that is
+    too large EncodeError, any other type UnsupportedKeyType.
+    """
+    cls = key.__class__
+    if cls is str:
+        return _encode_text(key)  # type: ignore[arg-type]
+    if cls is int:
+        return _encode_int(key)  # type: ignore[arg-type]
+    if key is None:
+        raise NullKey("a row has no key: it is null", remedy="filter null keys out before the operator")
+    return _encode_other(key)
+
+
+def _encode_text(key: str) -> bytes:
+    try:
+        return _STR + key.encode()
+    except UnicodeEncodeError as error:
+        raise EncodeError(f"a key is not valid Unicode: {error.reason}", key=ascii(key)[:80]) from None
+
+
+def _encode_int(key: int) -> bytes:
+    try:
+        return _INT + ordered.order_int(int(key))
+    except struct.error:
+        raise EncodeError("an integer key is beyond 64 bits", remedy="use it as text", key=repr(key)[:80]) from None
+
+
+def _encode_other(key: Any) -> bytes:
+    match key:
+        case bool():
+            return _BOOL + (b"\x01" if key else b"\x00")
+        case str():
+            return _encode_text(key)
+        case int():
+            return _encode_int(key)
+        case bytes():
+            return _BYTES + key
+        case datetime():
+            if key.utcoffset() is None:
+                return _NAIVE + ordered.order_int(ordered.micros_of(key.replace(tzinfo=None)))
+            return _AWARE + ordered.order_int(ordered.micros_of(key))
+        case date():
+            return _DATE + key.toordinal().to_bytes(4, "big")
+        case float():
+            if key in (float("inf"), float("-inf")):
+                raise EncodeError(f"{key} cannot be a key", remedy=_FINITE_REMEDY)
+            return _FLOAT + ordered.order_float(key)
+        case Decimal():
+            return _DECIMAL + ordered.order_decimal(key)
+        case UUID():
+            return _UUID + key.bytes
+        case tuple():
+            return _TUPLE + ordered.join_ordered([encode_row_key(item) for item in key])
+    raise UnsupportedKeyType(
+        f"a key of type {type(key).__name__} has no stored form",
+        remedy="use str, int, bytes, bool, date, datetime, float, Decimal, UUID, or a tuple of them",
+        key=repr(key)[:80],
+    )
+
+
+def decode_row_key(data: bytes) -> Any:
+    """Inverse of :func:`encode_row_key`: equal to the key, in its plain type; datetimes in UTC."""
+    kind, body = data[:1], data[1:]
+    try:
+        match kind:
+            case b"s":
+                return body.decode()
+            case b"i":
+                return ordered.unorder_int(body)
+            case b"(":
+                return tuple([decode_row_key(part) for part in ordered.split_ordered(body)])
+            case b"b":
+                return body == b"\x01"
+            case b"y":
+                return body
+            case b"t" | b"n":
+                return ordered.datetime_of(ordered.unorder_int(body), aware=kind == _AWARE)
+            case b"d":
+                return date.fromordinal(int.from_bytes(body, "big"))
+            case b"f":
+                return ordered.unorder_float(body)
+            case b"m":
+                return ordered.unorder_decimal(body)
+            case b"u":
+                return UUID(bytes=body)
+    except (struct.error, ValueError, OverflowError, IndexError) as error:
+        raise DecodeError("a stored key is damaged", remedy="restore a checkpoint", key=data.hex()) from error
+    raise DecodeError(
+        f"a stored key has type byte {kind!r}, which this version does not know",
+        remedy="run the newer stateflow version that wrote it",
+    )

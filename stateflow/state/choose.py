@@ -1,0 +1,49 @@
+"""From a declared type to its coder."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from stateflow.state import coders, plain
+
+_SCALARS: dict[Any, type[coders.Coder[Any]]] = {
+    int: coders.Int64,
+    float: coders.Float64,
+    bool: coders.Bool,
+    str: coders.Utf8,
+    bytes: coders.Bytes,
+    datetime: coders.Timestamp,
+    date: coders.Date,
+    Decimal: coders.Decimal,
+    UUID: coders.UUID,
+}
+
+
+def coder_for(type_: Any) -> coders.Coder[Any]:
+    """The coder of a declared type.
+
+    ``int float bool str bytes datetime date Decimal UUID`` have a coder each, dataclasses are a Struct,
+    ``tuple[…]`` with item types is a Tuple, every other container, Optional and Any is Msgpack.
+    Anything else raises DeclarationError, which names the supported types.
+    """
+    if isinstance(type_, coders.Coder):
+        return type_
+    if isinstance(type_, type) and issubclass(type_, coders.Coder):
+        return type_()
+    type_ = plain.bare(type_)
+    scalar = _SCALARS.get(type_) if isinstance(type_, type) else None
+    if scalar is not None:
+        return scalar()
+    if isinstance(type_, type) and dataclasses.is_dataclass(type_):
+        return coders.Struct(type_)
+    if typing.get_origin(type_) is tuple:
+        args = typing.get_args(type_)
+        if args and args[-1] is Ellipsis:
+            return coders.Tuple((coder_for(args[0]),), variadic=True)
+        return coders.Tuple(tuple(coder_for(arg) for arg in args))
+    return coders.Msgpack(plain.shape_of(type_))

@@ -1,0 +1,431 @@
+"""Coders: how one value, or one map key, becomes bytes and comes back. Never pickle.
+
+Every coder has a *value form* (``encode``/``decode``) and, when ``deterministic``, a *key form*
+(``encode_key``/``decode_key``) in which equal keys have equal bytes and byte order is value order.
+"""
+
+from __future__ import annotations
+
+import decimal
+import struct
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import date, datetime
+from numbers import Number, Real
+from typing import Any, Generic, TypeVar
+
+from stateflow.errors import DecodeError, EncodeError
+from stateflow.state import ordered, plain
+
+T = TypeVar("T")
+
+_INT64 = struct.Struct(">Q")
+_FLOAT64 = struct.Struct(">d")
+_ORDINAL = struct.Struct(">I")
+_pack_int, _pack_float = _INT64.pack, _FLOAT64.pack
+_BIAS = 1 << 63
+
+
+def wrong_type(coder: Coder[Any], value: object) -> EncodeError:
+    kind = type(value).__name__
+    return EncodeError(
+        f"a value of type {kind} does not fit coder {coder.name}",
+        remedy="declare the state with the type you store, or convert the value before storing it",
+        value=repr(value)[:80],
+    )
+
+
+class Coder(ABC, Generic[T]):
+    """One type's way into bytes. Subclass it for types of your own and pass it as ``coder=``.
+
+    Attributes:
+        name: stable identity. It is part of the address of every stored cell: change it and the data
+            stored under the old name is another state.
+        deterministic: equal values have equal bytes, so that it may code map keys and set members.
+        natural_order: the key form sorts exactly as Python's ``<`` sorts the decoded keys.
+        python_equality: keys with equal bytes are equal in Python too (not so some datetimes in two zones).
+        mutable: a decoded value can be changed in place.
+        exact: values of this very type come back from a round trip as they are, None when any value may
+            come back different (another time zone, a list for a subclass of list).
+        exact_key: the same for the key form.
+    """
+
+    name: str
+    deterministic: bool = False
+    natural_order: bool = False
+    python_equality: bool = True
+    mutable: bool = True
+    exact: type | None = None
+    exact_key: type | None = None
+
+    @abstractmethod
+    def encode(self, value: T) -> bytes:
+        """Raises EncodeError when the value does not fit."""
+
+    @abstractmethod
+    def decode(self, data: bytes) -> T:
+        """Raises DecodeError when the bytes do not fit."""
+
+    def encode_key(self, value: T) -> bytes:
+        """Raises EncodeError when the value does not fit or has no place in an order (NaN)."""
+        if not self.deterministic:
+            raise EncodeError(f"coder {self.name} cannot code keys", remedy="choose a key type with an order")
+        return self.encode(value)
+
+    def decode_key(self, data: bytes) -> T:
+        return self.decode(data)
+
+    def find_key(self, value: object) -> T | None:
+        """The key of this coder that *equals* a value of another type (1 for 1.0), None without one."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"<coder {self.name}>"
+
+
+def _bad_bytes(coder: Coder[Any], data: bytes, error: Exception | None = None) -> DecodeError:
+    return DecodeError(
+        f"stored bytes do not fit coder {coder.name}",
+        remedy="the data was written under another declaration or is damaged; restore a checkpoint",
+        bytes=data[:32].hex(),
+        reason=error,
+    )
+
+
+class _Scalar(Coder[T]):
+    deterministic = True
+    natural_order = True
+    mutable = False
+
+
+def _equal_number(convert: Callable[[Any], T], value: object) -> T | None:
+    if not isinstance(value, Number):
+        return None
+    try:
+        converted = convert(value)
+    except (TypeError, ValueError, OverflowError, decimal.InvalidOperation):
+        return None
+    return converted if converted == value else None
+
+
+class Int64(_Scalar[int]):
+    """8 bytes, big-endian, sign bit flipped. Integers beyond 64 bits, bool and float: EncodeError."""
+
+    name = "int64"
+    exact = exact_key = int
+
+    def encode(self, value: int) -> bytes:
+        if value.__class__ is not int:
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise wrong_type(self, value)
+            value = value.__index__()
+        try:
+            return _pack_int(value + _BIAS)
+        except struct.error:
+            raise EncodeError(
+                "an int is beyond 64 bits",
+                remedy="declare the state with type decimal.Decimal",
+                value=repr(value)[:80],
+            ) from None
+
+    def decode(self, data: bytes) -> int:
+        try:
+            number: int = _INT64.unpack(data)[0]
+        except struct.error as error:
+            raise _bad_bytes(self, data, error) from error
+        return number - _BIAS
+
+    def find_key(self, value: object) -> int | None:
+        return _equal_number(int, value)
+
+
+class Float64(_Scalar[float]):
+    """8 bytes IEEE 754; an int becomes a float. As a key NaN is refused and -0.0 becomes 0.0."""
+
+    name = "float64"
+    exact = float
+
+    def encode(self, value: float) -> bytes:
+        if value.__class__ is float:
+            return _pack_float(value)
+        return _pack_float(self._float(value))
+
+    def decode(self, data: bytes) -> float:
+        try:
+            number: float = _FLOAT64.unpack(data)[0]
+        except struct.error as error:
+            raise _bad_bytes(self, data, error) from error
+        return number
+
+    def encode_key(self, value: float) -> bytes:
+        return ordered.order_float(self._float(value))
+
+    def decode_key(self, data: bytes) -> float:
+        try:
+            return ordered.unorder_float(data)
+        except struct.error as error:
+            raise _bad_bytes(self, data, error) from error
+
+    def find_key(self, value: object) -> float | None:
+        return _equal_number(float, value)
+
+    def _float(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise wrong_type(self, value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise EncodeError("an int is too large for a float", value=repr(value)[:80]) from None
+
+
+class Bool(_Scalar[bool]):
+    name = "bool"
+    exact = exact_key = bool
+
+    def encode(self, value: bool) -> bytes:
+        if value is True:
+            return b"\x01"
+        if value is False:
+            return b"\x00"
+        raise wrong_type(self, value)
+
+    def decode(self, data: bytes) -> bool:
+        if data not in (b"\x00", b"\x01"):
+            raise _bad_bytes(self, data)
+        return data == b"\x01"
+
+    def find_key(self, value: object) -> bool | None:
+        return _equal_number(bool, value)
+
+
+class Utf8(_Scalar[str]):
+    name = "utf8"
+    exact = exact_key = str
+
+    def encode(self, value: str) -> bytes:
+        if not isinstance(value, str):
+            raise wrong_type(self, value)
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError(f"a str is not valid Unicode: {error.reason}", value=ascii(value)[:80]) from None
+
+    def decode(self, data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise _bad_bytes(self, data, error) from error
+
+
+class Bytes(_Scalar[bytes]):
+    """As they are; bytearray and memoryview come back as bytes."""
+
+    name = "bytes"
+    exact = exact_key = bytes
+
+    def encode(self, value: bytes) -> bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise wrong_type(self, value)
+        return bytes(value)
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+class Timestamp(_Scalar[datetime]):
+    """Aware datetimes as microseconds since 1970 (8 bytes, ordered); they come back in UTC."""
+
+    name = "timestamp"
+    python_equality = False
+
+    def encode(self, value: datetime) -> bytes:
+        if not isinstance(value, datetime):
+            raise wrong_type(self, value)
+        if value.utcoffset() is None:
+            raise EncodeError(
+                "a datetime without a time zone does not name an instant",
+                remedy="attach one: value.replace(tzinfo=timezone.utc)",
+                value=value.isoformat(),
+            )
+        return ordered.order_int(ordered.micros_of(value))
+
+    def decode(self, data: bytes) -> datetime:
+        try:
+            return ordered.datetime_of(ordered.unorder_int(data), aware=True)
+        except struct.error as error:
+            raise _bad_bytes(self, data, error) from error
+
+
+class Date(_Scalar[date]):
+    """4 bytes, the proleptic ordinal. A datetime is refused rather than cut."""
+
+    name = "date"
+    exact = exact_key = date
+
+    def encode(self, value: date) -> bytes:
+        if not isinstance(value, date) or isinstance(value, datetime):
+            raise wrong_type(self, value)
+        return _ORDINAL.pack(value.toordinal())
+
+    def decode(self, data: bytes) -> date:
+        try:
+            return date.fromordinal(_ORDINAL.unpack(data)[0])
+        except (struct.error, ValueError, OverflowError) as error:
+            raise _bad_bytes(self, data, error) from error
+
+
+class Decimal(_Scalar[decimal.Decimal]):
+    """The value form keeps trailing zeros and NaN, the key form is canonical and finite."""
+
+    name = "decimal"
+    exact = decimal.Decimal
+
+    def encode(self, value: decimal.Decimal) -> bytes:
+        return str(self._decimal(value)).encode()
+
+    def decode(self, data: bytes) -> decimal.Decimal:
+        try:
+            return decimal.Decimal(data.decode("ascii"))
+        except (UnicodeDecodeError, decimal.InvalidOperation) as error:
+            raise _bad_bytes(self, data, error) from error
+
+    def encode_key(self, value: decimal.Decimal) -> bytes:
+        return ordered.order_decimal(self._decimal(value))
+
+    def decode_key(self, data: bytes) -> decimal.Decimal:
+        try:
+            return ordered.unorder_decimal(data)
+        except (struct.error, ValueError, IndexError) as error:
+            raise _bad_bytes(self, data, error) from error
+
+    def find_key(self, value: object) -> decimal.Decimal | None:
+        return _equal_number(decimal.Decimal, value)
+
+    def _decimal(self, value: object) -> decimal.Decimal:
+        if isinstance(value, decimal.Decimal):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return decimal.Decimal(int(value))
+        raise wrong_type(self, value)
+
+
+class UUID(_Scalar[uuid.UUID]):
+    """16 bytes."""
+
+    name = "uuid"
+    exact = exact_key = uuid.UUID
+
+    def encode(self, value: uuid.UUID) -> bytes:
+        if not isinstance(value, uuid.UUID):
+            raise wrong_type(self, value)
+        return value.bytes
+
+    def decode(self, data: bytes) -> uuid.UUID:
+        try:
+            return uuid.UUID(bytes=data)
+        except ValueError as error:
+            raise _bad_bytes(self, data, error) from error
+
+
+def _lower(coder: Coder[Any], shape: plain.Shape | plain.RecordShape, value: Any) -> Any:
+    try:
+        return shape.lower(value)
+    except (TypeError, ValueError, AttributeError):
+        raise wrong_type(coder, value) from None
+
+
+def _lift(coder: Coder[Any], shape: plain.Shape | plain.RecordShape, value: Any, data: bytes) -> Any:
+    try:
+        return shape.lift(value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _bad_bytes(coder, data, error) from error
+
+
+class Msgpack(Coder[Any]):
+    """Any nesting of None, bool, int, float, str, bytes, list, dict, tuple, set, frozenset, date, datetime,
+    Decimal and UUID. Subclasses of these come back as the plain type, a bytearray as bytes.
+
+    Args:
+        shape: how values that msgpack does not know (dataclasses) become plain data, and its identity.
+    """
+
+    name = "msgpack"
+
+    def __init__(self, shape: plain.Shape | None = None) -> None:
+        self._shape = shape
+        if shape is not None:
+            self.name = f"msgpack[{shape.name}]"
+
+    def encode(self, value: Any) -> bytes:
+        return plain.dumps(value if self._shape is None else _lower(self, self._shape, value))
+
+    def decode(self, data: bytes) -> Any:
+        value = plain.loads(data)
+        return value if self._shape is None else _lift(self, self._shape, value, data)
+
+
+class Struct(Coder[T]):
+    """A dataclass as a msgpack map of its fields by name.
+
+    Reading ignores stored fields the class no longer has and gives defaults to fields that are not stored;
+    a field with neither is a DecodeError. The identity is the class *name*, so that fields may be added.
+    Objects are rebuilt field by field: ``__init__`` and ``__post_init__`` do not run.
+    """
+
+    def __init__(self, cls: type[T]) -> None:
+        self._shape = plain.RecordShape.of(cls)
+        self.cls = cls
+        self.name = self._shape.name
+        self.mutable = not self._shape.immutable
+
+    def encode(self, value: T) -> bytes:
+        if not isinstance(value, self.cls):
+            raise wrong_type(self, value)
+        return plain.dumps(_lower(self, self._shape, value))
+
+    def decode(self, data: bytes) -> T:
+        value: T = _lift(self, self._shape, plain.loads(data), data)
+        return value
+
+
+class Tuple(Coder[tuple[Any, ...]]):
+    """Tuples of declared item types: ``tuple[str, int]``, or ``tuple[str, ...]`` for any length.
+
+    The value form is each item's value form, the key form each item's key form, both self-delimiting.
+    """
+
+    def __init__(self, items: tuple[Coder[Any], ...], *, variadic: bool = False) -> None:
+        self._items = items
+        self._variadic = variadic
+        self.name = f"tuple[{','.join(item.name for item in items)}{',...' if variadic else ''}]"
+        self.deterministic = all(item.deterministic for item in items)
+        self.python_equality = all(item.python_equality for item in items)
+        self.natural_order = all(item.natural_order for item in items)
+        self.mutable = any(item.mutable for item in items)
+
+    def encode(self, value: tuple[Any, ...]) -> bytes:
+        return ordered.join_ordered([coder.encode(item) for coder, item in self._pairs(value)])
+
+    def decode(self, data: bytes) -> tuple[Any, ...]:
+        return tuple([coder.decode(part) for coder, part in self._parts(data)])
+
+    def encode_key(self, value: tuple[Any, ...]) -> bytes:
+        return ordered.join_ordered([coder.encode_key(item) for coder, item in self._pairs(value)])
+
+    def decode_key(self, data: bytes) -> tuple[Any, ...]:
+        return tuple([coder.decode_key(part) for coder, part in self._parts(data)])
+
+    def _pairs(self, value: object) -> list[tuple[Coder[Any], Any]]:
+        if not isinstance(value, tuple) or not (self._variadic or len(value) == len(self._items)):
+            raise wrong_type(self, value)
+        return list(zip(self._coders(len(value)), value, strict=True))
+
+    def _parts(self, data: bytes) -> list[tuple[Coder[Any], bytes]]:
+        parts = ordered.split_ordered(data)
+        if not self._variadic and len(parts) != len(self._items):
+            raise _bad_bytes(self, data)
+        return list(zip(self._coders(len(parts)), parts, strict=True))
+
+    def _coders(self, length: int) -> tuple[Coder[Any], ...]:
+        return self._items * length if self._variadic else self._items

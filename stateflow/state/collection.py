@@ -1,0 +1,353 @@
+"""What TrackedMap and TrackedSet have in common: lazily loaded entries and their net change.
+
+Invariants of a bound collection:
+
+- ``_count`` is the number of live entries, -1 before the count cell was read;
+- ``_items`` holds live entries only, so ``len(_items) == _count`` means that all of them are loaded;
+- ``_base`` has every entry written or handed out mutable in this batch, with what it was before;
+- in a collection of mutable values an object is alive (not PACKED) only while its key is in ``_base``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Generic, TypeVar
+
+from stateflow.changes import Mutations
+from stateflow.state.cells import HEADER, range_end, unpack_cell
+from stateflow.state.ordered import order_int, unorder_int
+from stateflow.state.spec import ENCODE_FAILURES, MISSING, PACKED, STANDALONE, StateSpec, fingerprint
+
+K = TypeVar("K")
+
+_ABSENT_MAX = 10_000
+
+
+class Collection(Generic[K]):
+    __slots__ = (
+        "_absent",
+        "_base",
+        "_cleared",
+        "_count",
+        "_dirty",
+        "_items",
+        "_next",
+        "_order",
+        "_packed",
+        "_row",
+        "_spec",
+        "_stored_count",
+    )
+
+    _what: ClassVar[str] = "collection"
+
+    #: keys the store was asked for and does not have
+    _absent: set[Any] | None
+    #: key → what it was: MISSING, the payload (mutable values), or the value
+    _base: dict[K, Any]
+    #: the stored entries count as gone, ``_items`` is all there is
+    _cleared: bool
+    _dirty: bool
+    _items: dict[K, Any]
+    #: key → payload, as the last _collect found it
+    _next: dict[K, bytes]
+    #: loaded keys in encoded order, None after a key came or went; iterators watch its identity
+    _order: list[K] | None
+    #: mutable values: key → stored payload; standalone: key → fingerprint of the clean value
+    _packed: dict[K, Any]
+    _row: bytes
+    _spec: StateSpec
+    _stored_count: int
+
+    def _start_standalone(self) -> None:
+        self._reset()
+        self._spec = STANDALONE
+        self._row = b""
+        self._dirty = True  # never logged
+        self._count = 0
+
+    @classmethod
+    def _bound(cls, spec: StateSpec, row: bytes) -> Any:
+        self = cls.__new__(cls)
+        self._spec = spec
+        self._row = row
+        self._dirty = False
+        self._reset()
+        return self
+
+    def _reset(self) -> None:
+        self._items = {}
+        self._base = {}
+        self._packed = {}
+        self._next = {}
+        self._absent = None
+        self._order = None
+        self._cleared = False
+        self._count = self._stored_count = -1
+
+    # --- reading ----------------------------------------------------------------------------------------
+
+    def _open(self) -> int:
+        data = self._spec.get(self._spec.count_head + self._row)
+        self._count = self._stored_count = 0 if data is None else unorder_int(unpack_cell(data))
+        return self._count
+
+    @property
+    def _complete(self) -> bool:
+        """Every live entry is loaded: the store is not needed any more."""
+        return len(self._items) == self._count
+
+    def _present(self, key: Any) -> bool:
+        """Whether the key is live; after True ``_items[key]`` is there. TypeError for an unhashable key."""
+        items = self._items
+        if key in items:
+            return True
+        count = self._count
+        if count < 0:
+            count = self._open()
+        if len(items) == count or key in self._base:
+            return False
+        return self._fetch(key)
+
+    def _fetch(self, key: Any) -> bool:
+        absent = self._absent
+        if absent is not None and key in absent:
+            return False
+        spec = self._spec
+        code = spec.key_bytes(key)
+        data = None if code is None else spec.get(spec.cell_head + self._row + code)
+        if data is not None and code is not None:
+            keys = spec.key_coder
+            stored_key: Any = key if key.__class__ is keys.exact_key else keys.decode_key(code)
+            if stored_key not in self._base:
+                self._take_in(stored_key, unpack_cell(data))
+            return key in self._items
+        if absent is None or len(absent) >= _ABSENT_MAX:
+            absent = self._absent = set()
+        absent.add(key)
+        return False
+
+    def _take_in(self, key: K, payload: bytes) -> None:
+        spec = self._spec
+        if spec.mutable:
+            self._packed[key] = payload
+            self._items[key] = PACKED
+        else:
+            self._items[key] = spec.decode(payload)
+        self._order = None
+        spec.entries_cached += 1
+
+    def _stored_entries(self) -> Iterator[tuple[K, bytes]]:
+        """(key, payload) of the committed entries, in encoded order."""
+        spec = self._spec
+        prefix = spec.cell_head + self._row
+        start, decode_key = len(prefix), spec.key_coder.decode_key
+        for cell, data in spec.scan(prefix):
+            yield decode_key(cell[start:]), unpack_cell(data)
+
+    def _load_all(self) -> None:
+        count = self._count
+        if count < 0:
+            count = self._open()
+        items, base = self._items, self._base
+        if len(items) == count:
+            return
+        for key, payload in self._stored_entries():
+            if key not in items and key not in base:
+                self._take_in(key, payload)
+        if len(items) != count:
+            raise self._spec.count_differs(self._row, len(items), count)
+
+    def _ordered(self) -> list[K]:
+        """All live keys in encoded order; the caller must not change the list."""
+        order = self._order
+        if order is None or len(order) != self._count:
+            self._load_all()
+            order = self._order = self._spec.ordered(self._items)
+        return order
+
+    def _walk(self, order: list[K], keys: Iterable[K]) -> Iterator[K]:
+        """``keys``, one by one, as long as ``order`` stays the order of this collection."""
+        size = len(order)
+        for key in keys:
+            if self._order is not order or len(order) != size:
+                break
+            yield key
+        if self._order is not order or len(order) != size:
+            raise RuntimeError(f"{self._what} changed size during iteration")
+
+    def _value(self, key: K) -> Any:
+        """The value of a live key, for the user to have: a mutable one is watched from now on."""
+        value = self._items[key]
+        if value is PACKED:
+            self._remember(key)
+            value = self._items[key] = self._spec.decode(self._packed[key])
+        return value
+
+    def _getter(self) -> Callable[[K], Any]:
+        """``_value``, or the faster same where nothing has to be watched."""
+        return self._value if self._spec.mutable else self._items.__getitem__
+
+    # --- writing ----------------------------------------------------------------------------------------
+
+    def _remember(self, key: K) -> None:
+        """Notes what a live or new key was before this batch; call before changing it."""
+        if not self._dirty:
+            self._dirty = True
+            self._spec.log.append(self)
+        base = self._base
+        if key not in base and not self._spec.standalone:
+            now = self._items.get(key, MISSING)
+            if now is not MISSING:
+                key = self._spec.admit_present(key)
+                base[key] = self._packed.get(key, MISSING) if self._spec.mutable else now
+            else:
+                base[key] = MISSING
+
+    def _put(self, key: K, value: Any) -> None:
+        if not self._present(key):
+            key = self._admit(key)
+            if not self._present(key):
+                self._remember(key)
+                self._items[key] = value
+                self._count += 1
+                self._order = None
+                self._spec.entries_cached += 1
+                return
+        self._remember(key)
+        self._items[key] = value
+
+    def _admit(self, key: K) -> K:
+        try:
+            admitted: K = self._spec.admit(key)
+        except ENCODE_FAILURES as error:
+            raise self._spec.encode_error(error, self._row, map_key=repr(key)[:80]) from error
+        return admitted
+
+    def _drop(self, key: Any) -> None:
+        """Removes a live key."""
+        self._remember(key)
+        del self._items[key]
+        self._count -= 1
+        self._order = None
+
+    def _drop_all(self) -> None:
+        count = self._count
+        if count < 0:
+            count = self._open()
+        if count == 0:
+            return
+        if not self._dirty:
+            self._dirty = True
+            self._spec.log.append(self)
+        # without stored entries, those of this batch simply never were
+        self._cleared = self._stored_count > 0
+        self._items = {}
+        self._base = {}
+        self._absent = None
+        self._order = None
+        self._count = 0
+
+    # --- net change -------------------------------------------------------------------------------------
+
+    def _net(self) -> dict[K, bytes | None]:
+        """Entries whose payload differs from the store: key → new payload, None for a removed entry."""
+        spec, items = self._spec, self._items
+        base: dict[K, Any] = self._base
+        as_bytes = spec.mutable
+        if self._cleared:
+            as_bytes = True
+            base = dict(self._stored_entries())
+            base.update(dict.fromkeys(items.keys() - base.keys(), MISSING))
+        net: dict[K, bytes | None] = {}
+        self._next = {}
+        for key, was in base.items():
+            now = items.get(key, MISSING)
+            if now is was:
+                continue
+            if now is MISSING:
+                net[key] = None
+                continue
+            payload = self._next[key] = self._encoded(key, now)
+            if was is MISSING or payload != (was if as_bytes else spec.encode(was)):
+                net[key] = payload
+        return net
+
+    def _encoded(self, key: K, value: Any) -> bytes:
+        try:
+            return self._spec.encode(value)
+        except ENCODE_FAILURES as error:
+            raise self._spec.encode_error(error, self._row, map_key=repr(key)[:80]) from error
+
+    def _collect(self, into: Mutations) -> None:
+        """Adds the net change and remembers the payloads for ``_settle``; repeatable."""
+        spec = self._spec
+        prefix = spec.cell_head + self._row
+        count, encode_key = self._count, spec.key_coder.encode_key
+        # comparing entry by entry means reading what was cleared; not worth it when little was put back
+        if self._cleared and self._stored_count > 4 * count + (16 if count else 0):
+            self._next = {key: self._encoded(key, value) for key, value in self._items.items()}
+            into.clears.append((prefix, range_end(prefix)))
+            into.puts.extend((prefix + encode_key(key), HEADER + payload) for key, payload in self._next.items())
+        else:
+            for key, payload in self._net().items():
+                if payload is None:
+                    into.deletes.append(prefix + encode_key(key))
+                else:
+                    into.puts.append((prefix + encode_key(key), HEADER + payload))
+        if count != self._stored_count:
+            cell = spec.count_head + self._row
+            if count:
+                into.puts.append((cell, HEADER + order_int(count)))
+            else:
+                into.deletes.append(cell)
+
+    def _settle(self) -> None:
+        """What ``_collect`` found is in the store now."""
+        spec, items = self._spec, self._items
+        if spec.mutable:
+            packed = self._packed
+            if self._cleared:
+                packed.clear()
+            for key in self._base:
+                if key in items:
+                    packed[key] = self._next[key]
+                    # whoever kept the object must not be able to change the cache behind the store's back
+                    items[key] = PACKED
+                else:
+                    packed.pop(key, None)
+        else:
+            for key, payload in self._next.items():
+                if items[key].__class__ is not spec.exact:
+                    items[key] = spec.decode(payload)
+        self._dirty = self._cleared = False
+        self._base = {}
+        self._next = {}
+        self._stored_count = self._count
+
+    def _forget(self) -> None:
+        """Whatever is not in the store never happened."""
+        self._dirty = False
+        self._reset()
+
+    # --- standalone -------------------------------------------------------------------------------------
+
+    def mark_clean(self) -> None:
+        """Standalone objects: what is now is what ``changes()`` compares with from here on."""
+        if not self._spec.standalone:
+            raise RuntimeError("state of an operator is marked clean when its batch is committed")
+        self._packed = {key: fingerprint(value) for key, value in self._items.items()}
+
+    def _changed(self) -> tuple[list[K], list[K]]:
+        """Keys (put, removed) since the last commit, in encoded order."""
+        if self._spec.standalone:
+            items, clean = self._items, self._packed
+            put = [key for key, value in items.items() if clean.get(key, MISSING) != fingerprint(value)]
+            removed = [key for key in clean if key not in items]
+        elif not self._dirty:
+            return [], []
+        else:
+            net = self._net()
+            put = [key for key, payload in net.items() if payload is not None]
+            removed = [key for key, payload in net.items() if payload is None]
+        return self._spec.ordered(put), self._spec.ordered(removed)

@@ -1,0 +1,187 @@
+"""State declarations: ``flights = state.value(int, default=0)`` in the body of an operator class."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from typing import Any, Final, Literal, TypeVar, cast
+
+from stateflow.errors import DeclarationError, EncodeError, UnknownState
+from stateflow.state.cells import tag_of
+from stateflow.state.choose import coder_for
+from stateflow.state.coders import Coder
+from stateflow.state.tracked_map import TrackedMap
+from stateflow.state.tracked_set import TrackedSet
+from stateflow.state.tracked_value import TrackedValue
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+Kind = Literal["value", "map", "set"]
+
+
+class Nothing(Coder[None]):
+    """The value half of a set's cells: no bytes."""
+
+    name = "nothing"
+    mutable = False
+    exact = builtins.type(None)
+
+    def encode(self, value: None) -> bytes:
+        return b""
+
+    def decode(self, data: bytes) -> None:
+        return None
+
+
+_NOTHING: Final = Nothing()
+
+
+class Declaration:
+    """One declared state.
+
+    A non-data descriptor: what binding a key puts into the instance's ``__dict__`` hides it, and reading it
+    while no key is bound raises UnknownState.
+
+    Attributes:
+        name: the stored name, by default the attribute's.
+        kind: ``"value"``, ``"map"`` or ``"set"``.
+        coder: of the value or the map's values.
+        key_coder: of map keys and set members, None for a value.
+        default_payload: the encoded default of a value, None for none.
+    """
+
+    __slots__ = ("attribute", "coder", "default_payload", "key_coder", "kind", "name")
+
+    def __init__(
+        self,
+        kind: Kind,
+        coder: Coder[Any],
+        *,
+        key_coder: Coder[Any] | None = None,
+        default: Any = None,
+        name: str | None = None,
+    ) -> None:
+        if name is not None and (not isinstance(name, str) or not name or "\0" in name):
+            raise DeclarationError(f"{name!r} cannot name a state", remedy="use a non-empty str without NUL")
+        if key_coder is not None and not key_coder.deterministic:
+            raise DeclarationError(
+                f"coder {key_coder.name} cannot code {'map keys' if kind == 'map' else 'set members'}: "
+                "equal keys may have different bytes",
+                remedy="use str, int, float, bool, bytes, date, datetime, Decimal, UUID or tuple[…] of them",
+            )
+        self.kind: Kind = kind
+        self.coder = coder
+        self.key_coder = key_coder
+        self.name = name or ""
+        self.attribute = ""
+        try:
+            self.default_payload = None if default is None else coder.encode(default)
+        except EncodeError as error:
+            raise DeclarationError(
+                f"the default {default!r} does not fit coder {coder.name}",
+                remedy="declare the state with the type of its default",
+            ) from error
+
+    def __set_name__(self, owner: builtins.type, attribute: str) -> None:
+        if not self.attribute:
+            self.attribute = attribute
+            self.name = self.name or attribute
+
+    def __get__(self, instance: object | None, owner: builtins.type | None = None) -> Any:
+        if instance is None:
+            return self
+        raise UnknownState(
+            f"state {self.name!r} was read while no key is bound",
+            remedy="use it in process(), on_timer() or on_watermark(), where a key is being processed",
+            operator=builtins.type(instance).__name__,
+        )
+
+    @property
+    def coders(self) -> tuple[Coder[Any], ...]:
+        """Key coder first, as far as the kind has one."""
+        if self.key_coder is None:
+            return (self.coder,)
+        return (self.key_coder,) if self.kind == "set" else (self.key_coder, self.coder)
+
+    @property
+    def tag(self) -> bytes:
+        """8 bytes, part of the address of each of its cells."""
+        return tag_of(self.name, self.kind, tuple(coder.name for coder in self.coders))
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able: ``{"name", "kind", "coders": [names], "tag": hex}``."""
+        coders = [coder.name for coder in self.coders]
+        return {"name": self.name, "kind": self.kind, "coders": coders, "tag": self.tag.hex()}
+
+    def __repr__(self) -> str:
+        return f"<state {self.name or '?'}: {self.kind}({', '.join(coder.name for coder in self.coders)})>"
+
+
+def value(
+    type_: type[T], default: T | None = None, *, coder: Coder[T] | None = None, name: str | None = None
+) -> TrackedValue[T]:
+    """One variable per key. A mutable default is copied for each key.
+
+    Raises DeclarationError for a type without a coder and a default that its coder cannot encode.
+    """
+    declaration = Declaration("value", coder or coder_for(type_), default=default, name=name)
+    return cast(TrackedValue[T], declaration)
+
+
+def map(
+    key_type: type[K],
+    value_type: type[V],
+    *,
+    key_coder: Coder[K] | None = None,
+    coder: Coder[V] | None = None,
+    name: str | None = None,
+) -> TrackedMap[K, V]:
+    """A dict per key. ``coder`` is of the values.
+
+    Raises DeclarationError for a type without a coder, and for a key type that has no deterministic one.
+    """
+    keys = key_coder or coder_for(key_type)
+    declaration = Declaration("map", coder or coder_for(value_type), key_coder=keys, name=name)
+    return cast(TrackedMap[K, V], declaration)
+
+
+def set(type_: type[T], *, coder: Coder[T] | None = None, name: str | None = None) -> TrackedSet[T]:
+    """A set per key. Raises DeclarationError for a member type that has no deterministic coder."""
+    declaration = Declaration("set", _NOTHING, key_coder=coder or coder_for(type_), name=name)
+    return cast(TrackedSet[T], declaration)
+
+
+def declarations_of(cls: builtins.type) -> dict[str, Declaration]:
+    """The states of an operator class by attribute, base classes first; an overridden attribute counts once.
+
+    Raises DeclarationError when two attributes share a stored name.
+    """
+    found: dict[str, Declaration] = {}
+    for base in reversed(inspect.getmro(cls)):
+        for attribute, member in vars(base).items():
+            if isinstance(member, Declaration):
+                found[attribute] = member
+            else:
+                found.pop(attribute, None)
+    check_names(found, cls.__name__)
+    return found
+
+
+def check_names(declarations: dict[str, Declaration], operator: str) -> None:
+    """Raises DeclarationError for a missing or a doubly used stored name."""
+    seen: dict[str, str] = {}
+    for attribute, declaration in declarations.items():
+        if not declaration.name:
+            raise DeclarationError(
+                f"the state at {attribute!r} has no name",
+                remedy="declare it in the class body, or pass name=",
+            )
+        other = seen.setdefault(declaration.name, attribute)
+        if other != attribute:
+            raise DeclarationError(
+                f"attributes {other!r} and {attribute!r} are both stored as {declaration.name!r}",
+                remedy="declare each state by itself, with a name= of its own",
+                operator=operator,
+            )

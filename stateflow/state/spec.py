@@ -1,0 +1,235 @@
+"""What all tracked objects of one state share: coders, place in the store, the list of written objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+from stateflow.errors import DeclarationError, DecodeError, EncodeError, NullKey, UnsupportedKeyType
+from stateflow.state import plain
+from stateflow.state.cells import CELL, COUNT, decode_row_key, encode_row_key, split_address
+from stateflow.state.coders import Coder, Msgpack, Struct
+
+
+class CellReader(Protocol):
+    """The committed cells of one partition."""
+
+    def get(self, cell: bytes, /) -> bytes | None: ...
+
+    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """Cells whose address starts with ``prefix``, in byte order."""
+        ...
+
+
+class Marker:
+    """A value no user can store."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"
+
+
+#: not in the collection
+MISSING: Final = Marker("missing")
+#: in the collection, present as bytes only
+PACKED: Final = Marker("packed")
+#: nobody has asked the store yet
+UNREAD: Final = Marker("unread")
+
+#: what a coder of the user's own may raise for a value that does not fit
+ENCODE_FAILURES = (EncodeError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+class StateSpec:
+    """One state of one partition. ``reader`` None makes standalone objects, which never touch a store."""
+
+    __slots__ = (
+        "cell_head",
+        "coder",
+        "count_head",
+        "decode",
+        "default",
+        "default_payload",
+        "encode",
+        "entries_cached",
+        "exact",
+        "get",
+        "key_coder",
+        "log",
+        "mutable",
+        "name",
+        "operator",
+        "scan",
+        "standalone",
+    )
+
+    def __init__(
+        self,
+        operator: str,
+        name: str,
+        coder: Coder[Any],
+        *,
+        tag: bytes = b"",
+        key_coder: Coder[Any] | None = None,
+        default_payload: bytes | None = None,
+        reader: CellReader | None = None,
+        log: list[Any] | None = None,
+    ) -> None:
+        self.operator = operator
+        self.name = name
+        self.coder = coder
+        self.key_coder: Coder[Any] = key_coder or _KEYS
+        self.encode, self.decode = coder.encode, coder.decode
+        self.mutable, self.exact = coder.mutable, coder.exact
+        self.default_payload = default_payload
+        #: of immutable coders only; a mutable default is decoded for each use
+        self.default = None if default_payload is None else coder.decode(default_payload)
+        self.cell_head, self.count_head = CELL + tag, COUNT + tag
+        self.standalone = reader is None
+        self.get = _no_cell if reader is None else reader.get
+        self.scan = _no_cells if reader is None else reader.scan
+        #: objects written, or handed out mutable, since the last commit
+        self.log: list[Any] = [] if log is None else log
+        #: map entries and set members loaded or inserted since somebody last counted
+        self.entries_cached = 0
+
+    def fresh_default(self) -> Any:
+        if self.mutable and self.default_payload is not None:
+            return self.decode(self.default_payload)
+        return self.default
+
+    def admit(self, key: Any) -> Any:
+        """The key as it comes back from the store. Raises EncodeError when it has no key form."""
+        if self.standalone:
+            return key
+        code = self.key_coder.encode_key(key)
+        return key if key.__class__ is self.key_coder.exact_key else self.key_coder.decode_key(code)
+
+    def admit_present(self, key: Any) -> Any:
+        """The same for a key that equals a stored one, which may be of another numeric type."""
+        if key.__class__ is self.key_coder.exact_key:
+            return key
+        try:
+            return self.admit(key)
+        except EncodeError:
+            found = self.key_coder.find_key(key)
+            if found is None:
+                raise
+            return found
+
+    def canonical(self, key: Any) -> Any:
+        """The key as it comes back from the store, or as it is when it has no key form."""
+        try:
+            return self.admit(key)
+        except ENCODE_FAILURES:
+            return key
+
+    def key_bytes(self, key: Any) -> bytes | None:
+        """The key form of the stored key that would equal ``key``, None when no stored key can."""
+        try:
+            return self.key_coder.encode_key(key)
+        except ENCODE_FAILURES:
+            found = self.key_coder.find_key(key)
+            return None if found is None else self.key_coder.encode_key(found)
+
+    def ordered(self, keys: Any) -> list[Any]:
+        """Keys in the order of their key form."""
+        return sorted(keys, key=None if self.key_coder.natural_order else self.key_coder.encode_key)
+
+    def encode_error(self, error: Exception, row: bytes, **where: Any) -> EncodeError:
+        """``error`` with the place it happened at; ``row`` is the key's part of the address."""
+        place: dict[str, Any] = {"operator": self.operator, "state": self.name, "key": key_of(row), **where}
+        if isinstance(error, EncodeError):
+            return EncodeError(error.what, remedy=error.remedy, **place, **error.where)
+        return EncodeError(f"coder {self.coder.name} failed: {error!r}", remedy="mend the coder", **place)
+
+    def count_differs(self, row: bytes, counted: int, stored: int) -> DecodeError:
+        return DecodeError(
+            f"a stored count says {stored} entries, the store holds {counted}",
+            remedy="the store is damaged; restore a checkpoint",
+            operator=self.operator,
+            state=self.name,
+            key=key_of(row),
+        )
+
+
+def key_of(row: bytes) -> Any:
+    """The stream key inside the middle part of an address."""
+    return decode_row_key(split_address(CELL + bytes(8) + row)[0]) if row else None
+
+
+def _no_cell(cell: bytes) -> bytes | None:
+    return None
+
+
+def _no_cells(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    return iter(())
+
+
+# --- standalone objects: coders that take anything, because nothing is ever stored ----------------------
+
+
+class _AnyKey(Coder[Any]):
+    """Sorts like row keys; what is no row key comes last, in order of insertion."""
+
+    name = "any"
+    deterministic = True
+
+    def encode(self, value: Any) -> bytes:
+        try:
+            return encode_row_key(value)
+        except (EncodeError, NullKey, UnsupportedKeyType):
+            return b"\xff"
+
+    def decode(self, data: bytes) -> Any:
+        raise NotImplementedError
+
+
+class _AnyValue(Coder[Any]):
+    name = "any"
+    mutable = False
+
+    def encode(self, value: Any) -> bytes:
+        raise NotImplementedError
+
+    def decode(self, data: bytes) -> Any:
+        raise NotImplementedError
+
+
+class _Same:
+    """Equal to another one around the very same object."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, value: object) -> None:
+        self._object = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._object is self._object
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def fingerprint(value: Any) -> Any:
+    """Something that compares unequal once ``value`` was replaced or changed in place.
+
+    Objects that have no stored form are known by identity only.
+    """
+    if type(value) in plain.IMMUTABLE:
+        return (type(value), value)
+    try:
+        if dataclasses.is_dataclass(value):
+            return Struct(type(value)).encode(value)
+        return _ANYTHING.encode(value)
+    except (EncodeError, DeclarationError):
+        return _Same(value)
+
+
+_ANYTHING = Msgpack()
+_KEYS = _AnyKey()
+STANDALONE: Final = StateSpec("", "", _AnyValue())

@@ -1,0 +1,240 @@
+"""TrackedMap: a dict per key, one stored cell per entry."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
+from copy import deepcopy
+from typing import Any, TypeVar
+
+from stateflow.state.collection import Collection
+from stateflow.state.spec import PACKED
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class TrackedMap(Collection[K], MutableMapping[K, V]):
+    """A dict in all but one respect: it iterates in encoded-key order, for ordinary keys sorted order.
+
+    On an operator it belongs to one key for good. Reading one entry reads one cell; iterating reads all.
+    Mutable values may be changed in place in the batch that read them; an object kept from an earlier
+    batch is a copy, changing it changes nothing. A new key that has no stored form (the wrong type, NaN)
+    raises EncodeError at once, a value that has none when the batch is collected.
+    ``|``, ``copy()`` and the view operations return plain dicts and sets.
+    ``TrackedMap({"a": 1})`` stands alone, in memory, and takes the arguments of dict.
+    """
+
+    __slots__ = ()
+    _what = "dictionary"
+
+    def __init__(self, data: Any = (), /, **entries: V) -> None:
+        self._start_standalone()
+        self.update(data, **entries)
+        self.mark_clean()
+
+    @classmethod
+    def fromkeys(cls, keys: Iterable[K], value: Any = None, /) -> TrackedMap[K, Any]:
+        return cls(dict.fromkeys(keys, value))
+
+    def changes(self) -> dict[str, Any]:
+        """Net change since the last commit: ``{"put": {key: value}, "deleted": [key, …]}``."""
+        put, removed = self._changed()
+        return {"put": {key: self._items[key] for key in put}, "deleted": removed}
+
+    # --- one entry --------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: K) -> V:
+        try:
+            value = self._items[key]
+        except KeyError:
+            if not self._present(key):
+                raise KeyError(key) from None
+            value = self._items[key]
+        return self._value(key) if value is PACKED else value  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        items = self._items
+        if key in items and key in self._base:
+            items[key] = value
+        else:
+            self._put(key, value)
+
+    def __delitem__(self, key: K) -> None:
+        if not self._present(key):
+            raise KeyError(key)
+        self._drop(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items or self._present(key)
+
+    def get(self, key: K, default: Any = None, /) -> Any:
+        if key in self._items or self._present(key):
+            value = self._items[key]
+            return self._value(key) if value is PACKED else value
+        return default
+
+    def setdefault(self, key: K, default: Any = None, /) -> Any:
+        if self._present(key):
+            return self._value(key)
+        self._put(key, default)
+        return default
+
+    def pop(self, key: K, *default: Any) -> Any:
+        if len(default) > 1:
+            raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
+        if not self._present(key):
+            if default:
+                return default[0]
+            raise KeyError(key)
+        value = self._value(key)
+        self._drop(key)
+        return value
+
+    def popitem(self) -> tuple[K, V]:
+        """Removes and returns the last entry in encoded-key order."""
+        order = self._ordered()
+        if not order:
+            raise KeyError("popitem(): dictionary is empty")
+        key = order[-1]
+        value = self._value(key)
+        self._drop(key)
+        # what is left is still in order: popping a map empty need not sort it each time
+        order.pop()
+        self._order = order
+        return key, value
+
+    # --- all entries ------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        count = self._count
+        return self._open() if count < 0 else count
+
+    def __iter__(self) -> Iterator[K]:
+        order = self._ordered()
+        return self._walk(order, order)
+
+    def __reversed__(self) -> Iterator[K]:
+        order = self._ordered()
+        return self._walk(order, reversed(order))
+
+    def keys(self) -> KeysView[K]:
+        return _Keys(self)
+
+    def values(self) -> ValuesView[V]:
+        return _Values(self)
+
+    def items(self) -> ItemsView[K, V]:
+        return _Items(self)
+
+    def clear(self) -> None:
+        """Forgets all entries without reading them."""
+        self._drop_all()
+
+    def copy(self) -> dict[K, V]:
+        return dict(self.items())
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[K, V]:
+        return deepcopy(self.copy(), memo)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Mapping):
+            return self.copy() == (other.copy() if isinstance(other, TrackedMap) else dict(other))
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __or__(self, other: Any) -> dict[Any, Any]:
+        if not isinstance(other, dict | TrackedMap):
+            return NotImplemented
+        return {**self.copy(), **other}
+
+    def __ror__(self, other: Any) -> dict[Any, Any]:
+        if not isinstance(other, dict | TrackedMap):
+            return NotImplemented
+        return {**other, **self.copy()}
+
+    def __ior__(self, other: Any) -> TrackedMap[K, V]:
+        self.update(other)
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+
+class CanonicalTrackedMap(TrackedMap[K, V]):
+    """For keys that Python does not find equal though they are stored as one: looked up as they are stored."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: K) -> V:
+        return super().__getitem__(self._spec.canonical(key))
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(self._spec.canonical(key), value)
+
+    def __delitem__(self, key: K) -> None:
+        super().__delitem__(self._spec.canonical(key))
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(self._spec.canonical(key))
+
+    def get(self, key: K, default: Any = None, /) -> Any:
+        return super().get(self._spec.canonical(key), default)
+
+    def setdefault(self, key: K, default: Any = None, /) -> Any:
+        return super().setdefault(self._spec.canonical(key), default)
+
+    def pop(self, key: K, *default: Any) -> Any:
+        return super().pop(self._spec.canonical(key), *default)
+
+
+# The views of collections.abc lack what dict's have: reversed(), .mapping, their repr.
+
+
+class _Keys(KeysView[K]):
+    __slots__ = ()
+    _mapping: TrackedMap[K, Any]
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(self._mapping)
+
+    def __repr__(self) -> str:
+        return f"dict_keys({list(self)!r})"
+
+
+class _Values(ValuesView[V]):
+    __slots__ = ()
+    _mapping: TrackedMap[Any, V]
+
+    def __iter__(self) -> Iterator[V]:
+        keys = iter(self._mapping)
+        return map(self._mapping._getter(), keys)
+
+    def __reversed__(self) -> Iterator[V]:
+        keys = reversed(self._mapping)
+        return map(self._mapping._getter(), keys)
+
+    def __repr__(self) -> str:
+        return f"dict_values({list(self)!r})"
+
+
+class _Items(ItemsView[K, V]):
+    __slots__ = ()
+    _mapping: TrackedMap[K, V]
+
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        return _pairs(self._mapping, iter(self._mapping))
+
+    def __reversed__(self) -> Iterator[tuple[K, V]]:
+        return _pairs(self._mapping, reversed(self._mapping))
+
+    def __repr__(self) -> str:
+        return f"dict_items({list(self)!r})"
+
+
+def _pairs(tracked: TrackedMap[K, V], keys: Iterator[K]) -> Iterator[tuple[K, V]]:
+    getter = tracked._getter()
+    for key in keys:
+        yield key, getter(key)

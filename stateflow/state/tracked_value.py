@@ -1,0 +1,191 @@
+"""TrackedValue: one variable per key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from stateflow.changes import Mutations
+from stateflow.state.cells import HEADER, unpack_cell
+from stateflow.state.spec import ENCODE_FAILURES, STANDALONE, UNREAD, StateSpec, fingerprint
+
+T = TypeVar("T")
+
+
+class TrackedValue(Generic[T]):
+    """A variable: read and assign ``.value``; ``clear()`` goes back to the declared default.
+
+    On an operator it belongs to one key for good, also when kept while other keys are processed.
+    A mutable value (list, dict, …) may be changed in place in the batch that read it; an object kept from
+    an earlier batch is a copy, changing it changes nothing.
+    ``TrackedValue(0)`` stands alone, in memory.
+    """
+
+    __slots__ = ("_dirty", "_implicit", "_next", "_now", "_row", "_spec", "_stored")
+
+    _dirty: bool
+    #: ``_now`` is the default of an absent cell, not something assigned
+    _implicit: bool
+    #: payload the last collect() found, None for no cell
+    _next: bytes | None
+    #: unset while nobody has read or assigned the value
+    _now: T
+    _row: bytes
+    _spec: StateSpec
+    #: payload in the store, None for no cell, UNREAD before it was read; standalone: a fingerprint
+    _stored: Any
+
+    def __init__(self, value: T, /) -> None:
+        self._spec = STANDALONE
+        self._row = b""
+        self._dirty = True  # never logged
+        self._implicit = False
+        self._now = value
+        self._stored = fingerprint(value)
+
+    if TYPE_CHECKING:
+
+        @property
+        def value(self) -> T: ...
+
+        @value.setter
+        def value(self, value: T) -> None: ...
+
+    else:
+
+        def _get(self):
+            try:
+                return self._now
+            except AttributeError:
+                pass
+            return self._load()
+
+        def _set(self, value):
+            self._now = value
+            if not self._dirty:
+                self._dirty = True
+                self._spec.log.append(self)
+
+        value = property(_get, _set, doc="The current value.")
+
+    def clear(self) -> None:
+        """Back to the declared default (None for a standalone value); the stored cell goes."""
+        self.value = self._spec.fresh_default()
+        self._implicit = True
+
+    def changes(self) -> dict[str, Any]:
+        """Net change since the last commit: ``{}``, ``{"put": value}`` or ``{"deleted": True}``."""
+        if self._spec.standalone:
+            if fingerprint(self._now) == self._stored:
+                return {}
+            return {"deleted": True} if self._implicit and self._now is None else {"put": self._now}
+        if not self._dirty:
+            return {}
+        mutations = Mutations()
+        self._collect(mutations)
+        if mutations.puts:
+            return {"put": self._now}
+        return {"deleted": True} if mutations.deletes else {}
+
+    def mark_clean(self) -> None:
+        """Standalone objects: what is now is what ``changes()`` compares with from here on."""
+        if not self._spec.standalone:
+            raise RuntimeError("state of an operator is marked clean when its batch is committed")
+        self._stored = fingerprint(self._now)
+        self._implicit = False
+
+    def __repr__(self) -> str:
+        return f"TrackedValue({self.value!r})"
+
+    # --- for KeyedState ---------------------------------------------------------------------------------
+
+    @classmethod
+    def _bound(cls, spec: StateSpec, row: bytes) -> TrackedValue[T]:
+        self = cls.__new__(cls)
+        self._spec = spec
+        self._row = row
+        self._dirty = self._implicit = False
+        self._stored = UNREAD
+        return self
+
+    def _read(self) -> bytes | None:
+        data = self._spec.get(self._spec.cell_head + self._row)
+        payload = self._stored = None if data is None else unpack_cell(data)
+        return payload
+
+    def _load(self) -> T:
+        spec = self._spec
+        payload = self._read() if self._stored is UNREAD else self._stored
+        now: T = spec.fresh_default() if payload is None else spec.decode(payload)
+        self._now = now
+        return now
+
+    def _collect(self, into: Mutations) -> None:
+        """Adds the net change and remembers the payload for ``_settle``; repeatable."""
+        spec = self._spec
+        stored = self._stored
+        if stored is UNREAD:
+            stored = self._read()
+        now = self._now
+        if now is None and spec.default is None:
+            payload = None
+        else:
+            try:
+                payload = spec.encode(now)
+            except ENCODE_FAILURES as error:
+                raise spec.encode_error(error, self._row) from error
+            if self._implicit and payload == spec.default_payload:
+                payload = None
+        self._next = payload
+        if payload != stored:
+            if payload is None:
+                into.deletes.append(spec.cell_head + self._row)
+            else:
+                into.puts.append((spec.cell_head + self._row, HEADER + payload))
+
+    def _settle(self) -> None:
+        """What ``_collect`` found is in the store now."""
+        spec = self._spec
+        self._dirty = self._implicit = False
+        payload = self._stored = self._next
+        if spec.mutable:
+            # whoever kept the object must not be able to change the cache behind the store's back
+            del self._now
+        elif payload is None:
+            self._now = cast(T, spec.default)
+        elif self._now.__class__ is not spec.exact:
+            self._now = spec.decode(payload)
+
+    def _forget(self) -> None:
+        """Whatever is not in the store never happened."""
+        self._dirty = self._implicit = False
+        self._stored = UNREAD
+        if hasattr(self, "_now"):
+            del self._now
+
+
+class MutableTrackedValue(TrackedValue[T]):
+    """A TrackedValue whose coder decodes to something that can change in place: a read counts as a write."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def _get(self):
+            try:
+                now = self._now
+            except AttributeError:
+                now = self._load()
+                self._implicit = self._stored is None
+            if not self._dirty:
+                self._dirty = True
+                self._spec.log.append(self)
+            return now
+
+        def _set(self, value):
+            self._implicit = False
+            self._now = value
+            if not self._dirty:
+                self._dirty = True
+                self._spec.log.append(self)
+
+        value = property(_get, _set, doc="The current value; changing it in place is tracked.")
