@@ -12,6 +12,8 @@ written while the rest crosses must cross too. With w ≥ B the copy never conve
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: fixed cost until it has been measured: one durable write and one thread hand-over on each side
@@ -39,8 +41,13 @@ def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -
     return (latency + measured.lag_bytes / measured.bandwidth * 1e3) / (1 - share)
 
 
-def learned_fixed_ms(fixed_ms: float, predicted_ms: float, actual_ms: float, weight: float = 0.3) -> float:
-    """The fixed cost after one more move: an exponential average of what was left unexplained."""
-    if not math.isfinite(predicted_ms):
-        return fixed_ms
-    return max(0.5, fixed_ms + weight * (actual_ms - predicted_ms))
+def fixed_ms_of(moves: Sequence[tuple[float, float]], fixed_ms: float = FIXED_MS_DEFAULT) -> float:
+    """The fixed cost that past moves show: the median of what the size of the delta did not explain.
+
+    Args:
+        moves: (pause predicted with a fixed cost of 0, actual pause) of recent moves, milliseconds.
+
+    A median, since one move that met a busy machine says nothing of the next.
+    """
+    unexplained = [actual - predicted for predicted, actual in moves if math.isfinite(predicted)]
+    return max(0.5, statistics.median(unexplained)) if unexplained else fixed_ms

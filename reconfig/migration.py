@@ -252,6 +252,8 @@ class Move:
             case FenceRefused(error):
                 self.error, self.cancelling = error, True
                 return [Instruction.CANCEL_SOURCE]
+            case SourceCancelled() if self.sealed:
+                return []  # it cannot take its seal back
             case SourceCancelled():
                 return self._abort(self.error or MoveAborted("the move was cancelled", remedy="start it again"), True)
             case SourceUnknown():

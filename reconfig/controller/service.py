@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import grpc
 import grpc.aio
 
 from reconfig import migration as m
-from reconfig.budget import FIXED_MS_DEFAULT, learned_fixed_ms
+from reconfig.budget import fixed_ms_of
 from reconfig.controller.book import Book, Deployed, PlannedMove
 from reconfig.controller.runner import Hooks, MoveRunner
 from stateflow import ring
@@ -50,6 +51,7 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 log = logging.getLogger(__name__)
 STRATEGIES = ("auto", "warm-up")
 WATCH_INTERVAL_S = 0.1
+PAUSES_REMEMBERED = 32
 T = TypeVar("T")
 
 
@@ -79,7 +81,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._running: dict[str, _Running] = {}
         self._slots = asyncio.Semaphore(self.settings.concurrent_moves)
-        self._fixed_ms = FIXED_MS_DEFAULT
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_REMEMBERED)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # -- membership ---------------------------------------------------------------------------------------
@@ -220,7 +222,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         running = self._running[message.id] = _Running(message)
         for planned in moves:
             await self._record(self._book.plan_move, planned)
-            running.runners.append(self._runner(running, planned, MoveRunner.machine_for(planned, self._fixed_ms)))
+            machine = MoveRunner.machine_for(planned, fixed_ms_of(self._pauses))
+            running.runners.append(self._runner(running, planned, machine))
         message.moves.extend(runner.report for runner in running.runners)
         running.task = self._spawn(self._run(running))
         return message
@@ -321,8 +324,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
             async with self._slots:
                 await runner.run((first or {}).get(runner.planned.item_id))
                 if runner.machine.phase is m.Phase.COMPLETED and runner.report.predicted_pause_ms:
-                    report = runner.report
-                    self._fixed_ms = learned_fixed_ms(self._fixed_ms, report.predicted_pause_ms, report.pause_ms)
+                    predicted, actual = runner.report.predicted_pause_ms, runner.report.pause_ms
+                    self._pauses.append((predicted - runner.machine.fixed_ms, actual))
 
         try:
             await asyncio.gather(*(one(runner) for runner in running.runners))

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,9 @@ Controller = Annotated[
     str, typer.Option("--controller", envvar="STATEFLOW_CONTROLLER", help="The controller's host:port.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
+StopWithParent = Annotated[
+    bool, typer.Option("--stop-with-parent", help="End when standard input closes.", hidden=True)
+]
 LOCAL = "127.0.0.1:7070"
 
 
@@ -52,13 +56,14 @@ def controller(
     ledger: Annotated[str, typer.Option(help="SQLAlchemy URL.")] = "sqlite:///ledger.db",
     as_json: Json = False,
     verbose: Verbose = False,
+    stop_with_parent: StopWithParent = False,
 ) -> None:
     """Run the controller: members, assignment, reconfigurations, ledger."""
     log_to_stderr(verbose)
 
     async def run() -> None:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        stop = _stop_on_signal()
+        stop = _stop_on_signal(stop_with_parent)
         ready.add_done_callback(lambda done: _say_ready(done, "controller", as_json))
         await controller_service.serve(Ledger(ledger), listen, ready=ready, stop=stop)
 
@@ -81,6 +86,7 @@ def replica(
     ] = None,
     as_json: Json = False,
     verbose: Verbose = False,
+    stop_with_parent: StopWithParent = False,
 ) -> None:
     """Run a replica: an operator process at a site."""
     log_to_stderr(verbose)
@@ -95,7 +101,7 @@ def replica(
         store = CheckpointStore(checkpoints) if checkpoints else None
         node = ReplicaNode(info, data_dir, settings)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        stop = _stop_on_signal()
+        stop = _stop_on_signal(stop_with_parent)
         ready.add_done_callback(lambda done: _say_ready(done, f"replica {info.name} at {site}", as_json))
         await replica_server.serve(
             node, listen, controller, advertise=advertise, checkpoints=store, ready=ready, stop=stop
@@ -104,8 +110,11 @@ def replica(
     asyncio.run(run())
 
 
-def _stop_on_signal() -> asyncio.Event:
+def _stop_on_signal(with_parent: bool) -> asyncio.Event:
+    """Set on SIGINT and SIGTERM; ``with_parent`` also when standard input closes, as it does when a parent dies."""
     stop = asyncio.Event()
+    if with_parent:
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop

@@ -130,14 +130,14 @@ class _Story:
         self._rows = rows
         self._files = files
         self._console = console
-        self._started_us = SYSTEM_CLOCK.now_us()
+        self._started_us = 0
         self._moves: list[MoveReport] = []
         self._incidents: list[Incident] = []
         self._samples: list[RequestSample] = []
         self._duration_s = 0.0
 
     def tell(self, query: StreamingQuery) -> None:
-        started = SYSTEM_CLOCK.monotonic()
+        self._started_us, started = SYSTEM_CLOCK.now_us(), SYSTEM_CLOCK.monotonic()
         steps = [*((at, self._step(groups)) for at, groups in STEPS), (CRASH_AT, self._crash)]
         steps.sort(key=lambda step: step[0])
         with self._sampling(), self._progress() as advance:

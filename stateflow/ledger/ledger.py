@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Engine,
     Integer,
     MetaData,
@@ -28,14 +29,13 @@ from sqlalchemy import (
     UniqueConstraint,
     create_engine,
     event,
-    func,
     insert,
     select,
 )
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import IllegalRecord, InvalidArgument, Locked
+from stateflow.errors import IllegalRecord, InvalidArgument, Locked, Unavailable
 
 
 class RecordState(StrEnum):
@@ -93,6 +93,7 @@ _LEGAL: dict[RecordState, frozenset[RecordState | None]] = {
     RecordState.PROCESSED: frozenset({RecordState.PROCESSING}),
     RecordState.FAILED: frozenset({RecordState.PROCESSING}),
 }
+_BLOCKING = frozenset({RecordState.PROCESSING, RecordState.FAILED})
 
 
 class Ledger:
@@ -105,18 +106,21 @@ class Ledger:
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "connect", _prepare_sqlite)
             _METADATA.create_all(self._engine)
-        except (SQLAlchemyError, ImportError) as error:
-            shown = url if "@" not in url else url.split("://", maxsplit=1)[0] + "://…"
+        except (SQLAlchemyError, ImportError, ValueError) as error:
             raise InvalidArgument(
                 f"the ledger cannot be opened: {str(error).splitlines()[0]}",
                 remedy="name a writable SQLite file (sqlite:///path/ledger.db) or a reachable database",
-                ledger=shown,
+                ledger=_without_secrets(url),
             ) from error
 
     def put(
         self, item_id: str, app: App, state: RecordState, previous: Record | None = None, payload: Any = None
     ) -> Record:
-        """Append one record, durably. Raises IllegalRecord, or Locked when another writer was first."""
+        """Append one record, durably.
+
+        Raises IllegalRecord, Locked when another writer was first or holds the item, Unavailable when the database
+        does not answer; nothing was written then.
+        """
         if not item_id or len(item_id) > 255:
             raise IllegalRecord("an item id has 1 to 255 characters", remedy="choose another", item=item_id[:40])
         if (None if previous is None else previous.state) not in _LEGAL[state]:
@@ -139,18 +143,18 @@ class Ledger:
             "run_id": self._run_id,
             "payload": None if payload is None else json.dumps(payload, sort_keys=True),
         }
-        with self._engine.begin() as connection:
-            newest = connection.execute(select(func.max(_RECORDS.c.seq)).where(_RECORDS.c.item_id == item_id)).scalar()
-            seq = 0 if newest is None else newest + 1
-            if previous is None and seq and state is RecordState.NEW:
-                raise IllegalRecord("the item is there already", remedy="read it", item=item_id)
-            if previous is not None and previous.seq != newest:
-                raise Locked("another writer was first", remedy="read the item again", item=item_id, seq=newest)
-            try:
-                result = connection.execute(insert(_RECORDS).values(seq=seq, **values))
-            except IntegrityError as error:
-                raise Locked("another writer was first", remedy="read the item again", item=item_id) from error
-            key = result.inserted_primary_key
+        try:
+            with self._engine.begin() as connection:
+                seq = self._next_seq(connection, item_id, state, previous)
+                key = connection.execute(insert(_RECORDS).values(seq=seq, **values)).inserted_primary_key
+        except IntegrityError as error:
+            raise Locked("another writer was first", remedy="read the item again", item=item_id) from error
+        except SQLAlchemyError as error:
+            raise Unavailable(
+                f"the ledger cannot be written: {str(error).splitlines()[0]}",
+                remedy="see to its database; the record was not written",
+                item=item_id,
+            ) from error
         return Record(
             int(key[0]) if key else 0,
             item_id,
@@ -163,6 +167,29 @@ class Ledger:
             self._run_id,
             payload,
         )
+
+    @staticmethod
+    def _next_seq(connection: Connection, item_id: str, state: RecordState, previous: Record | None) -> int:
+        newest = connection.execute(
+            select(_RECORDS.c.record_id, _RECORDS.c.seq, _RECORDS.c.state)
+            .where(_RECORDS.c.item_id == item_id)
+            .order_by(_RECORDS.c.seq.desc())
+            .limit(1)
+        ).first()
+        if newest is None:
+            return 0
+        if previous is None and state is RecordState.NEW:
+            raise IllegalRecord("the item is there already", remedy="read it", item=item_id)
+        if previous is not None and previous.seq != newest.seq:
+            raise Locked("another writer was first", remedy="read the item again", item=item_id, seq=newest.seq)
+        if state is RecordState.PROCESSING and newest.state in _BLOCKING:
+            raise Locked(
+                f"the item is {newest.state}",
+                remedy="wait for its holder, or resolve it",
+                item=item_id,
+                blocking_record=newest.record_id,
+            )
+        return int(newest.seq) + 1
 
     def records(self, item_id: str | None = None) -> Iterator[Record]:
         """In the order they were written."""
@@ -186,6 +213,14 @@ class Ledger:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _without_secrets(url: str) -> str:
+    """Enough of a URL to recognise it by."""
+    if url.startswith("sqlite:"):
+        return url
+    scheme, found, _ = url.partition("://")
+    return f"{scheme}://…" if found else "…"
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:

@@ -121,7 +121,8 @@ class BatchSession:
             del self._waiting[partition]
             self._outstanding[partition] = route.address
             by_address.setdefault(route.address, []).append((partition, route.epoch))
-        return [Send(address, tuple(parts)) for address, parts in by_address.items()]
+        sends: list[Instruction] = [Send(address, tuple(parts)) for address, parts in by_address.items()]
+        return [*sends, Wait(min(self._waiting.values()) - now)] if self._waiting else sends
 
     # -- answers ------------------------------------------------------------------------------------------
 

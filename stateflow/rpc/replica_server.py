@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import logging
 import sys
@@ -50,6 +51,8 @@ from stateflow.types import PartitionId, ReplicaInfo
 log = logging.getLogger(__name__)
 #: how long a thread may keep the interpreter from the event loop; bounds what a busy batch adds to a pause
 SWITCH_INTERVAL_S = 0.0005
+#: batches make many objects and no cycles; the collector's default thresholds cost a third of the throughput
+GC_THRESHOLDS = (100_000, 20, 50)
 SAMPLES_KEPT = 100_000
 SCAN_ROWS = 10_000
 FOLLOW_IDLE_S = 1.0
@@ -498,6 +501,8 @@ async def serve(
 ) -> None:
     """Run a replica until ``stop``. Raises PortInUse."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     server = grpc.aio.server(options=OPTIONS)
     shell = ReplicaServer(node, checkpoints, clock)
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, server)

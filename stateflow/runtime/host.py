@@ -165,11 +165,11 @@ class PartitionHost:
                 count += 1
         except StateflowError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() must not take the replica with it
             raise self._operator_failed(error, key, row) from error
         return outputs, count
 
-    def _operator_failed(self, error: Exception, key: Any, row: Any) -> OperatorFailed:
+    def _operator_failed(self, error: BaseException, key: Any, row: Any) -> OperatorFailed:
         trace = "".join(traceback.format_exception(error)[-6:])
         return OperatorFailed(
             f"process() raised {type(error).__name__}: {error}",

@@ -154,7 +154,7 @@ def load(target: str) -> type[Operator]:
             loaded = importlib.import_module(module_name)
         for part in qualname.split("."):
             loaded = getattr(loaded, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that exits must not take the replica with it
         raise OperatorNotImportable(
             f"{type(error).__name__}: {error}",
             remedy="install the code where this process runs, or start it in a directory that has it",

@@ -287,7 +287,8 @@ class ReplicaNode:
         with slot.work, slot.mutex:
             lifecycle = slot.lifecycle
             sealed = lifecycle.state is State.SEALED and lifecycle.move_id == move_id
-            if not (lifecycle.state is State.OWNED or sealed):
+            owned = lifecycle.state is State.OWNED and move_id not in lifecycle.cancelled
+            if not (owned or sealed):
                 raise MoveUnknown(
                     f"the partition is {lifecycle.state} here and cannot be a source of this move",
                     remedy="plan the move again",

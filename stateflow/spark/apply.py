@@ -116,6 +116,14 @@ def _hashable(df: DataFrame, column: str, operator: str) -> Column:
             operator=operator,
         )
     kind = df.schema[column].dataType
+    if (
+        isinstance(kind, t.StringType) and kind.collation != "UTF8_BINARY"
+    ):  # Spark would hash 'A' as 'a', Python would not
+        raise UnsupportedKeyType(
+            f"the key column {column!r} has the collation {kind.collation}",
+            remedy="cast it to string; normalise it before, where 'A' and 'a' shall be one key",
+            operator=operator,
+        )
     if isinstance(kind, (t.ByteType, t.ShortType, t.IntegerType, t.LongType)):
         return F.col(f"`{column}`").cast("long")
     if isinstance(kind, t.FloatType):

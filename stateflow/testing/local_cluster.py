@@ -49,10 +49,10 @@ class Process:
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         with self._log.open("a") as log:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "stateflow", *self._arguments, "--json"],
+                [sys.executable, "-m", "stateflow", *self._arguments, "--json", "--stop-with-parent"],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 text=True,
                 env=environment,
                 start_new_session=True,
@@ -97,8 +97,10 @@ class Process:
         self._close()
 
     def _close(self) -> None:
-        if self._popen is not None and self._popen.stdout is not None:
-            self._popen.stdout.close()
+        if self._popen is not None:
+            for pipe in (self._popen.stdin, self._popen.stdout):
+                if pipe is not None:
+                    pipe.close()
 
     @property
     def running(self) -> bool:
