@@ -65,7 +65,7 @@ class Manifest:
                 raise ValueError("the format is unknown")
             files = tuple(ManifestFile(**file) for file in fields.pop("files"))
             return cls(files=files, **fields)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointCorrupt(
                 f"a manifest cannot be read: {error}", remedy="an older checkpoint is used", place=place
             ) from error

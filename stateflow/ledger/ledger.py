@@ -176,8 +176,10 @@ class Ledger:
             .order_by(_RECORDS.c.seq.desc())
             .limit(1)
         ).first()
-        if newest is None:
+        if newest is None and previous is None:
             return 0
+        if newest is None:
+            raise Locked("the item has no records here", remedy="read the item again", item=item_id)
         if previous is None and state is RecordState.NEW:
             raise IllegalRecord("the item is there already", remedy="read it", item=item_id)
         if previous is not None and previous.seq != newest.seq:

@@ -62,11 +62,13 @@ class Pull:
     async def run(self) -> AsyncIterator[rpb.MoveProgress]:
         move = self._move
         try:
-            await self._in_thread(self._node.prepare, move.spec, move.partition, move.move_id, move.source_epoch)
+            await self._in_thread(
+                self._node.receiver.prepare, move.spec, move.partition, move.move_id, move.source_epoch
+            )
             base = await self._measured_snapshot()
             async for report in self._warm(base):
                 yield report
-            await self._in_thread(self._node.open_incoming, move.partition, move.move_id, base)
+            await self._in_thread(self._node.receiver.open_incoming, move.partition, move.move_id, base)
             async for report in self._catch_up(base):
                 yield report
         except grpc.aio.AioRpcError as error:
@@ -97,8 +99,8 @@ class Pull:
     async def _warm(self, base: SnapshotInfo) -> AsyncIterator[rpb.MoveProgress]:
         move, report = self._move, self._report
         report.phase = Phase.WARMING
-        have = await self._in_thread(self._node.warm_base, move.partition)
-        directory = self._node.incoming_directory(move.partition, move.move_id)
+        have = await self._in_thread(self._node.receiver.warm_base, move.partition)
+        directory = self._node.receiver.incoming_directory(move.partition, move.move_id)
         started = self._clock.monotonic()
         for file in base.files:
             near = have.get(file.digest)
@@ -155,13 +157,15 @@ class Pull:
             if frame.continues:
                 partial = change_sets.pop()
             size = sum(map(len, change_sets))
-            reached = await self._in_thread(self._node.apply_changes, move.partition, move.move_id, change_sets)
+            reached = await self._in_thread(
+                self._node.receiver.apply_changes, move.partition, move.move_id, change_sets
+            )
             report.bytes_delta += size
             report.lag_bytes = frame.lag_bytes + len(partial)
             report.change_rate = rate.add(size)
             if frame.HasField("seal"):
                 seal = seal_of(frame.seal)
-                await self._in_thread(self._node.own, move.partition, move.move_id, seal)
+                await self._in_thread(self._node.receiver.own, move.partition, move.move_id, seal)
                 report.phase, report.epoch, report.digest = Phase.OWNED, seal.epoch, seal.digest
                 yield self._copy()
                 return

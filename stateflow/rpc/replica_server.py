@@ -92,7 +92,7 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
         self._rows = 0
         self._checkpoints_taken = 0
         self._loop = asyncio.get_running_loop()
-        node.on_change = self._wake_from_thread
+        node.on_change(self._wake_from_thread)
 
     def _wake_from_thread(self, partition: PartitionId) -> None:
         self._loop.call_soon_threadsafe(self._wake, partition)
@@ -240,7 +240,7 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
         in_hand_ms = 0.0
         try:
             event = self._changed.setdefault(partition, asyncio.Event())
-            sealed = await self._in_files(self.node.fence, partition, request.move_id, request.epoch, target)
+            sealed = await self._in_files(self.node.sender.fence, partition, request.move_id, request.epoch, target)
             while not sealed:  # the batch in hand is being finished
                 await event.wait()
                 event = self._changed.setdefault(partition, asyncio.Event())
@@ -262,7 +262,7 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     async def Release(self, request: rpb.ReleaseRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
         partition = PartitionId(request.operator, request.partition)
-        await self._in_files(self.node.release, partition, request.move_id)
+        await self._in_files(self.node.sender.release, partition, request.move_id)
         return pb.Empty()
 
     @unary
@@ -274,11 +274,11 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     async def Snapshot(self, request: rpb.SnapshotRequest, context: grpc.aio.ServicerContext) -> rpb.SnapshotReply:
         partition = PartitionId(request.operator, request.partition)
-        return snapshot_to_pb(await self._in_files(self.node.snapshot, partition, request.move_id))
+        return snapshot_to_pb(await self._in_files(self.node.sender.snapshot, partition, request.move_id))
 
     @streaming
     async def Fetch(self, request: rpb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.FileChunk]:
-        path = self.node.snapshot_file(request.snapshot_id, request.name)
+        path = self.node.sender.snapshot_file(request.snapshot_id, request.name)
         with path.open("rb") as file:
             file.seek(request.offset)
             while data := await self._in_files(file.read, self.node.settings.chunk_bytes):
@@ -288,7 +288,7 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
     async def Follow(
         self, request: rpb.FollowRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.ChangeFrame]:
-        changes = self.node.change_log(request.snapshot_id)
+        changes = self.node.sender.change_log(request.snapshot_id)
         more = asyncio.Event()
 
         def wake() -> None:

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
 
-
 _WHOLE = frozenset({int, type(None)})
 
 
