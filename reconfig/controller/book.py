@@ -84,6 +84,12 @@ class Book:
         self._fold(record)
         return record
 
+    def _end(self, record: Record, state: RecordState, payload: Any = None) -> None:
+        """A result. Where the process ended between a plan's two records, the second is written first."""
+        if record.state is RecordState.NEW:
+            record = self._append(record.item_id, RecordState.PROCESSING, record)
+        self._append(record.item_id, state, record, payload)
+
     def _fold(self, record: Record) -> None:
         kind, _, rest = record.item_id.partition("/")
         getattr(self, f"_fold_{kind}")(rest, record)
@@ -117,7 +123,7 @@ class Book:
         return self._append(planned.item_id, RecordState.PROCESSING, planned)
 
     def finish_deployment(self, planned: Record) -> None:
-        self._append(planned.item_id, RecordState.PROCESSED, planned)
+        self._end(planned, RecordState.PROCESSED)
 
     def _fold_operator(self, name: str, record: Record) -> None:
         match record.state:
@@ -177,11 +183,10 @@ class Book:
 
     def move_owned(self, move: PlannedMove, report: dict[str, Any]) -> None:
         payload = {"epoch": move.granted_epoch, "owner": move.target, "report": report}
-        self._append(move.item_id, RecordState.PROCESSED, self.open_moves[move.item_id].record, payload)
+        self._end(self.open_moves[move.item_id].record, RecordState.PROCESSED, payload)
 
     def move_aborted(self, move: PlannedMove, error: dict[str, Any], report: dict[str, Any]) -> None:
-        record = self.open_moves[move.item_id].record
-        self._append(move.item_id, RecordState.FAILED, record, {"error": error, "report": report})
+        self._end(self.open_moves[move.item_id].record, RecordState.FAILED, {"error": error, "report": report})
 
     def _fold_move(self, rest: str, record: Record) -> None:
         match record.state:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from stateflow.client import Cluster, MoveReport
 from stateflow.clock import SYSTEM_CLOCK
@@ -26,6 +28,7 @@ from stateflow.demo.operator import DelayByAircraft
 from stateflow.demo.reference import UNKNOWN, Expected, FinalState, compare_outputs, compare_state, expected
 from stateflow.demo.report import write_report
 from stateflow.demo.result import BatchRow, DemoResult, Incident, MoveRow, RequestSample
+from stateflow.demo.windows import human_bytes, percentile
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.spark import apply_operator, local_session
 from stateflow.testing import LocalCluster
@@ -50,6 +53,7 @@ STEPS: tuple[tuple[float, dict[str, int]], ...] = (
     (0.85, {"cloud": 2}),
 )
 CRASH_AT = 0.58
+LOG_WIDTH = 110
 CRASHES = "LGA-0"
 
 
@@ -66,6 +70,8 @@ class DemoOptions:
 def run_demo(options: DemoOptions, quiet: bool = False) -> DemoResult:
     """Raises JavaMissing, ExtraMissing, or what the cluster or Spark failed with."""
     console = Console(quiet=quiet)
+    if not console.is_terminal:
+        console = Console(quiet=quiet, width=LOG_WIDTH)
     work = options.out / "work"
     if options.out.exists() and not options.out.is_dir():
         raise InvalidArgument("the report needs a directory", remedy="name another with --out", path=options.out)
@@ -321,6 +327,23 @@ def _read_output(spark: SparkSession, work: Path) -> pd.DataFrame:
     return output
 
 
+def _move_table(result: DemoResult) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("partition", "from → to", "warm", "reused", "delta", "rounds", "predicted", "pause"):
+        table.add_column(column, justify="left" if "→" in column else "right", no_wrap=True)
+    for move in result.moves:
+        pause = f"{move.pause_ms:.1f} ms" if move.completed else move.state
+        table.add_row(
+            str(move.partition),
+            f"{move.source} → {move.target}",
+            *(human_bytes(count) for count in (move.bytes_warm, move.bytes_reused, move.bytes_delta)),
+            str(move.rounds),
+            f"{move.predicted_pause_ms:.1f} ms",
+            pause,
+        )
+    return table
+
+
 def _conclude(console: Console, result: DemoResult, html: Path, png: Path) -> None:
     for difference in result.differences:
         console.print(f"[red]  {difference}[/]", highlight=False)
@@ -330,7 +353,12 @@ def _conclude(console: Console, result: DemoResult, html: Path, png: Path) -> No
         if result.pause_ms_max is None
         else (f"pause: {result.pause_ms_max:.1f} ms worst, {summary['pause_ms_median']:.1f} ms median")
     )
-    console.print(f"\nreport: {html}  picture: {png}", highlight=False)
+    console.print(_move_table(result))
+    batches, requests = [b.duration_ms for b in result.batches], [r.total_ms for r in result.requests]
+    for what, values in (("micro-batch", batches), ("request to a replica", requests)):
+        p50, p99 = percentile(values, 50), percentile(values, 99)
+        console.print(f"latency of a {what}: {p50:.0f} ms median, {p99:.0f} ms p99", highlight=False)
+    console.print(f"report: {html}  picture: {png}", highlight=False)
     console.print(
         f"rows: {result.rows:,} in {result.duration_s:.1f} s, {result.rows_per_s:,.0f} rows/s", highlight=False
     )

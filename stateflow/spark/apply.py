@@ -80,7 +80,7 @@ def apply_operator(
         )
     if order_by is not None and order_by not in df.columns:
         raise InvalidArgument(f"there is no column {order_by!r} to order by", remedy=f"use {', '.join(df.columns)}")
-    count = min(spec.partitions, tasks or df.sparkSession.sparkContext.defaultParallelism)
+    count = min(spec.partitions, df.sparkSession.sparkContext.defaultParallelism if tasks is None else tasks)
     if count < 1:
         raise InvalidArgument(f"{tasks} tasks are not possible", remedy="use 1 or more")
     columns = [_hashable(df, column, operator_name) for column in key]
@@ -97,8 +97,10 @@ def apply_operator(
         unavailable_timeout_s=unavailable_timeout,
     )
     partition = F.pmod(F.xxhash64(*columns), F.lit(spec.partitions)).cast("int")
+    # A generator, not a plain column: where Spark knows the input to be empty (a union's source without new data) it
+    # would leave out the shuffle and with it the tasks, and the batch would not be seen by any partition.
     return (
-        df.withColumn(PARTITION_COLUMN, partition)
+        df.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
         .repartitionById(count, PARTITION_COLUMN)
         .mapInArrow(task, _spark_schema(operator, schema))
     )

@@ -1,15 +1,16 @@
 """One RocksDB per partition, all sharing one block cache and one write-buffer manager.
 
-Facts about rocksdict this rests on: a live iterator keeps the LOCK after ``close()``, so scans are drained
-before they are handed out page by page; a checkpoint's directory must not exist; a checkpoint flushes the
-memtable first.
+Facts about rocksdict this rests on: an iterator sees the moment it was made (those of its ``Snapshot`` do too,
+not the snapshot's), it reads freed memory when its ReadOptions with a bound are gone, and a live one keeps the LOCK
+after ``close()``; a checkpoint's directory must not exist; a
+checkpoint flushes the memtable first.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rocksdict import (
     BlockBasedOptions,
@@ -27,8 +28,6 @@ from rocksdict import (
 from stateflow.changes import Mutations
 from stateflow.errors import DataDirLocked, StateMissing
 from stateflow.storage.store import prefix_end
-
-SCAN_PAGE = 4096
 
 
 class RocksEngine:
@@ -88,20 +87,11 @@ class RocksStore:
         self._sync.sync = True
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        options = ReadOptions()
         end = prefix_end(prefix)
-        start: bytes | None = prefix
-        moment = self._db.snapshot()
-        while start is not None:
-            options = ReadOptions()
-            if end is not None:
-                options.set_iterate_upper_bound(end)
-            page: list[tuple[bytes, bytes]] = []
-            for entry in moment.items(from_key=start, read_opt=options):
-                page.append(entry)  # type: ignore[arg-type]
-                if len(page) == SCAN_PAGE:
-                    break
-            yield from page
-            start = page[-1][0] + b"\x00" if len(page) == SCAN_PAGE else None
+        if end is not None:
+            options.set_iterate_upper_bound(end)
+        return _scan(self._db.items(from_key=prefix, read_opt=options), options)
 
     def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -128,5 +118,7 @@ class RocksStore:
         self._db.close()
 
 
-def remove_database(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
+def _scan(entries: Any, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
+    """The iterator points into the upper bound that ``options`` owns: they must live as long as it does."""
+    yield from entries
+    del options
