@@ -204,7 +204,7 @@ def _partitions(words: list[str], count: int) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
         if word == "all":
             numbers += range(count)
-        elif match:
+        elif match and int(match[1]) <= int(match[2] or match[1]):
             numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
         else:
             raise InvalidArgument(f"{word!r} is no partition", remedy="write numbers, ranges like 5-9, or all")

@@ -72,13 +72,16 @@ class Pull:
             async for report in self._catch_up(base):
                 yield report
         except grpc.aio.AioRpcError as error:
-            yield self._failed(remote_error(error, move.source.address))
+            yield await self._failed(remote_error(error, move.source.address))
         except StateflowError as error:
-            yield self._failed(error)
+            yield await self._failed(error)
         except OSError as error:
-            yield self._failed(unexpected(error))
+            yield await self._failed(unexpected(error))
 
-    def _failed(self, error: StateflowError) -> rpb.MoveProgress:
+    async def _failed(self, error: StateflowError) -> rpb.MoveProgress:
+        """The next attempt starts from nothing, so that nothing is kept of this one: when no attempt follows, and
+        nobody says so, the partition must be free for another move."""
+        await self._in_thread(self._node.receiver.abandon, self._move.partition, self._move.move_id)
         self._report.phase = Phase.FAILED
         self._report.fault.CopyFrom(fault_of(error))
         return self._copy()

@@ -57,7 +57,8 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
         if key == FAULT_KEY:
             return error_of(pb.Fault.FromString(value))
     code = error.code()
-    what = f"no answer from {address}: {code.name.lower()} {error.details() or ''}".rstrip()
+    why = (error.details() or "").rpartition(": ")[2]  # what comes before is gRPC's own story
+    what = f"no answer from {address}: {code.name.lower().replace('_', ' ')}" + (f", {why}" if why else "")
     return Unavailable(what, remedy="check that it runs and that the address is right")
 
 

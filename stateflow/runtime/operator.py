@@ -20,6 +20,8 @@ from stateflow.state import KeyedState, declarations_of
 from stateflow.types import OperatorSpec, check_name
 
 DEFAULT_PARTITIONS = 128
+#: modules loaded from a file, not from a package, are called this and the file's path
+_FILE_MODULE = "stateflow file "
 
 
 class Context:
@@ -125,6 +127,8 @@ def target_of(cls: type) -> str:
         raise OperatorNotImportable(
             f"{cls.__qualname__} is defined inside a function", remedy="move the class to module level"
         )
+    if cls.__module__.startswith(_FILE_MODULE):
+        return f"{sys.modules[cls.__module__].__file__}:{cls.__qualname__}"
     if cls.__module__ != "__main__":
         return f"{cls.__module__}:{cls.__qualname__}"
     main = sys.modules["__main__"]
@@ -166,10 +170,10 @@ def load(target: str) -> type[Operator]:
 
 
 def _load_file(path: Path) -> Any:
-    name = f"_stateflow_file_{path.stem}_{abs(hash(path.resolve()))}"
+    name = f"{_FILE_MODULE}{path.resolve()}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -33,19 +33,19 @@ class OperatorHarness:
     """
 
     def __init__(self, operator: Operator | type[Operator], partitions: int = 8, backend: str = "memory") -> None:
+        if backend not in ("memory", "rocksdb"):
+            raise InvalidArgument(f"there is no backend {backend!r}", remedy="use 'memory' or 'rocksdb'")
         self._cls = operator if isinstance(operator, type) else type(operator)
         self._name = self._cls.__name__
         self._partitions = check_partitions(partitions)
         self._backend = backend
-        self._directory = Path(tempfile.mkdtemp(prefix="stateflow-harness-"))
         self._engine = RocksEngine(8 << 20, 8 << 20)
         self._key = key_columns(self._cls)
         self._output = output_schema(self._cls)
+        self._directory = Path(tempfile.mkdtemp(prefix="stateflow-harness-"))
         self._batch = 0
         self._changes: dict[int, bytes] = {}
         self._stores: list[PartitionStore] = []
-        if backend not in ("memory", "rocksdb"):
-            raise InvalidArgument(f"there is no backend {backend!r}", remedy="use 'memory' or 'rocksdb'")
         self._stores = [self._new_store(p) for p in range(partitions)]
         self._hosts = [self._new_host(p) for p in range(partitions)]
 
@@ -126,6 +126,7 @@ class OperatorHarness:
         for host, store in zip(self._hosts, self._stores, strict=True):
             host.close()
             store.close()
+        self._hosts, self._stores = [], []
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> OperatorHarness:
