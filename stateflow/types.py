@@ -57,3 +57,4 @@ class OperatorSpec:
     key: tuple[str, ...]
     output_schema: bytes
     state_schema: str  # JSON, as KeyedState.schema() gives it
+    side_schemas: tuple[tuple[str, bytes], ...] = ()  # (tag, Arrow IPC schema), by tag

@@ -116,6 +116,7 @@ class Book:
                 "key": list(spec.key),
                 "output_schema": spec.output_schema.hex(),
                 "state_schema": spec.state_schema,
+                "side_schemas": {tag: schema.hex() for tag, schema in spec.side_schemas},
             },
             "owners": [owners[p] for p in range(spec.partitions)],
         }
@@ -136,6 +137,7 @@ class Book:
                     tuple(fields["key"]),
                     bytes.fromhex(fields["output_schema"]),
                     fields["state_schema"],
+                    tuple((tag, bytes.fromhex(schema)) for tag, schema in sorted(fields["side_schemas"].items())),
                 )
                 owners = dict(enumerate(record.payload["owners"]))
                 self.planned[name] = Deployed(spec, Assignment.initial(name, owners)), record

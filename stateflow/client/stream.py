@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,9 @@ from stateflow.router import Router
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.runtime.ddl import parse_ddl
-from stateflow.runtime.host import Batch, read_batch
+from stateflow.runtime.host import Batch
+from stateflow.runtime.output import OutputReader
+from stateflow.runtime.timers import to_us
 from stateflow.settings import RouterSettings
 
 
@@ -41,7 +44,10 @@ class StreamClient:
         self._router = Router(controller, operator, settings)
         self.source = source
         self._schema = parse_ddl(schema) if isinstance(schema, str) else schema
-        self._output = pa.ipc.read_schema(pa.py_buffer(self._router.spec.output_schema))
+        self._output = OutputReader.of(self._router.spec.output_schema, self._router.spec.side_schemas)
+        self._watermark_us: int | None = None
+        #: rows of the last send's side outputs, by tag
+        self.side_outputs: dict[str, list[dict[str, Any]]] = {}
         self.position = self._newest()
 
     def _newest(self) -> int:
@@ -63,14 +69,31 @@ class StreamClient:
         the same call can be made again.
         """
         rows = list(rows)
+        schema, messages = self._messages(rows) if rows else (b"", {})
+        return self._deliver(schema, messages, sequence)
+
+    def advance_watermark(self, watermark: datetime | int, *, sequence: int | None = None) -> list[dict[str, Any]]:
+        """Promise that no older rows follow from this source, to every partition; returns what timers produced.
+
+        Args:
+            watermark: an aware datetime, or microseconds since 1970. One that goes back changes nothing.
+        """
+        self._watermark_us = to_us(watermark)
+        everywhere = dict.fromkeys(range(self._router.spec.partitions), b"")
+        return self._deliver(b"", everywhere, sequence)
+
+    def _deliver(self, schema: bytes, messages: dict[int, bytes], sequence: int | None) -> list[dict[str, Any]]:
         number = self.position + 1 if sequence is None else sequence
         if number < 0:
             raise InvalidArgument("a sequence cannot be negative", remedy="count from 0")
-        outputs = self._send(rows, number) if rows else []
+        batch = Batch(self.source, number, sparse=True, watermark_us=self._watermark_us)
+        outputs = self._router.send(batch, schema, messages) if messages else {}
         self.position = max(self.position, number)
-        return outputs
+        rows, self.side_outputs = self._output.rows(outputs[partition] for partition in sorted(outputs))
+        return rows
 
-    def _send(self, rows: list[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    def _messages(self, rows: list[Mapping[str, Any]]) -> tuple[bytes, dict[int, bytes]]:
+        """(input schema, partition → record batch message)."""
         try:
             table = pa.Table.from_pylist(rows, schema=self._schema)
         except (pa.ArrowException, TypeError, ValueError) as error:
@@ -95,6 +118,4 @@ class StreamClient:
             partition: batch.take(pa.array(indexes)).serialize().to_pybytes()
             for partition, indexes in by_partition.items()
         }
-        schema = table.schema.serialize().to_pybytes()
-        outputs = self._router.send(Batch(self.source, number, sparse=True), schema, messages)
-        return [row for p in sorted(outputs) for row in read_batch(outputs[p], self._output).to_pylist()]
+        return table.schema.serialize().to_pybytes(), messages

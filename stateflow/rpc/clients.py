@@ -100,6 +100,7 @@ class ReplicaClient:
             batch=batch.number,
             input_schema=schema,
             sparse=batch.sparse,
+            watermark_us=batch.watermark_us,
         )
         stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
         buffers: dict[int, list[bytes]] = {}

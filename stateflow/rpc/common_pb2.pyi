@@ -30,20 +30,29 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class OperatorSpec(_message.Message):
-    __slots__ = ("name", "target", "partitions", "key", "output_schema", "state_schema")
+    __slots__ = ("name", "target", "partitions", "key", "output_schema", "state_schema", "side_schemas")
+    class SideSchemasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     STATE_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    SIDE_SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     name: str
     target: str
     partitions: int
     key: _containers.RepeatedScalarFieldContainer[str]
     output_schema: bytes
     state_schema: str
-    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., partitions: _Optional[int] = ..., key: _Optional[_Iterable[str]] = ..., output_schema: _Optional[bytes] = ..., state_schema: _Optional[str] = ...) -> None: ...
+    side_schemas: _containers.ScalarMap[str, bytes]
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., partitions: _Optional[int] = ..., key: _Optional[_Iterable[str]] = ..., output_schema: _Optional[bytes] = ..., state_schema: _Optional[str] = ..., side_schemas: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class Replica(_message.Message):
     __slots__ = ("name", "site", "address", "weight")

@@ -9,18 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ApplyHeader(_message.Message):
-    __slots__ = ("operator", "source", "batch", "input_schema", "sparse")
+    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     INPUT_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_US_FIELD_NUMBER: _ClassVar[int]
     operator: str
     source: str
     batch: int
     input_schema: bytes
     sparse: bool
-    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ...) -> None: ...
+    watermark_us: int
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ...) -> None: ...
 
 class PartitionRows(_message.Message):
     __slots__ = ("partition", "epoch", "rows", "last")

@@ -113,7 +113,9 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
             if call is None:
                 header = request.header
                 operator = header.operator
-                call = _Call(Batch(header.source, header.batch, header.sparse), header.input_schema)
+                watermark_us = header.watermark_us if header.HasField("watermark_us") else None
+                batch = Batch(header.source, header.batch, header.sparse, watermark_us)
+                call = _Call(batch, header.input_schema)
             parts = [_Part(PartitionId(operator, p.partition), p.epoch, r) for p, r in _complete(call, request)]
             early += await self._apply_all(call, parts, context)
         held_from = self._clock.monotonic()

@@ -144,6 +144,7 @@ def spec_to_pb(spec: OperatorSpec) -> pb.OperatorSpec:
         key=spec.key,
         output_schema=spec.output_schema,
         state_schema=spec.state_schema,
+        side_schemas=dict(spec.side_schemas),
     )
 
 
@@ -155,6 +156,7 @@ def spec_of(message: pb.OperatorSpec) -> OperatorSpec:
         tuple(message.key),
         message.output_schema,
         message.state_schema,
+        tuple(sorted(message.side_schemas.items())),
     )
 
 

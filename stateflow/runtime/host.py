@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import OperatorFailed, PositionGap, StaleBatch, StateflowError
 from stateflow.runtime import layout
-from stateflow.runtime.operator import Context, Operator, key_columns, output_schema
+from stateflow.runtime.operator import Context, Operator, key_columns, output_schema, side_schemas
+from stateflow.runtime.output import join_output
 from stateflow.runtime.rows import OutputWriter, RowReader
+from stateflow.runtime.timers import Domain, Timers, to_datetime
 from stateflow.state import KeyedState, check_schema, declarations_of
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
@@ -26,16 +26,20 @@ from stateflow.types import PartitionId
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Where rows come from. ``number`` rises by one per batch; a *sparse* source may skip numbers."""
+    """Where rows come from. ``number`` rises by one per batch; a *sparse* source may skip numbers.
+
+    ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
+    """
 
     source: str
     number: int
     sparse: bool = False
+    watermark_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """``output``: Arrow record batch message in the operator's output schema, or ``b""``."""
+    """``output``: see :mod:`stateflow.runtime.output`; ``b""`` for nothing."""
 
     output: bytes
     replayed: bool
@@ -67,40 +71,50 @@ class PartitionHost:
         self._sync = sync
         self._on_commit = on_commit
         self.state = KeyedState(partition.operator, declarations_of(operator), store, cached_keys=cached_keys)
-        self._check_stored_schema()
+        self._unsaved = self._check_stored_schema()
         self._writer = OutputWriter(output_schema(operator), partition.operator)
+        self._side_writers = {
+            tag: OutputWriter(schema, partition.operator) for tag, schema in side_schemas(operator).items()
+        }
         self.key = key_columns(operator)
         self._readers: dict[bytes, RowReader] = {}
-        self._positions: dict[str, int | None] = {}
+        self._positions = {
+            entry[len(layout.POSITION) :].decode(): layout.Position.decode(value)
+            for entry, value in store.scan(layout.POSITION)
+        }
         self.sequence = read_sequence(store)
-        self._ctx = Context(partition.operator, partition.partition)
+        self._event_time = operator.event_time
+        self._timers = Timers(store)
+        self._ctx = Context(partition.operator, partition.partition, self._timers)
+        self._watermark_us = _read_watermark(store)
+        self._show_watermark(self._watermark_us)
         self._operator = operator()
         self._operator.open(self._ctx)
 
-    def _check_stored_schema(self) -> None:
+    def _check_stored_schema(self) -> list[tuple[bytes, bytes]]:
+        """What the next commit must write of it. Raises SchemaMismatch."""
         declared = json.dumps(self.state.schema(), sort_keys=True).encode()
         stored = self._store.get(layout.SCHEMA)
         if stored == declared:
-            return
+            return []
         if stored is not None:
             check_schema(json.loads(stored), self.state.schema(), self.partition.operator)
-        self._store.apply(Mutations(puts=[(layout.SCHEMA, declared)]))
+        return [(layout.SCHEMA, declared)]
 
     # -- batches --------------------------------------------------------------------------------------
 
     def position(self, source: str) -> int | None:
         """The last batch of ``source`` this partition contains; None when it has seen none."""
-        if source not in self._positions:
-            stored = self._store.get(layout.POSITION + source.encode())
-            self._positions[source] = None if stored is None else layout.decode_position(stored)
-        return self._positions[source]
+        known = self._positions.get(source)
+        return None if known is None else known.batch
 
-    def apply(self, batch: Batch, input_schema: bytes, rows: bytes) -> Applied:
+    def apply(self, batch: Batch, input_schema: bytes, rows: bytes, now_us: int) -> Applied:
         """Apply one batch, or return the stored output when it was applied before.
 
         Args:
             input_schema: Arrow IPC schema of ``rows``.
             rows: Arrow record batch message; ``b""`` when the batch has no row for this partition.
+            now_us: processing time; timers of that domain fire up to it.
 
         Raises PositionGap, StaleBatch, and whatever is wrong with the rows or the operator; the state is then
         as it was before the call.
@@ -109,11 +123,19 @@ class PartitionHost:
             output = self._store.get(layout.OUTPUT + batch.source.encode())
             return Applied(output or b"", True, 0)
         try:
-            outputs, count = self._process(self._reader(input_schema), rows) if rows else ([], 0)
-            output = self._writer.write(outputs)
-            self._commit(batch, self.state.collect(), output)
+            outputs: list[Any] = []
+            self._ctx._side = {tag: [] for tag in self._side_writers}
+            count = self._process(self._reader(input_schema), rows, outputs) if rows else 0
+            watermark_us = self._advance(batch, now_us, outputs)
+            side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
+            output = join_output(self._writer.write(outputs), side)
+            mutations = self.state.collect()
+            self._timers.collect(mutations)
+            self._commit(batch, mutations, output, watermark_us)
         except BaseException:
             self.state.rollback()
+            self._timers.end_batch()
+            self._show_watermark(self._watermark_us)
             raise
         return Applied(output, False, count)
 
@@ -147,11 +169,11 @@ class PartitionHost:
             reader = self._readers[schema] = RowReader.of(schema, self.key, self.partition.operator)
         return reader
 
-    def _process(self, reader: RowReader, message: bytes) -> tuple[list[Any], int]:
+    def _process(self, reader: RowReader, message: bytes, outputs: list[Any]) -> int:
+        """Rows in order; returns how many."""
         operator, ctx, bind = self._operator, self._ctx, self.state.bind
-        process = operator.process
-        outputs: list[Any] = []
-        extend = outputs.extend
+        process, extend = operator.process, outputs.extend
+        timestamp = reader.getter(self._event_time)
         count = 0
         key: Any = None
         row: Any = None
@@ -159,6 +181,8 @@ class PartitionHost:
             for key, row in reader.read(message):
                 bind(operator, key)
                 ctx.key = key
+                if timestamp is not None:
+                    ctx.timestamp = timestamp(row)
                 produced = process(row, ctx)
                 if produced is not None:
                     extend(produced)
@@ -166,13 +190,57 @@ class PartitionHost:
         except StateflowError:
             raise
         except (Exception, SystemExit) as error:  # sys.exit() must not take the replica with it
-            raise self._operator_failed(error, key, row) from error
-        return outputs, count
+            raise self._operator_failed("process", error, key, row) from error
+        finally:
+            ctx.key = ctx.timestamp = None
+        return count
 
-    def _operator_failed(self, error: BaseException, key: Any, row: Any) -> OperatorFailed:
+    def _advance(self, batch: Batch, now_us: int, outputs: list[Any]) -> int | None:
+        """Time passes: the watermark, then the timers that are due. Returns the partition's watermark.
+
+        It is the minimum over the sources that have one, and never goes back when a late source joins.
+        """
+        watermarks = {source: position.watermark_us for source, position in self._positions.items()}
+        if batch.watermark_us is not None:
+            watermarks[batch.source] = max(batch.watermark_us, watermarks.get(batch.source) or batch.watermark_us)
+        known = [watermark for watermark in watermarks.values() if watermark is not None]
+        watermark_us = self._watermark_us
+        if known and (watermark_us is None or min(known) > watermark_us):
+            watermark_us = min(known)
+            self._show_watermark(watermark_us)
+            assert self._ctx.watermark is not None
+            self._call("on_watermark", self._operator.on_watermark, self._ctx.watermark, outputs)
+        if watermark_us is not None:
+            self._fire(Domain.EVENT, watermark_us, outputs)
+        self._fire(Domain.PROCESSING, now_us, outputs)
+        return watermark_us
+
+    def _fire(self, domain: Domain, until_us: int, outputs: list[Any]) -> None:
+        for timer in self._timers.due(domain, until_us):
+            self.state.bind(self._operator, timer.key)
+            self._ctx.key = timer.key
+            try:
+                self._call("on_timer", self._operator.on_timer, timer, outputs)
+            finally:
+                self._ctx.key = None
+
+    def _call(self, name: str, method: Callable[[Any, Context], Any], argument: Any, outputs: list[Any]) -> None:
+        try:
+            produced = method(argument, self._ctx)
+            if produced is not None:
+                outputs.extend(produced)
+        except StateflowError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._operator_failed(name, error, self._ctx.key, argument) from error
+
+    def _show_watermark(self, watermark_us: int | None) -> None:
+        self._ctx.watermark = None if watermark_us is None else to_datetime(watermark_us)
+
+    def _operator_failed(self, method: str, error: BaseException, key: Any, row: Any) -> OperatorFailed:
         trace = "".join(traceback.format_exception(error)[-6:])
         return OperatorFailed(
-            f"process() raised {type(error).__name__}: {error}",
+            f"{method}() raised {type(error).__name__}: {error}",
             remedy="mend the operator or the row; the batch was not applied",
             operator=self.partition.operator,
             partition=self.partition.partition,
@@ -181,18 +249,27 @@ class PartitionHost:
             traceback="\n" + trace,
         )
 
-    def _commit(self, batch: Batch, mutations: Mutations, output: bytes) -> None:
+    def _commit(self, batch: Batch, mutations: Mutations, output: bytes, watermark_us: int | None) -> None:
         sequence = self.sequence + 1
         source = batch.source.encode()
+        before = self._positions.get(batch.source, layout.Position(-1))
+        promised = [w for w in (batch.watermark_us, before.watermark_us) if w is not None]
+        position = layout.Position(batch.number, max(promised, default=None))
         mutations.puts += [
+            *self._unsaved,
             (layout.SEQUENCE, sequence.to_bytes(8, "big")),
-            (layout.POSITION + source, layout.encode_position(batch.number)),
+            (layout.POSITION + source, position.encode()),
             (layout.OUTPUT + source, output),
         ]
+        if watermark_us is not None and watermark_us != self._watermark_us:
+            mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
         self._store.apply(mutations, sync=self._sync)
         self.sequence = sequence
-        self._positions[batch.source] = batch.number
+        self._unsaved = []
+        self._positions[batch.source] = position
+        self._watermark_us = watermark_us
         self.state.mark_clean()
+        self._timers.end_batch()
         if self._on_commit is not None:
             self._on_commit(
                 sequence,
@@ -217,8 +294,6 @@ def read_sequence(store: PartitionStore) -> int:
     return int.from_bytes(store.get(layout.SEQUENCE) or b"", "big")
 
 
-def read_batch(message: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of a record batch message; an empty batch for ``b""``."""
-    if not message:
-        return pa.RecordBatch.from_pylist([], schema=schema)
-    return pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+def _read_watermark(store: PartitionStore) -> int | None:
+    stored = store.get(layout.WATERMARK)
+    return None if stored is None else int.from_bytes(stored, "big", signed=True)

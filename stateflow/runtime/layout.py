@@ -4,8 +4,9 @@
 key       value
 ========  =============================================================================
 ``ms``    sequence of the last commit, 8 bytes big endian
-``mp``+s  position of source *s*: msgpack ``[version, batch]``
-``mo``+s  output of that batch: Arrow record batch message, or empty
+``mp``+s  position of source *s*: msgpack ``[version, batch, watermark in µs or nil]``
+``mo``+s  output of that batch, see :mod:`stateflow.runtime.output`
+``mk``    watermark of the partition: µs, 8 bytes big endian, signed
 ``mw``    ownership: msgpack ``[version, replica, state, epoch, move id, target…]``
 ``mx``    declared state schema, JSON
 ========  =============================================================================
@@ -28,17 +29,25 @@ POSITION = b"mp"
 OUTPUT = b"mo"
 OWNERSHIP = b"mw"
 SCHEMA = b"mx"
+WATERMARK = b"mk"
 
 
-def encode_position(batch: int) -> bytes:
-    packed: bytes = msgpack.packb([VERSION, batch])
-    return packed
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The last batch of a source that a partition contains, and the watermark (µs) it had then, if any."""
 
+    batch: int
+    watermark_us: int | None = None
 
-def decode_position(data: bytes) -> int:
-    version, batch = msgpack.unpackb(data)
-    _check(version)
-    return int(batch)
+    def encode(self) -> bytes:
+        packed: bytes = msgpack.packb([VERSION, self.batch, self.watermark_us])
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Position:
+        version, *fields = msgpack.unpackb(data)
+        _check(version)
+        return cls(*fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,17 @@ import importlib.util
 import json
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from stateflow.errors import DeclarationError, OperatorNotImportable
+from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable
 from stateflow.partitioner import check_partitions
 from stateflow.runtime.ddl import parse_ddl
+from stateflow.runtime.timers import Timer, Timers
 from stateflow.state import KeyedState, declarations_of
 from stateflow.types import OperatorSpec, check_name
 
@@ -25,14 +27,55 @@ _FILE_MODULE = "stateflow file "
 
 
 class Context:
-    """What ``process`` may know beside the row: the key, the partition, and a logger."""
+    """What an operator may know and do beside its row and its state.
 
-    __slots__ = ("key", "logger", "partition")
+    Attributes:
+        key: of the row or timer in hand; None outside of them.
+        partition: number of this instance's partition.
+        timestamp: the row's event time, when the operator names an ``event_time`` column.
+        watermark: no row older than this is expected any more; None before the first.
+    """
 
-    def __init__(self, operator: str, partition: int) -> None:
+    __slots__ = ("_side", "_timers", "key", "logger", "partition", "timestamp", "watermark")
+
+    def __init__(self, operator: str, partition: int, timers: Timers) -> None:
         self.key: Any = None
         self.partition = partition
+        self.timestamp: Any = None
+        self.watermark: datetime | None = None
         self.logger = logging.getLogger(f"stateflow.operator.{operator}")
+        self._timers = timers
+        self._side: dict[str, list[Any]] = {}
+
+    def set_timer(self, at: datetime | int, *, name: str = "", domain: str = "event") -> None:
+        """Have ``on_timer`` called for this key once ``at`` has passed; replaces the key's timer of that name.
+
+        Args:
+            at: an aware datetime, or microseconds since 1970.
+            domain: ``event``: when the watermark passes it; ``processing``: with the first batch after that time,
+                with rows or without.
+
+        Raises InvalidArgument for another domain or an odd time, and outside of a row or timer.
+        """
+        self._timers.set(self._current(), name, at, domain)
+
+    def delete_timer(self, *, name: str = "", domain: str = "event") -> None:
+        """Forget the key's timer of that name; no error when there is none."""
+        self._timers.delete(self._current(), name, domain)
+
+    def emit(self, tag: str, row: Any) -> None:
+        """Put a row into the side output ``tag`` of the operator's ``side_outputs``. Raises InvalidArgument."""
+        try:
+            self._side[tag].append(row)
+        except KeyError:
+            raise InvalidArgument(
+                f"there is no side output {tag!r}", remedy='declare it: side_outputs = {"tag": "column type, …"}'
+            ) from None
+
+    def _current(self) -> Any:
+        if self.key is None:
+            raise InvalidArgument("there is no current key", remedy="use timers in process() or on_timer()")
+        return self.key
 
 
 class Operator:
@@ -41,6 +84,8 @@ class Operator:
     Class attributes:
         key: name of the key column, or a tuple of names.
         output: schema of the rows ``process`` produces, as Spark DDL or a :class:`pyarrow.Schema`.
+        side_outputs: tag → schema, of what goes to :meth:`Context.emit`.
+        event_time: name of the column that becomes ``ctx.timestamp``.
 
     One instance serves one partition. Before ``process(row, ctx)`` its states are bound to the row's key.
     Attributes set in ``open`` are per instance and not part of the state.
@@ -48,6 +93,8 @@ class Operator:
 
     key: ClassVar[str | tuple[str, ...]]
     output: ClassVar[str | pa.Schema]
+    side_outputs: ClassVar[Mapping[str, str | pa.Schema]] = {}
+    event_time: ClassVar[str | None] = None
 
     def open(self, ctx: Context) -> None:
         """Called once before the first row this instance sees. ``ctx.key`` is None."""
@@ -59,6 +106,13 @@ class Operator:
         batch of this partition and leaves its state as it was before the batch.
         """
         raise NotImplementedError
+
+    def on_timer(self, timer: Timer, ctx: Context) -> Iterable[Any] | None:
+        """Called once for each timer that is due, with the states bound to its key; produces rows as ``process``."""
+        raise NotImplementedError
+
+    def on_watermark(self, watermark: datetime, ctx: Context) -> Iterable[Any] | None:
+        """Called when the partition's watermark has advanced, before the timers it makes due. Has no current key."""
 
     def close(self, ctx: Context) -> None:
         """Called when the partition leaves this replica or the replica stops in good order."""
@@ -79,7 +133,15 @@ def key_columns(cls: type[Operator]) -> tuple[str, ...]:
 
 def output_schema(cls: type[Operator]) -> pa.Schema:
     """Raises DeclarationError when ``output`` is missing or cannot be read."""
-    output = getattr(cls, "output", None)
+    return _schema(cls, getattr(cls, "output", None))
+
+
+def side_schemas(cls: type[Operator]) -> dict[str, pa.Schema]:
+    """Schema of each side output. Raises DeclarationError."""
+    return {tag: _schema(cls, schema) for tag, schema in cls.side_outputs.items()}
+
+
+def _schema(cls: type[Operator], output: object) -> pa.Schema:
     if isinstance(output, pa.Schema):
         return output
     if isinstance(output, str):
@@ -104,6 +166,7 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
         key=key_columns(cls),
         output_schema=output_schema(cls).serialize().to_pybytes(),
         state_schema=json.dumps(state.schema(), sort_keys=True),
+        side_schemas=tuple((tag, schema.serialize().to_pybytes()) for tag, schema in sorted(side_schemas(cls).items())),
     )
 
 

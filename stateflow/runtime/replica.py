@@ -121,7 +121,7 @@ class ReplicaNode:
             if verdict is not Verdict.SERVE:
                 return slot.lifecycle.successor if verdict is Verdict.MOVED else None
             try:
-                return self._host(slot).apply(batch, input_schema, rows)
+                return self._host(slot).apply(batch, input_schema, rows, self._clock.now_us())
             finally:
                 with slot.mutex:
                     if slot.lifecycle.finish():
@@ -170,7 +170,7 @@ class ReplicaNode:
                 return Saved(newest, 0, sum(file.size for file in newest.files))
             db.snapshot(directory)
             positions = {
-                key[len(layout.POSITION) :].decode(): layout.decode_position(value)
+                key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
                 for key, value in db.scan(layout.POSITION)
             }
         try:
@@ -210,7 +210,7 @@ class ReplicaNode:
     def position(self, partition: PartitionId, source: str) -> int | None:
         """The last batch of ``source`` that the partition contains. Raises NotOwner."""
         stored = self._owned_store(partition).get(layout.POSITION + source.encode())
-        return None if stored is None else layout.decode_position(stored)
+        return None if stored is None else layout.Position.decode(stored).batch
 
     def _owned_store(self, partition: PartitionId) -> PartitionStore:
         slot = self._shelf.slot(partition)

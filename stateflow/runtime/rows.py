@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +38,19 @@ class RowReader:
     @classmethod
     def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
         return cls(pa.ipc.read_schema(pa.py_buffer(schema)), key, operator)
+
+    def getter(self, column: str | None) -> Callable[[Any], Any] | None:
+        """Reads one field of a row; None for no column. Raises KeyColumnMissing when the input lacks it."""
+        if column is None:
+            return None
+        index = self.schema.get_field_index(column)
+        if index < 0:
+            raise KeyColumnMissing(
+                f"there is no column {column!r} in the input, which the operator names as its event_time",
+                remedy=f"the input has {', '.join(self.schema.names)}",
+                operator=self.operator,
+            )
+        return itemgetter(index)
 
     def read(self, message: bytes) -> Iterator[tuple[Any, Any]]:
         """(key, row) pairs of one record batch message; the key of several columns is a tuple. Raises NullKey."""

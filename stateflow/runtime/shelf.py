@@ -234,11 +234,17 @@ def _write_durably(path: Path, text: str) -> None:
 
 
 def _spec_to_json(spec: OperatorSpec) -> dict[str, object]:
-    return {**asdict(spec), "key": list(spec.key), "output_schema": spec.output_schema.hex()}
+    return {
+        **asdict(spec),
+        "key": list(spec.key),
+        "output_schema": spec.output_schema.hex(),
+        "side_schemas": {tag: schema.hex() for tag, schema in spec.side_schemas},
+    }
 
 
 def _spec_from_json(text: str) -> OperatorSpec:
     fields = json.loads(text)
     fields["key"] = tuple(fields["key"])
     fields["output_schema"] = bytes.fromhex(fields["output_schema"])
+    fields["side_schemas"] = tuple((tag, bytes.fromhex(s)) for tag, s in sorted(fields["side_schemas"].items()))
     return OperatorSpec(**fields)

@@ -16,7 +16,8 @@ from stateflow.errors import (
 )
 from stateflow.rpc.clients import ControllerClient
 from stateflow.runtime.operator import Operator, key_columns, output_schema
-from stateflow.spark.task import PARTITION_COLUMN, OperatorTask
+from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, with_side_columns
+from stateflow.types import OperatorSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -42,6 +43,9 @@ def apply_operator(
     unavailable_timeout: float = 60.0,
 ) -> DataFrame:
     """Run a deployed operator over a DataFrame, streaming or batch; returns its output rows.
+
+    An operator with ``side_outputs`` gives one more struct column for each tag: a row of that side output has it
+    filled and all others null, main rows have it null (``out.where("late is not null").select("late.*")``).
 
     A streaming query applies each micro-batch exactly once, by (query id, batch id): retried tasks, speculative
     attempts and replayed batches get the stored output. A batch DataFrame is applied once however often it is
@@ -91,6 +95,7 @@ def apply_operator(
         partitions=spec.partitions,
         tasks=count,
         output_schema=spec.output_schema,
+        side_schemas=spec.side_schemas,
         order_by=order_by,
         source=source,
         run=uuid.uuid4().hex,
@@ -102,7 +107,7 @@ def apply_operator(
     return (
         df.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
         .repartitionById(count, PARTITION_COLUMN)
-        .mapInArrow(task, _spark_schema(operator, schema))
+        .mapInArrow(task, _spark_schema(operator, spec))
     )
 
 
@@ -139,9 +144,9 @@ def _hashable(df: DataFrame, column: str, operator: str) -> Column:
     )
 
 
-def _spark_schema(operator: type[Operator], schema: pa.Schema) -> Any:
-    if isinstance(operator.output, str):
+def _spark_schema(operator: type[Operator], spec: OperatorSpec) -> Any:
+    if isinstance(operator.output, str) and not spec.side_schemas:
         return operator.output
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(schema)
+    return from_arrow_schema(with_side_columns(spec.output_schema, spec.side_schemas))

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from stateflow.errors import InvalidArgument
 from stateflow.router import Router
 from stateflow.runtime.host import Batch
+from stateflow.runtime.output import split_output
 from stateflow.runtime.rows import null_key
 from stateflow.settings import RouterSettings
 
@@ -34,6 +35,7 @@ class OperatorTask:
     partitions: int
     tasks: int
     output_schema: bytes
+    side_schemas: tuple[tuple[str, bytes], ...]
     order_by: str | None
     source: str | None
     run: str
@@ -100,11 +102,42 @@ class OperatorTask:
         return table.schema.serialize().to_pybytes(), rows
 
     def _output(self, outputs: dict[int, bytes]) -> Iterator[pa.RecordBatch]:
-        schema = pa.ipc.read_schema(pa.py_buffer(self.output_schema))
-        batches = [
-            pa.ipc.read_record_batch(pa.py_buffer(outputs[partition]), schema)
-            for partition in sorted(outputs)
-            if outputs[partition]
-        ]
-        if batches:
-            yield from pa.Table.from_batches(batches).combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
+        """Main rows; with side outputs declared, theirs too, each in the struct column of its tag."""
+        split = [split_output(outputs[partition]) for partition in sorted(outputs)]
+        main = _whole(self.output_schema, [message for message, _ in split])
+        tables = [main] if main is not None else []
+        for tag, schema in self.side_schemas:
+            rows = _whole(schema, [side[tag] for _, side in split if tag in side])
+            if rows is not None:
+                tables.append(pa.table({tag: rows.to_struct_array()}))
+        if self.side_schemas:
+            schema = with_side_columns(self.output_schema, self.side_schemas)
+            tables = [_widened(table, schema) for table in tables]
+        for table in tables:
+            yield from table.combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
+
+
+def with_side_columns(output: bytes, side: tuple[tuple[str, bytes], ...]) -> pa.Schema:
+    """Schema of a DataFrame with side outputs: the main columns, then one struct column for each tag."""
+    schema = _schema(output)
+    for tag, encoded in side:
+        schema = schema.append(pa.field(tag, pa.struct(list(_schema(encoded)))))
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _schema(encoded: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(encoded))
+
+
+def _whole(encoded: bytes, messages: list[bytes]) -> pa.Table | None:
+    schema = _schema(encoded)
+    batches = [pa.ipc.read_record_batch(pa.py_buffer(message), schema) for message in messages if message]
+    return pa.Table.from_batches(batches) if batches else None
+
+
+def _widened(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

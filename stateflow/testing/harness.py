@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pyarrow as pa
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import InvalidArgument, KeyColumnMissing
 from stateflow.partitioner import check_partitions, partition_of
-from stateflow.runtime.host import Batch, PartitionHost, read_batch
-from stateflow.runtime.operator import Operator, key_columns, output_schema
+from stateflow.runtime.host import Batch, PartitionHost
+from stateflow.runtime.operator import Operator, key_columns, output_schema, side_schemas
+from stateflow.runtime.output import OutputReader
+from stateflow.runtime.timers import to_us
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 from stateflow.types import PartitionId
 
@@ -41,7 +44,11 @@ class OperatorHarness:
         self._backend = backend
         self._engine = RocksEngine(8 << 20, 8 << 20)
         self._key = key_columns(self._cls)
-        self._output = output_schema(self._cls)
+        self._output = OutputReader(output_schema(self._cls), side_schemas(self._cls))
+        self._watermark_us: int | None = None
+        self._now_us = 0
+        #: rows of the last call's side outputs, by tag
+        self.side_outputs: dict[str, list[dict[str, Any]]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="stateflow-harness-"))
         self._batch = 0
         self._changes: dict[int, bytes] = {}
@@ -77,15 +84,38 @@ class OperatorHarness:
             by_partition.setdefault(partition_of(key, self._partitions), []).append(row)
         schema = pa.Table.from_pylist(rows).schema if rows else pa.schema([])
         encoded = schema.serialize().to_pybytes()
-        outputs: list[dict[str, Any]] = []
-        number, self._batch = self._batch, self._batch + 1
-        for partition in sorted(by_partition):
-            message = pa.RecordBatch.from_pylist(by_partition[partition], schema=schema).serialize().to_pybytes()
+        messages = {
+            partition: pa.RecordBatch.from_pylist(mine, schema=schema).serialize().to_pybytes()
+            for partition, mine in sorted(by_partition.items())
+        }
+        return self._apply(encoded, messages)
+
+    def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
+        """No older rows follow; returns what timers and ``on_watermark`` produced."""
+        self._watermark_us = to_us(watermark)
+        return self._visit()
+
+    def advance_processing_time(self, seconds: float) -> list[dict[str, Any]]:
+        """The clock, which starts at 1970, goes on; returns what timers produced."""
+        if seconds < 0:
+            raise InvalidArgument("time does not run backwards", remedy="give seconds from now on")
+        self._now_us += round(seconds * 1e6)
+        return self._visit()
+
+    def _visit(self) -> list[dict[str, Any]]:
+        self._changes.clear()
+        return self._apply(b"", dict.fromkeys(range(self._partitions), b""))
+
+    def _apply(self, schema: bytes, messages: dict[int, bytes]) -> list[dict[str, Any]]:
+        batch = Batch(SOURCE, self._batch, sparse=True, watermark_us=self._watermark_us)
+        self._batch += 1
+        outputs = []
+        for partition, message in messages.items():
             host = self._hosts[partition]
             host.state.invalidate()
-            applied = host.apply(Batch(SOURCE, number, sparse=True), encoded, message)
-            outputs += read_batch(applied.output, self._output).to_pylist()
-        return outputs
+            outputs.append(host.apply(batch, schema, message, self._now_us).output)
+        rows, self.side_outputs = self._output.rows(outputs)
+        return rows
 
     def state(self, *key: Any) -> Any:
         """The states of one key, by name: ``h.state("N1").flights.value``."""
@@ -103,12 +133,12 @@ class OperatorHarness:
         target = Path(tempfile.mkdtemp(prefix="stateflow-snapshot-"))
         for partition, store in enumerate(self._stores):
             store.snapshot(target / str(partition))
-        (target / "harness").write_text(f"{self._backend} {self._partitions} {self._batch}")
+        (target / "harness").write_text(f"{self._backend} {self._partitions} {self._batch} {self._now_us}")
         return target
 
     @classmethod
     def restore(cls, operator: Operator | type[Operator], snapshot: Path) -> OperatorHarness:
-        backend, partitions, batch = (snapshot / "harness").read_text().split()
+        backend, partitions, batch, now_us = (snapshot / "harness").read_text().split()
         harness = cls(operator, int(partitions), backend)
         for partition, old in enumerate(harness._stores):
             old.close()
@@ -119,7 +149,7 @@ class OperatorHarness:
                 shutil.copytree(snapshot / str(partition), target)
                 harness._stores[partition] = harness._engine.open(target)
             harness._hosts[partition] = harness._new_host(partition)
-        harness._batch = int(batch)
+        harness._batch, harness._now_us = int(batch), int(now_us)
         return harness
 
     def close(self) -> None:

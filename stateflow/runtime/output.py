@@ -1,0 +1,71 @@
+"""What one batch gave for one partition, as stored and sent: the main output, and side outputs by tag.
+
+Without side outputs it is the Arrow record batch message itself (which begins with 0xff), or nothing. With them:
+the byte 0x00, then msgpack ``[version, main, {tag: message}]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+
+from stateflow.errors import DecodeError
+
+_MARK = b"\x00"
+VERSION = 1
+
+
+def join_output(main: bytes, side: dict[str, bytes]) -> bytes:
+    if not side:
+        return main
+    packed: bytes = msgpack.packb([VERSION, main, side])
+    return _MARK + packed
+
+
+def split_output(data: bytes) -> tuple[bytes, dict[str, bytes]]:
+    """(main, tag → record batch message)."""
+    if not data.startswith(_MARK):
+        return data, {}
+    version, main, side = msgpack.unpackb(data[1:])
+    if version != VERSION:
+        raise DecodeError(
+            f"an output has format {version}, this program reads {VERSION}", remedy="run a newer stateflow"
+        )
+    return main, side
+
+
+class OutputReader:
+    """Rows of outputs, as dictionaries. Args: side: tag → schema."""
+
+    def __init__(self, schema: pa.Schema, side: Mapping[str, pa.Schema]) -> None:
+        self._schema = schema
+        self._side = side
+
+    @classmethod
+    def of(cls, schema: bytes, side: Iterable[tuple[str, bytes]]) -> OutputReader:
+        return cls(_read_schema(schema), {tag: _read_schema(encoded) for tag, encoded in side})
+
+    def rows(self, outputs: Iterable[bytes]) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+        """(main rows, tag → rows), in the order of ``outputs``."""
+        main: list[dict[str, Any]] = []
+        side: dict[str, list[dict[str, Any]]] = {tag: [] for tag in self._side}
+        for output in outputs:
+            message, messages = split_output(output)
+            main += read_batch(message, self._schema).to_pylist()
+            for tag, emitted in messages.items():
+                side[tag] += read_batch(emitted, self._side[tag]).to_pylist()
+        return main, side
+
+
+def read_batch(message: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of a record batch message; an empty batch for ``b""``."""
+    if not message:
+        return pa.RecordBatch.from_pylist([], schema=schema)
+    return pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+
+
+def _read_schema(encoded: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(encoded))

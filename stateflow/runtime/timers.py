@@ -1,0 +1,182 @@
+"""Timers of one partition, kept in its store: they fire once, also after a restart and after a move.
+
+A timer is identified by (domain, key, name); setting it again replaces it (as in Apache Beam's state and timers
+model). Two entries each::
+
+    t  domain (1)  at (8, ordered)  varint(len(key)) key  name      → b"\\x01"       in the order of firing
+    u  domain (1)  varint(len(key)) key  name                       → at (8, ordered)
+
+``key`` is the encoded stream key. What a batch sets, deletes and fires is pending until the batch commits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from stateflow.changes import Mutations
+from stateflow.errors import InvalidArgument
+from stateflow.state.cells import decode_row_key, encode_row_key, read_varint, varint
+from stateflow.storage import PartitionStore
+
+BY_TIME = b"t"
+BY_NAME = b"u"
+_PRESENT = b"\x01"
+_ORDERED = struct.Struct(">Q")
+_SIGN = 1 << 63
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Domain(StrEnum):
+    """``event`` timers fire when the watermark passes them, ``processing`` timers with the first batch after them."""
+
+    EVENT = "event"
+    PROCESSING = "processing"
+
+
+_LETTER = {Domain.EVENT: b"e", Domain.PROCESSING: b"p"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """Handed to ``on_timer``. ``at`` is when it was set for, not when it fired."""
+
+    at: datetime
+    name: str
+    domain: Domain
+    key: Hashable
+
+
+def to_us(moment: datetime | int) -> int:
+    """Microseconds since 1970 UTC, of an aware datetime or of themselves. Raises InvalidArgument."""
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise InvalidArgument("a time needs a time zone", remedy="use datetimes with tzinfo, e.g. UTC")
+        return (moment - _EPOCH) // _MICROSECOND
+    if isinstance(moment, int) and not isinstance(moment, bool) and -_SIGN <= moment < _SIGN:
+        return moment
+    raise InvalidArgument(f"{moment!r} is no time", remedy="use an aware datetime, or microseconds since 1970 as int")
+
+
+def to_datetime(us: int) -> datetime:
+    """Times outside the years 1 to 9999 become the nearest end: a watermark may be 'for ever'."""
+    try:
+        return _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC) if us > 0 else datetime.min.replace(tzinfo=UTC)
+
+
+#: (domain, encoded key, name)
+_Identity = tuple[Domain, bytes, str]
+
+
+class Timers:
+    """Pending changes over the stored timers. Not thread-safe."""
+
+    def __init__(self, store: PartitionStore) -> None:
+        self._store = store
+        self._pending: dict[_Identity, int | None] = {}  # µs, or None: deleted or fired
+        self._soon: list[tuple[int, bytes, str]] = []  # heap, while due() runs
+        self._until: tuple[Domain, int] | None = None
+        #: a partition that never had a timer is never asked for one
+        self._any = next(store.scan(BY_TIME), None) is not None
+
+    def set(self, key: Hashable, name: str, at: datetime | int, domain: str) -> None:
+        """Replaces the key's timer of that name. Raises InvalidArgument for an odd domain or time."""
+        identity = (_domain(domain), encode_row_key(key), name)
+        at_us = to_us(at)
+        self._pending[identity] = at_us
+        self._any = True
+        if self._until is not None and self._until[0] is identity[0] and at_us <= self._until[1]:
+            heapq.heappush(self._soon, (at_us, identity[1], name))
+
+    def delete(self, key: Hashable, name: str, domain: str) -> None:
+        """No error when there is none."""
+        if self._any:
+            self._pending[_domain(domain), encode_row_key(key), name] = None
+
+    def due(self, domain: Domain, until_us: int) -> Iterator[Timer]:
+        """Fire, in order of time, key and name, every timer at or before ``until_us``; those set meanwhile too."""
+        if not self._any:
+            return
+        self._soon = [
+            (at_us, key, name)
+            for (kind, key, name), at_us in self._pending.items()
+            if kind is domain and at_us is not None and at_us <= until_us
+        ]
+        for at_us, key, name in self._stored(domain, until_us):
+            if (domain, key, name) not in self._pending:
+                self._soon.append((at_us, key, name))
+        heapq.heapify(self._soon)
+        self._until = domain, until_us
+        try:
+            while self._soon:
+                at_us, key, name = heapq.heappop(self._soon)
+                identity = (domain, key, name)
+                if identity in self._pending and self._pending[identity] != at_us:
+                    continue  # replaced or deleted by a timer that fired before
+                self._pending[identity] = None
+                yield Timer(to_datetime(at_us), name, domain, decode_row_key(key))
+        finally:
+            self._until = None
+
+    def _stored(self, domain: Domain, until_us: int) -> Iterator[tuple[int, bytes, str]]:
+        prefix = BY_TIME + _LETTER[domain]
+        for entry, _ in self._store.scan(prefix):
+            at_us = _ORDERED.unpack_from(entry, len(prefix))[0] - _SIGN
+            if at_us > until_us:
+                return
+            length, start = read_varint(entry, len(prefix) + 8)
+            yield at_us, entry[start : start + length], entry[start + length :].decode()
+
+    def pending(self, key: Hashable) -> list[Timer]:
+        """The timers of one key, by time; what the batch in hand changed included."""
+        wanted = encode_row_key(key)
+        found: dict[_Identity, int] = {}
+        for domain in Domain:
+            prefix = BY_NAME + _LETTER[domain] + varint(len(wanted)) + wanted
+            for entry, at in self._store.scan(prefix):
+                found[domain, wanted, entry[len(prefix) :].decode()] = _ORDERED.unpack(at)[0] - _SIGN
+        for identity, at_us in self._pending.items():
+            if identity[1] == wanted:
+                found.pop(identity, None)
+                if at_us is not None:
+                    found[identity] = at_us
+        timers = [Timer(to_datetime(at_us), name, domain, key) for (domain, _, name), at_us in found.items()]
+        return sorted(timers, key=lambda timer: (timer.at, timer.name))
+
+    def collect(self, into: Mutations) -> None:
+        """Adds the net effect of the batch. May be followed by ``rollback``."""
+        for (domain, key, name), at_us in self._pending.items():
+            encoded = name.encode()
+            by_name = BY_NAME + _LETTER[domain] + varint(len(key)) + key + encoded
+            stored = self._store.get(by_name)
+            wanted = None if at_us is None else _ORDERED.pack(at_us + _SIGN)
+            if stored == wanted:
+                continue
+            if stored is not None:
+                into.deletes.append(_by_time(domain, stored, key, encoded))
+            if wanted is None:
+                into.deletes.append(by_name)
+            else:
+                into.puts += [(by_name, wanted), (_by_time(domain, wanted, key, encoded), _PRESENT)]
+
+    def end_batch(self) -> None:
+        """Committed or rolled back: nothing is pending any more."""
+        self._pending.clear()
+
+
+def _by_time(domain: Domain, at: bytes, key: bytes, name: bytes) -> bytes:
+    return BY_TIME + _LETTER[domain] + at + varint(len(key)) + key + name
+
+
+def _domain(text: str) -> Domain:
+    try:
+        return Domain(text)
+    except ValueError:
+        raise InvalidArgument(f"there is no time domain {text!r}", remedy="use 'event' or 'processing'") from None

@@ -1,0 +1,101 @@
+"""Breadth-first exploration of a model, to the last state."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from stateflow.errors import StateflowError
+from tests.simulation.one_move import Broken, Model, World
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    states: int
+    transitions: int
+    ends: int
+    outcomes: dict[str, int]
+    leftovers: dict[str, int]
+
+
+class Found(AssertionError):
+    """A state that breaks a rule, with the shortest way to it."""
+
+    def __init__(self, why: str, trace: list[str]) -> None:
+        super().__init__(why + "\n  " + "\n  ".join(trace))
+        self.why = why
+        self.trace = trace
+
+
+def explore(model: Model, states_max: int = 2_000_000) -> Explored:
+    """Raises Found for the first broken rule; also when some state has no way to an end."""
+    first = model.start()
+    number: dict[World, int] = {first: 0}
+    came: list[tuple[int, str]] = [(-1, "start")]
+    into: list[list[int]] = [[]]  # predecessors by transitions that must happen
+    ends: list[int] = []
+    outcomes: dict[str, int] = {}
+    leftovers: dict[str, int] = {}
+    queue = deque([first])
+    transitions = 0
+
+    def trace(at: int, last: str = "") -> list[str]:
+        steps = [last] if last else []
+        while at > 0:
+            at, what = came[at]
+            steps.append(what)
+        return steps[::-1]
+
+    while queue:
+        world = queue.popleft()
+        here = number[world]
+        ended = True
+        steps = model.steps(world)
+        while True:
+            try:
+                what, after, must = next(steps)
+            except StopIteration:
+                break
+            except (Broken, StateflowError) as error:
+                raise Found(str(error), trace(here)) from error
+            transitions += 1
+            if after == world:
+                continue
+            ended = ended and not must
+            there = number.get(after)
+            if there is None:
+                there = number[after] = len(came)
+                came.append((here, what))
+                into.append([])
+                queue.append(after)
+                assert there < states_max, "the model is too large"
+                try:
+                    model.check(after)
+                except Broken as error:
+                    raise Found(str(error), trace(there)) from error
+            if must:
+                into[there].append(here)
+        if ended:
+            ends.append(here)
+            try:
+                model.check_end(world)
+            except Broken as error:
+                raise Found(str(error), trace(here)) from error
+            outcomes[world.outcome] = outcomes.get(world.outcome, 0) + 1
+            assert world.target is not None
+            if world.target[0].value == "WARMING":
+                leftovers["target still warming"] = leftovers.get("target still warming", 0) + 1
+            if world.log != "none":
+                leftovers["source still logging"] = leftovers.get("source still logging", 0) + 1
+    # from everywhere an end can be reached by what must happen, without luck
+    reached = bytearray(len(came))
+    stack = list(ends)
+    while stack:
+        at = stack.pop()
+        if not reached[at]:
+            reached[at] = 1
+            stack.extend(before for before in into[at] if not reached[before])
+    stuck = reached.find(0)
+    if stuck >= 0:
+        raise Found("there is no way on from here", trace(stuck))
+    return Explored(len(came), transitions, len(ends), outcomes, leftovers)

@@ -1,0 +1,553 @@
+"""A world of one move, small enough to be explored to the last state.
+
+The machines are the real ones: ``reconfig.migration.Move`` at the controller, ``Lifecycle`` at source and target.
+What is modelled here is what the shells do between them: calls that are lost, late or answered to nobody, the
+stream of a transfer, the change log, what is durable, and processes that end and come back.
+
+Time does not exist. Whatever may happen next is a transition; whether a time-out is early or late makes no
+difference. State is one immutable tuple, so that states already seen are recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from reconfig import migration as m
+from reconfig.budget import Measured
+from reconfig.migration import Instruction, Move, Phase
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
+from stateflow.types import PartitionId, ReplicaInfo
+
+P = PartitionId("Op", 0)
+TARGET = ReplicaInfo("target", "edge", "target:1")
+MOVE = "m1"
+EPOCH, GRANTED = 1, 2
+LOST = Unavailable("no answer")
+MEASURED = Measured(0, 0.0, 0.0, 0.0)
+
+Cycle = tuple[Any, ...]  # Lifecycle's fields
+Durable = tuple[State, int] | None  # what the disk says of ownership
+
+
+class World(NamedTuple):
+    # controller; move is None while the process is down or has nothing more to do
+    move: tuple[Any, ...] | None
+    todo: tuple[Instruction, ...]
+    notes: tuple[str, ...]  # what it told itself: records that are done
+    running: bool
+    # calls to the source: (kind, stage), stage: sent, waiting (for the batch in hand), answered …, orphan
+    calls: tuple[tuple[str, str], ...]
+    # prepare calls to the target: sent or orphan
+    prepares: tuple[str, ...]
+    stream: tuple[bool, tuple[str, ...]] | None  # (was a base reported?, reports on their way)
+    letters: tuple[str, ...]  # to whom it may concern: abandon, release
+    # the ledger
+    granted: bool
+    outcome: str
+    # source
+    source: Cycle | None  # None: the process is down
+    source_disk: Durable
+    log: str  # none, live, sealed
+    source_data: int
+    # target
+    target: Cycle | None
+    target_disk: Durable
+    pull: tuple[str, int]  # stage: none, snapshot, following; copied up to
+    target_data: int
+    # budgets
+    commits: int
+    acknowledged: int
+    faults: tuple[int, ...]
+
+
+FAULTS = ("source ends", "target ends", "controller ends", "call lost", "stream lost", "transfer lost", "cancelled")
+
+
+@dataclass(slots=True)
+class Rules:
+    """What can be broken on purpose, to see that the exploration finds it."""
+
+    lifecycle: type[Lifecycle] = Lifecycle
+    move: type[Move] = Move
+    commits: int = 1
+    faults: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 1)
+    faults_together: int = 2
+    orphans_survive: bool = False  # a request in flight outlives the process it was sent to
+    durable_first: bool = True
+    unfence_on_timeout: bool = False
+    fence_needs_follower: bool = True
+    resume: Callable[[], tuple[Move, list[Instruction]]] = field(default=lambda: Move.resumed(EPOCH, GRANTED))
+
+
+class Broken(AssertionError):
+    pass
+
+
+# -- machines as values -------------------------------------------------------------------------------------
+
+_CYCLE = ("state", "epoch", "move_id", "successor", "granted", "in_hand", "cancelled")
+_MOVE = ("phase", "granting", "sealed", "cancelling", "target_up", "rounds", "predicted_pause_ms", "digest", "error")
+
+
+def freeze(lifecycle: Lifecycle) -> Cycle:
+    return tuple([getattr(lifecycle, name) for name in _CYCLE])
+
+
+def freeze_move(move: Move) -> tuple[Any, ...]:
+    *rest, error = [getattr(move, name) for name in _MOVE]
+    return (*rest, error and error.code)
+
+
+class Model:
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    def start(self) -> World:
+        source = self.rules.lifecycle(P)
+        source.create(EPOCH)
+        move = self.rules.move(EPOCH, GRANTED)
+        todo = tuple(move.handle(m.Begin()))
+        return World(
+            freeze_move(move),
+            todo,
+            (),
+            True,
+            (),
+            (),
+            None,
+            (),
+            False,
+            "",
+            freeze(source),
+            (State.OWNED, EPOCH),
+            "none",
+            0,
+            freeze(self.rules.lifecycle(P)),
+            None,
+            ("none", 0),
+            0,
+            0,
+            0,
+            self.rules.faults,
+        )
+
+    def thaw(self, cycle: Cycle) -> Lifecycle:
+        return self.rules.lifecycle(P, *cycle)
+
+    def thaw_move(self, frozen: tuple[Any, ...]) -> Move:
+        move = self.rules.move(EPOCH, GRANTED)
+        for name, value in zip(_MOVE, frozen, strict=True):
+            setattr(move, name, value)
+        move.error = LOST if frozen[-1] else None
+        return move
+
+    # -- everything that can happen next ------------------------------------------------------------------
+
+    def steps(self, w: World) -> Iterator[tuple[str, World, bool]]:
+        """(what, world, must it happen some time?). What need not happen: faults, and batches that arrive."""
+        yield from self._controller(w)
+        yield from self._calls(w)
+        yield from self._target(w)
+        yield from self._transfer(w)
+        yield from self._batches(w)
+        yield from self._faults(w)
+
+    # -- controller ---------------------------------------------------------------------------------------
+
+    def _controller(self, w: World) -> Iterator[tuple[str, World, bool]]:
+        if not w.running:
+            yield "controller comes back", self._resume(w), True
+            return
+        if w.move is None:
+            return
+        if w.todo:
+            yield f"controller: {w.todo[0].value}", self._carry_out(w), True
+            return
+        if w.move[0] in m.TERMINAL:  # the runner ends: nobody listens any more
+            orphans = tuple(sorted("orphan" for _ in w.prepares))
+            yield "move ends", self._forget_calls(w)._replace(move=None, stream=None, prepares=orphans), True
+            return
+        for note in w.notes:
+            left = _without(w.notes, note)
+            event: m.Event = m.GrantRecorded() if note == "granted" else m.OwnedRecorded()
+            yield f"note: {note}", self._handle(w._replace(notes=left), event), True
+        for call in dict.fromkeys(w.calls):
+            kind, stage = call
+            if stage.startswith("answered"):
+                answer = stage.partition(" ")[2]
+                event = {
+                    "sealed": m.SourceSealed(),
+                    "refused": m.FenceRefused(LOST),
+                    "cancelled": m.SourceCancelled(),
+                    "unknown": m.SourceUnknown(),
+                }[answer]
+                calls = _without(w.calls, call)
+                yield f"{kind} answered: {answer}", self._handle(w._replace(calls=calls), event), True
+        if w.stream is not None and w.stream[1]:
+            yield f"report: {w.stream[1][0]}", self._report(w), True
+
+    def _report(self, w: World) -> World:
+        assert w.stream is not None
+        warm, (first, *rest) = w.stream
+        if first == "caught up":
+            w = w._replace(stream=(True, tuple(rest)))
+            if not warm:
+                w = self._handle(w, m.BaseReady())
+            return self._handle(w, m.CaughtUp(MEASURED))
+        w = w._replace(stream=None)
+        return self._handle(w, m.TargetOwned(GRANTED, "") if first == "owned" else m.TargetFailed(LOST))
+
+    def _handle(self, w: World, event: m.Event) -> World:
+        assert w.move is not None
+        move = self.thaw_move(w.move)
+        instructions = move.handle(event)
+        return w._replace(move=freeze_move(move), todo=w.todo + tuple(instructions))
+
+    def _carry_out(self, w: World) -> World:
+        instruction, *rest = w.todo
+        w = w._replace(todo=tuple(rest))
+        assert w.move is not None
+        match instruction:
+            case Instruction.PREPARE | Instruction.RETRY_PREPARE:
+                return w._replace(prepares=_with(w.prepares, "sent"))
+            case Instruction.RECORD_GRANT:
+                return w._replace(granted=True, notes=_with(w.notes, "granted"))
+            case Instruction.FENCE | Instruction.RETRY_FENCE:
+                if not w.granted:
+                    raise Broken("the source hears of a grant that is not in the ledger")
+                return w._replace(calls=_with(w.calls, ("fence", "sent")))
+            case Instruction.CANCEL_SOURCE | Instruction.RETRY_CANCEL:
+                stage = "orphan" if w.move[0] in m.TERMINAL else "sent"
+                return w._replace(calls=_with(w.calls, ("cancel", stage)))
+            case Instruction.ABANDON_TARGET:
+                return w._replace(letters=_with(w.letters, "abandon"))
+            case Instruction.RECORD_OWNED:
+                return w._replace(outcome="owned", notes=_with(w.notes, "owned"))
+            case Instruction.RECORD_ABORTED:
+                return w._replace(outcome="aborted")
+            case Instruction.RELEASE:
+                return w._replace(letters=_with(w.letters, "release"))
+            case Instruction.PUBLISH:
+                return w
+
+    @staticmethod
+    def _forget_calls(w: World) -> World:
+        """The caller is gone; what is on its way may arrive all the same."""
+        calls = tuple(sorted((kind, "orphan") for kind, stage in w.calls if stage in ("sent", "orphan")))
+        return w._replace(calls=calls)
+
+    def _resume(self, w: World) -> World:
+        w = w._replace(running=True)
+        if w.outcome:
+            return w
+        if w.granted:
+            move, first = self.rules.resume()
+        else:
+            move = self.rules.move(EPOCH, GRANTED)
+            first = move.handle(m.TargetFailed(LOST))
+        return w._replace(move=freeze_move(move), todo=tuple(first))
+
+    # -- calls that reach the source ----------------------------------------------------------------------
+
+    def _calls(self, w: World) -> Iterator[tuple[str, World, bool]]:
+        for call in dict.fromkeys(w.calls):
+            kind, stage = call
+            if stage not in ("sent", "orphan", "waiting"):
+                continue
+            left = _without(w.calls, call)
+            if stage == "orphan":
+                yield f"late {kind} is lost", w._replace(calls=left), True
+            if w.source is None:
+                if stage != "orphan":
+                    calls = _with(left, (kind, "answered unknown"))
+                    yield f"{kind} finds nobody", w._replace(calls=calls), True
+                continue
+            lifecycle = self.thaw(w.source)
+            if stage == "waiting":
+                if lifecycle.state is State.SEALED:
+                    yield "fence waited", w._replace(calls=_with(left, (kind, "answered sealed"))), True
+                elif lifecycle.state is not State.FENCING:
+                    yield "fence waited", w._replace(calls=_with(left, (kind, "answered refused"))), True
+                continue
+            after, answer = self._fence(w, lifecycle) if kind == "fence" else self._cancel(w, lifecycle)
+            if after is None:
+                continue  # it waits for a lock
+            if stage == "sent":
+                left = _with(left, (kind, answer if answer == "waiting" else f"answered {answer}"))
+            yield f"{'late ' if stage == 'orphan' else ''}{kind}: {answer}", after._replace(calls=left), True
+
+    def _fence(self, w: World, lifecycle: Lifecycle) -> tuple[World | None, str]:
+        if self.rules.fence_needs_follower and lifecycle.state is State.OWNED and w.log == "none":
+            return w, "refused"
+        try:
+            answer = lifecycle.fence(MOVE, GRANTED, TARGET)
+        except StateflowError:
+            return w, "refused"
+        w = w._replace(source=freeze(lifecycle))
+        if answer is FenceAnswer.SEAL_NOW:
+            return self._seal(w), "sealed"
+        return w, "waiting" if answer is FenceAnswer.SEAL_AFTER_BATCH else "sealed"
+
+    def _seal(self, w: World) -> World:
+        assert w.source is not None
+        lifecycle = self.thaw(w.source)
+        lifecycle.sealed()
+        disk = (State.SEALED, GRANTED) if self.rules.durable_first else w.source_disk
+        log = "sealed" if w.log != "none" else w.log
+        return w._replace(source=freeze(lifecycle), source_disk=disk, log=log)
+
+    def _cancel(self, w: World, lifecycle: Lifecycle) -> tuple[World | None, str]:
+        if lifecycle.in_hand:
+            return None, ""  # it needs the lock that the batch has
+        if not lifecycle.cancel(MOVE):
+            return w, "sealed"
+        disk = (State.OWNED, EPOCH) if lifecycle.state is State.OWNED else w.source_disk
+        return w._replace(source=freeze(lifecycle), source_disk=disk, log="none"), "cancelled"
+
+    # -- calls that reach the target ----------------------------------------------------------------------
+
+    def _target(self, w: World) -> Iterator[tuple[str, World, bool]]:
+        for stage in dict.fromkeys(w.prepares):
+            left = _without(w.prepares, stage)
+            if stage == "orphan":
+                yield "late prepare is lost", w._replace(prepares=left), True
+            if w.target is None:
+                if stage == "sent":
+                    yield (
+                        "prepare finds nobody",
+                        self._to_stream(w._replace(prepares=left, stream=(False, ())), "failed"),
+                        True,
+                    )
+                continue
+            yield f"prepare arrives ({stage})", self._prepare(w._replace(prepares=left), stage == "sent"), True
+        for letter in dict.fromkeys(w.letters):
+            left_letters = _without(w.letters, letter)
+            yield f"{letter} is lost", w._replace(letters=left_letters), True
+            if letter == "release" and w.source is not None:
+                yield "release", w._replace(letters=left_letters, log="none"), True
+            if letter == "abandon" and w.target is not None and not w.target[5]:
+                lifecycle = self.thaw(w.target)
+                lifecycle.cancel(MOVE)
+                after = w._replace(letters=left_letters, target=freeze(lifecycle))
+                yield "abandon", self._pull_ends(after) if lifecycle.state is State.WARMING else after, True
+
+    def _prepare(self, w: World, listens: bool) -> World:
+        assert w.target is not None
+        if listens:
+            w = w._replace(stream=(False, ()))
+        lifecycle = self.thaw(w.target)
+        if lifecycle.state is State.OWNED:
+            return self._to_stream(w, "owned") if listens else w
+        if w.pull[0] != "none":
+            return w  # it joins the transfer that is under way
+        try:
+            lifecycle.prepare(MOVE, EPOCH)
+        except StateflowError:
+            return self._to_stream(w, "failed") if listens else w
+        return w._replace(target=freeze(lifecycle), pull=("snapshot", 0))
+
+    @staticmethod
+    def _to_stream(w: World, report: str) -> World:
+        return w if w.stream is None else w._replace(stream=(w.stream[0], (*w.stream[1], report)))
+
+    def _pull_ends(self, w: World) -> World:
+        """A transfer that broke gives the partition up and says so to whoever listens."""
+        assert w.target is not None
+        lifecycle = self.thaw(w.target)
+        lifecycle.abandon(MOVE)
+        return self._to_stream(w._replace(target=freeze(lifecycle), pull=("none", 0)), "failed")
+
+    # -- the transfer -------------------------------------------------------------------------------------
+
+    def _transfer(self, w: World) -> Iterator[tuple[str, World, bool]]:
+        stage, copied = w.pull
+        if stage == "none" or w.target is None:
+            return
+        if w.source is None or (stage == "following" and w.log == "none"):
+            yield "transfer breaks", self._pull_ends(w), True
+            return
+        if stage == "snapshot":
+            source = self.thaw(w.source)
+            if source.in_hand:
+                return  # it waits for the batch
+            sealed = source.state is State.SEALED and source.move_id == MOVE
+            if sealed or (source.state is State.OWNED and MOVE not in source.cancelled):
+                log = "sealed" if sealed else "live"
+                yield "snapshot", w._replace(log=log, pull=("following", w.source_data)), True
+            else:
+                yield "snapshot refused", self._pull_ends(w), True
+            return
+        if copied < w.source_data:
+            yield "change set", w._replace(pull=(stage, copied + 1)), True
+        elif w.log == "sealed":
+            lifecycle = self.thaw(w.target)
+            lifecycle.own(MOVE, GRANTED)
+            disk = (State.OWNED, GRANTED) if self.rules.durable_first else w.target_disk
+            after = w._replace(target=freeze(lifecycle), target_disk=disk, target_data=copied, pull=("none", 0))
+            yield "target owns", self._to_stream(after, "owned"), True
+        elif w.stream is not None and "caught up" not in w.stream[1]:
+            if w.move is not None and w.move[0] in (Phase.WARMING, Phase.CATCHING_UP):
+                yield "caught up", self._to_stream(w, "caught up"), True
+
+    # -- batches ------------------------------------------------------------------------------------------
+
+    def _batches(self, w: World) -> Iterator[tuple[str, World, bool]]:
+        for who in ("source", "target"):
+            cycle = getattr(w, who)
+            if cycle is None:
+                continue
+            lifecycle = self.thaw(cycle)
+            if lifecycle.in_hand:
+                yield f"{who} commits", self._commit(w, who, lifecycle), True
+            elif w.commits < self.rules.commits:
+                try:
+                    verdict = lifecycle.begin(EPOCH if who == "source" else GRANTED)
+                except StateflowError:
+                    continue
+                if verdict is Verdict.SERVE:
+                    yield f"{who} begins a batch", w._replace(commits=w.commits + 1, **{who: freeze(lifecycle)}), False
+
+    def _commit(self, w: World, who: str, lifecycle: Lifecycle) -> World:
+        if who == "source" and w.source_disk != (State.OWNED, EPOCH):
+            raise Broken("a commit on a sealed store")
+        seal = lifecycle.finish()
+        w = w._replace(acknowledged=w.acknowledged + 1, **{who: freeze(lifecycle)})
+        if who == "source":
+            w = w._replace(source_data=w.source_data + 1)
+            return self._seal(w) if seal else w
+        return w._replace(target_data=w.target_data + 1)
+
+    # -- faults -------------------------------------------------------------------------------------------
+
+    def _faults(self, w: World) -> Iterator[tuple[str, World, bool]]:
+        if w.source is None:
+            yield "source comes back", self._recover_source(w), True
+        if w.target is None:
+            yield "target comes back", self._recover_target(w), True
+        if self.rules.unfence_on_timeout and w.source is not None and w.source[0] is State.SEALED:
+            lifecycle = self.thaw(w.source)
+            lifecycle.state, lifecycle.epoch = State.OWNED, EPOCH
+            yield "source un-fences", w._replace(source=freeze(lifecycle), source_disk=(State.OWNED, EPOCH)), False
+        if sum(self.rules.faults) - sum(w.faults) >= self.rules.faults_together:
+            return
+        for number, name in enumerate(FAULTS):
+            if not w.faults[number]:
+                continue
+            spent = w._replace(faults=tuple(left - (i == number) for i, left in enumerate(w.faults)))
+            for after in self._fault(spent, name):
+                yield name, after, False
+
+    def _fault(self, w: World, name: str) -> Iterator[World]:
+        match name:
+            case "source ends" if w.source is not None:
+                calls = [
+                    (kind, "answered unknown") if stage in ("sent", "waiting") else (kind, stage)
+                    for kind, stage in w.calls
+                    if stage != "orphan" or self.rules.orphans_survive
+                ]
+                late = [(kind, "orphan") for kind, stage in w.calls if stage == "sent" and self.rules.orphans_survive]
+                letters = w.letters if self.rules.orphans_survive else tuple(x for x in w.letters if x != "release")
+                began = w.commits - bool(w.source[5])  # the client sends an unfinished batch again
+                yield w._replace(
+                    source=None, log="none", calls=tuple(sorted(calls + late)), letters=letters, commits=began
+                )
+            case "target ends" if w.target is not None:
+                began = w.commits - bool(w.target[5])
+                prepares, letters = w.prepares, w.letters
+                if not self.rules.orphans_survive:
+                    prepares = tuple(x for x in prepares if x != "orphan")
+                    letters = tuple(x for x in letters if x != "abandon")
+                after = w._replace(target=None, pull=("none", 0), prepares=prepares, letters=letters, commits=began)
+                # reports that were sent before may have arrived, or not
+                yield after if after.stream is None else after._replace(stream=(after.stream[0], ("failed",)))
+                if after.stream is not None and after.stream[1]:
+                    yield self._to_stream(after, "failed")
+            case "controller ends" if w.running:
+                orphans = tuple(sorted("orphan" for _ in w.prepares))
+                yield self._forget_calls(w)._replace(
+                    running=False, move=None, todo=(), notes=(), stream=None, prepares=orphans
+                )
+            case "call lost":
+                for call in dict.fromkeys(w.calls):
+                    kind, stage = call
+                    if stage == "orphan" or stage == "answered unknown":
+                        continue
+                    lost = _with(_without(w.calls, call), (kind, "answered unknown"))
+                    yield w._replace(calls=lost)
+                    if stage == "sent":  # the caller gives up; the request arrives later
+                        yield w._replace(calls=_with(lost, (kind, "orphan")))
+            case "stream lost":
+                if w.stream is not None:
+                    yield w._replace(stream=(w.stream[0], ("failed",)))
+                elif "sent" in w.prepares:
+                    left = _with(_without(w.prepares, "sent"), "orphan")
+                    yield w._replace(prepares=left, stream=(False, ("failed",)))
+            case "transfer lost" if w.pull[0] != "none":
+                yield self._pull_ends(w)
+            case "cancelled" if w.move is not None and not w.todo and w.move[0] not in m.TERMINAL:
+                yield self._handle(w, m.Cancel())
+
+    def _recover_source(self, w: World) -> World:
+        lifecycle = self.rules.lifecycle(P)
+        assert w.source_disk is not None
+        state, epoch = w.source_disk
+        sealed = state is State.SEALED
+        lifecycle.recover(state, epoch, MOVE if sealed else "", TARGET if sealed else None)
+        return w._replace(source=freeze(lifecycle))
+
+    def _recover_target(self, w: World) -> World:
+        lifecycle = self.rules.lifecycle(P)
+        if w.target_disk is not None:
+            lifecycle.recover(*w.target_disk, MOVE)
+        return w._replace(target=freeze(lifecycle))
+
+    # -- what must hold -----------------------------------------------------------------------------------
+
+    def check(self, w: World) -> None:
+        """In every state. Raises Broken."""
+        if _may_commit(w.source) and _may_commit(w.target):
+            raise Broken("two owners that can commit")
+        source_durable = w.source_disk is not None and w.source_disk[0] is State.OWNED
+        target_durable = w.target_disk is not None and w.target_disk[0] is State.OWNED
+        if source_durable and target_durable:
+            raise Broken("two owners on disk")
+        if _may_commit(w.source) and w.source_data != w.acknowledged:
+            raise Broken("the source serves without something that was acknowledged")
+        if _may_commit(w.target) and w.target_data != w.acknowledged:
+            raise Broken("the target serves without something that was acknowledged")
+        if w.outcome == "aborted" and (not source_durable or target_durable):
+            raise Broken("a move that was rolled back sealed all the same")
+        if w.outcome == "owned" and not target_durable:
+            raise Broken("the ledger says that the target owns, the target's disk does not")
+        if (target_durable or not source_durable) and not w.granted:
+            raise Broken("sealed without a grant in the ledger")
+        if target_durable and w.target_disk != (State.OWNED, GRANTED):
+            raise Broken("owned at an epoch that was not granted")
+
+    def check_end(self, w: World) -> None:
+        """In states where nothing more has to happen. Raises Broken."""
+        if not w.outcome:
+            raise Broken("the move never ends")
+        owners = [who for who in ("source", "target") if getattr(w, who)[0] is State.OWNED]
+        expected = ["target"] if w.outcome == "owned" else ["source"]
+        if owners != expected:
+            raise Broken(f"{w.outcome}, and owned by {owners or 'nobody'}")
+        assert w.target is not None
+        if w.target[0] is State.WARMING and not (w.pull[0] == "following" and w.log == "live"):
+            raise Broken("the target warms for a transfer that is over, and refuses every later move")
+
+
+def _may_commit(cycle: Cycle | None) -> bool:
+    return cycle is not None and (cycle[0] is State.OWNED or bool(cycle[5]))
+
+
+def _with(items: tuple[Any, ...], item: Any) -> tuple[Any, ...]:
+    return tuple(sorted((*items, item)))
+
+
+def _without(items: tuple[Any, ...], item: Any) -> tuple[Any, ...]:
+    at = items.index(item)
+    return items[:at] + items[at + 1 :]

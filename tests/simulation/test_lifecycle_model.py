@@ -1,0 +1,178 @@
+"""Every state that one move can get into, with the real machines: faults at any point, answers late, lost or early.
+
+``one_move.py`` says what is modelled, ``Model.check`` what must hold in every state and ``Model.check_end`` at the
+end; ``explore`` also proves that from every state there is a way to an end that needs no luck. The broken variants
+below show that the exploration finds what it should.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from reconfig import migration as m
+from reconfig.migration import Instruction, Move, Phase
+from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
+from stateflow.types import ReplicaInfo
+from tests.simulation.explore import Explored, Found, explore
+from tests.simulation.one_move import EPOCH, GRANTED, Model, Rules
+
+
+@pytest.mark.parametrize(
+    ("rules", "at_least"),
+    [
+        (Rules(faults_together=0, commits=2), 300),
+        (Rules(faults_together=1, commits=2), 10_000),
+        (Rules(faults_together=2, commits=1, orphans_survive=True), 60_000),
+        (Rules(faults_together=3, commits=0, faults=(2,) * 7), 100_000),
+        (Rules(faults_together=3, commits=1), 200_000),
+    ],
+    ids=[
+        "no fault",
+        "one fault, two batches",
+        "two faults, requests outlive processes",
+        "three faults, the same one twice",
+        "three faults",
+    ],
+)
+def test_no_reachable_state_is_wrong(rules: Rules, at_least: int, capsys: pytest.CaptureFixture[str]) -> None:
+    explored = explore(Model(rules))
+    with capsys.disabled():
+        print(f"\n  {explored}")
+    assert explored.states > at_least, "the model shrank: less is checked than before"
+    assert explored.outcomes["owned"] > 0
+    assert rules.faults_together == 0 or explored.outcomes["aborted"] > 0
+
+
+# -- broken on purpose --------------------------------------------------------------------------------------
+
+
+class CancelIgnoresSeal(Lifecycle):
+    def cancel(self, move_id: str) -> bool:
+        if self.state is State.SEALED and self.move_id == move_id:
+            self.state, self.epoch, self.move_id, self.successor = State.OWNED, EPOCH, "", None
+            return True
+        return Lifecycle.cancel(self, move_id)
+
+
+class CancelForgets(Lifecycle):
+    """A late fence of a cancelled move is taken for a new one."""
+
+    def cancel(self, move_id: str) -> bool:
+        possible = Lifecycle.cancel(self, move_id)
+        self.cancelled = frozenset()
+        return possible
+
+
+class ServesWhenSealed(Lifecycle):
+    def begin(self, epoch: int) -> Verdict:
+        if self.state is State.SEALED and not self.in_hand:
+            self.in_hand = True
+            return Verdict.SERVE
+        return Lifecycle.begin(self, epoch)
+
+
+class SealsOverABatch(Lifecycle):
+    """The seal does not wait for the batch in hand."""
+
+    def fence(self, move_id: str, epoch: int, successor: ReplicaInfo) -> FenceAnswer:
+        answer = Lifecycle.fence(self, move_id, epoch, successor)
+        return FenceAnswer.SEAL_NOW if answer is FenceAnswer.SEAL_AFTER_BATCH else answer
+
+    def sealed(self) -> None:
+        in_hand, self.in_hand = self.in_hand, False
+        Lifecycle.sealed(self)
+        self.in_hand = in_hand
+
+
+class SilenceMeansNo(Move):
+    """A source that does not answer is taken for one that never sealed."""
+
+    def _fenced(self, event: m.Event) -> list[Instruction]:
+        if isinstance(event, m.SourceUnknown):
+            return self._abort(m.MoveAborted("no answer"))
+        return Move._fenced(self, event)
+
+
+class GivesUpAfterTheSeal(Move):
+    def _fenced(self, event: m.Event) -> list[Instruction]:
+        if isinstance(event, m.TargetFailed):
+            return self._abort(event.error)
+        return Move._fenced(self, event)
+
+
+class FencesBeforeItIsRecorded(Move):
+    def _caught_up(self, measured: m.Measured) -> list[Instruction]:
+        said = Move._caught_up(self, measured)
+        if said == [Instruction.RECORD_GRANT]:
+            self.phase = Phase.FENCED
+            return [Instruction.FENCE, Instruction.RECORD_GRANT]
+        return said
+
+
+class ForgetsToRetry(Move):
+    def _fenced(self, event: m.Event) -> list[Instruction]:
+        said = Move._fenced(self, event)
+        return [] if said == [Instruction.RETRY_CANCEL] else said
+
+
+class CancelsAnytime(Move):
+    """A user's cancel after the fence is taken at its word."""
+
+    def _fenced(self, event: m.Event) -> list[Instruction]:
+        if isinstance(event, m.Cancel):
+            return self._abort(m.MoveAborted("cancelled"))
+        return Move._fenced(self, event)
+
+
+def assumes_unsealed() -> tuple[Move, list[Instruction]]:
+    """After a restart: a move that is not finished was not sealed."""
+    move = Move(EPOCH, GRANTED)
+    return move, move.handle(m.TargetFailed(m.MoveAborted("restarted")))
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        (Rules(unfence_on_timeout=True), "two owners"),
+        (Rules(lifecycle=CancelIgnoresSeal), "two owners"),
+        (
+            Rules(lifecycle=CancelForgets, fence_needs_follower=False, faults_together=3),
+            "rolled back sealed all the same",
+        ),
+        (Rules(lifecycle=ServesWhenSealed), "two owners"),
+        (Rules(lifecycle=SealsOverABatch), "two owners"),
+        (Rules(durable_first=False), "the target's disk does not"),
+        (Rules(move=SilenceMeansNo), "rolled back sealed all the same"),
+        (Rules(move=GivesUpAfterTheSeal), "rolled back sealed all the same"),
+        (Rules(move=CancelsAnytime), "rolled back sealed all the same"),
+        (Rules(move=FencesBeforeItIsRecorded), "not in the ledger"),
+        (Rules(move=ForgetsToRetry), "the move never ends"),
+        (Rules(resume=assumes_unsealed), "rolled back sealed all the same"),
+    ],
+    ids=[
+        "un-fence on time-out",
+        "cancel ignores a seal",
+        "cancel forgets",
+        "serves when sealed",
+        "seals over a batch",
+        "said before durable",
+        "silence means no",
+        "gives up after the seal",
+        "cancels at any time",
+        "fences before it is recorded",
+        "forgets to retry",
+        "assumes unsealed",
+    ],
+)
+def test_a_broken_variant_is_found(rules: Rules, why: str) -> None:
+    with pytest.raises(Found) as found:
+        explore(Model(rules))
+    assert why in found.value.why
+    assert len(found.value.trace) < 30, "the shortest story that shows it"
+
+
+def test_an_explored_world_is_the_same_every_time() -> None:
+    rules = Rules(faults_together=1)
+    first, second = explore(Model(rules)), explore(Model(rules))
+    assert isinstance(first, Explored)
+    assert first == second

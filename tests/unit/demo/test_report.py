@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import json
+import re
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.demo.charts import figures, outages
+from stateflow.demo.report import headline, render, write_report
+from stateflow.demo.result import DemoResult, Incident
+from stateflow.errors import ExtraMissing
+
+
+def page(result: DemoResult) -> str:
+    return render(result, "/* plotly */")
+
+
+def embedded_figures(html: str) -> Any:
+    return json.loads(re.search(r'id="figures">(.*?)</script>', html, re.S)[1])
+
+
+def trace(figure: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(entry for entry in figure["data"] if entry.get("name") == name)
+
+
+def test_one_page_and_one_picture_are_written(result: DemoResult, tmp_path: Path) -> None:
+    html_path, png_path = write_report(result, tmp_path / "new" / "out")
+    html = html_path.read_text(encoding="utf-8")
+    assert "plotly.js v" in html
+    assert len(html) > 1_000_000
+    png = png_path.read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert struct.unpack(">I", png[16:20]) == (1400,)
+
+
+def test_the_page_refers_to_nothing_outside_itself(result: DemoResult) -> None:
+    class Links(HTMLParser):
+        found: list[tuple[str, str | None]] = []  # noqa: RUF012
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.found += [(name, value) for name, value in attrs if name in {"src", "href"}]
+
+    parser = Links()
+    parser.feed(page(result))
+    assert parser.found == []
+    assert "@import" not in page(result)
+
+
+def test_the_verdicts_are_stated(result: DemoResult, unsound_result: DemoResult) -> None:
+    assert headline(result).startswith("23 live moves under 336,776 rows, 1 not completed: state and output")
+    clean = dataclasses.replace(result, moves=[move for move in result.moves if move.completed])
+    assert headline(clean).endswith("rows: state and output equal to the reference")
+    assert "differs from the reference" in headline(unsound_result)
+    for field in ("state_equal", "output_equal"):
+        assert "differs" in headline(dataclasses.replace(clean, **{field: False}))
+    assert '<h1 class="good">' in page(clean)
+    assert '<h1 class="bad">' in page(result)
+    assert '<h1 class="bad">' in page(unsound_result)
+    assert "Differences found" in page(unsound_result)
+    assert "Differences found" not in page(result)
+
+
+def test_text_from_outside_is_escaped(unsound_result: DemoResult) -> None:
+    nasty = dataclasses.replace(unsound_result.moves[17], error="</script><b>x</b>")
+    html = page(dataclasses.replace(unsound_result, moves=[nasty], settings={"<i>": "</dl>"}))
+    assert "<b>carriers</b>" not in html
+    assert "<b>x</b>" not in html
+    assert "<i>" not in html
+    assert html.count("</script>") == 3
+    assert embedded_figures(html)["timeline"]["data"]
+
+
+def test_every_colour_named_by_a_chart_is_defined_for_both_schemes(result: DemoResult) -> None:
+    html = page(result)
+    used = set(re.findall(r'"var\((--[a-z0-9]+)\)"', json.dumps(figures(result))))
+    light, dark = (set(re.findall(r"(--[a-z0-9]+):", part)) for part in re.findall(r":root \{(.*?)\}", html, re.S))
+    assert used
+    assert used <= light
+    assert light == dark
+
+
+def test_every_move_is_in_the_timeline_the_bars_and_the_table(result: DemoResult) -> None:
+    drawn = embedded_figures(page(result))
+    stories = trace(drawn["timeline"], "pause of a move")["text"]
+    assert len(stories) == 23
+    assert "cloud-0 → edge-1-0" in stories[0]
+    assert "pause" in stories[0]
+    assert "warm" in stories[0]
+    bars = trace(drawn["pauses"], "pause")["y"]
+    assert sum(bar is not None for bar in bars) == 23
+    assert len(trace(drawn["pauses"], "predicted")["y"]) == 24
+    assert len(trace(drawn["pauses"], "not completed")["x"]) == 1
+    assert len(trace(drawn["timeline"], "failed move")["x"]) == 4
+    assert page(result).count("<tr><td") == 24
+    assert len(trace(drawn["bytes"], "warm copy")["y"]) == 24
+
+
+def test_kill_and_restart_are_marked(result: DemoResult) -> None:
+    layout = figures(result)["timeline"]["layout"]
+    assert [note["text"] for note in layout["annotations"]] == ["SIGKILL edge-2-0", "restart edge-2-0"]
+    assert [shape["type"] for shape in layout["shapes"]] == ["rect", "line", "line"]
+
+
+def test_an_outage_pairs_a_kill_with_the_next_event_of_the_same_replica() -> None:
+    kill, other, back = Incident(1, "SIGKILL", "a"), Incident(2, "restart", "b"), Incident(3, "restart", "a")
+    assert list(outages([back, other, kill])) == [(kill, back)]
+    assert list(outages([kill, other])) == []
+
+
+def test_a_stall_breaks_the_line(result: DemoResult) -> None:
+    requests = [sample for sample in result.requests if not 20 < sample.at_s < 23]
+    line = trace(figures(dataclasses.replace(result, requests=requests))["timeline"], "request p99")
+    assert line["y"].count(None) == 1
+
+
+def test_an_empty_run_can_be_reported(result: DemoResult, tmp_path: Path) -> None:
+    empty = dataclasses.replace(result, moves=[], batches=[], requests=[], incidents=[], duration_s=0.0)
+    html_path, png_path = write_report(empty, tmp_path)
+    assert "no move completed" in html_path.read_text(encoding="utf-8")
+    assert png_path.stat().st_size > 0
+
+
+def test_a_missing_library_names_the_remedy(
+    result: DemoResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any) -> Any:
+        if name.startswith("plotly"):
+            raise ModuleNotFoundError("no", name=name)
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ExtraMissing, match=r"stateflow\[demo\]"):
+        write_report(result, tmp_path)

@@ -1,0 +1,290 @@
+"""The controller's memory: what it holds live is what a fold of the ledger gives, after any history."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from reconfig.controller.book import Book, PlannedMove
+from stateflow.errors import IllegalRecord, Locked, OperatorNotDeployed
+from stateflow.ledger import Ledger, Record, RecordState
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+SPEC = OperatorSpec("Op", "mod:Op", 4, ("a", "b"), b"\x00schema\xff", '{"x": 1}')
+P = PartitionId("Op", 1)
+ERROR = {"code": "unavailable", "what": "gone", "remedy": "", "where": {}}
+
+
+def facts(book: Book) -> dict[str, Any]:
+    """Everything a book knows, comparable."""
+    return {field.name: getattr(book, field.name) for field in dataclasses.fields(Book) if field.name != "ledger"}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def book(ledger: Ledger) -> Book:
+    made = Book(ledger)
+    for name in ("a", "b"):
+        made.register(ReplicaInfo(name, f"site-{name}", f"{name}:1"), f"{name}-1")
+    made.finish_deployment(made.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+    return made
+
+
+def planned(book: Book, run: str = "r1", partition: PartitionId = P, target: str = "b") -> PlannedMove:
+    source, epoch = book.operator("Op").assignment.owner(partition.partition)
+    return PlannedMove(run, partition, source, target, epoch, book.next_epoch(partition), 20.0, "warm-up")
+
+
+def test_a_deployment_survives_the_ledger(book: Book) -> None:
+    again = Book.read(book.ledger)
+    assert again.operator("Op").spec == SPEC
+    assert again.operator("Op").assignment.owners == ("a",) * 4
+    assert again.operator("Op").assignment.epochs == (1,) * 4
+    assert again.planned == {}
+
+
+def test_an_unfinished_deployment_is_remembered_as_such(ledger: Ledger) -> None:
+    book = Book(ledger)
+    record = book.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    again = Book.read(ledger)
+    assert again.deployed == {}
+    assert again.planned["Op"][1] == record
+    with pytest.raises(OperatorNotDeployed, match="deployed: none"):
+        again.operator("Op")
+    again.finish_deployment(again.planned["Op"][1])
+    assert again.operator("Op").spec == SPEC
+
+
+def test_a_second_deployment_of_the_name_is_refused(book: Book) -> None:
+    with pytest.raises(IllegalRecord):
+        book.plan_deployment(SPEC, dict.fromkeys(range(4), "b"))
+    assert facts(Book.read(book.ledger)) == facts(book)
+
+
+def test_a_replica_that_comes_back_unchanged_leaves_no_record(book: Book) -> None:
+    before = len(list(book.ledger.records()))
+    book.register(ReplicaInfo("a", "site-a", "a:1"), "a-2")
+    assert len(list(book.ledger.records())) == before
+    book.register(ReplicaInfo("a", "site-a", "a:2"), "a-3")
+    assert book.replicas["a"].address == "a:2"
+    assert Book.read(book.ledger).replicas == book.replicas
+
+
+def test_a_move_from_plan_to_owner(book: Book) -> None:
+    move = planned(book)
+    assert (move.epoch, move.granted_epoch) == (1, 2)
+    book.plan_move(move)
+    assert not book.open_moves[move.item_id].granted
+    book.grant(move)
+    assert book.open_moves[move.item_id].granted
+    assert Book.read(book.ledger).open_moves[move.item_id].granted
+    book.move_owned(move, {"pause_ms": 3.5})
+    assert book.operator("Op").assignment.owner(1) == ("b", 2)
+    assert book.open_moves == {}
+    (finished,) = Book.read(book.ledger).finished
+    assert finished[0] == move
+    assert finished[1].payload == {"epoch": 2, "owner": "b", "report": {"pause_ms": 3.5}}
+
+
+def test_an_aborted_move_leaves_the_assignment_and_burns_its_grant(book: Book) -> None:
+    move = planned(book)
+    book.plan_move(move)
+    book.grant(move)
+    book.move_aborted(move, ERROR, {})
+    assert book.operator("Op").assignment.owner(1) == ("a", 1)
+    assert book.next_epoch(P) == 3
+    assert Book.read(book.ledger).next_epoch(P) == 3
+    assert book.next_epoch(PartitionId("Op", 2)) == 2, "each partition counts for itself"
+
+
+def test_a_move_that_was_never_granted_burns_nothing(book: Book) -> None:
+    move = planned(book)
+    book.plan_move(move)
+    book.move_aborted(move, ERROR, {})
+    assert book.next_epoch(P) == 2
+
+
+def test_an_epoch_is_granted_to_one_move_only(ledger: Ledger, book: Book) -> None:
+    """Two controllers that believe they are the only one."""
+    other = Book.read(ledger)
+    mine, theirs = planned(book, "r1"), planned(other, "r2", target="a")
+    book.plan_move(mine)
+    other.plan_move(theirs)
+    other.grant(theirs)
+    with pytest.raises((Locked, IllegalRecord)):
+        book.grant(mine)
+    assert not book.open_moves[mine.item_id].granted
+    final = Book.read(ledger)
+    assert final.open_moves[theirs.item_id].granted
+    assert not final.open_moves[mine.item_id].granted
+
+
+def test_a_result_is_told_once(book: Book) -> None:
+    move = planned(book)
+    book.plan_move(move)
+    book.grant(move)
+    late = Book.read(book.ledger)
+    book.move_owned(move, {})
+    with pytest.raises(Locked):
+        late.move_aborted(move, ERROR, {})
+    assert facts(Book.read(book.ledger)) == facts(book)
+
+
+class Dies(Exception):
+    pass
+
+
+def dying_after(book: Book, writes: int) -> None:
+    """The process ends after so many more records."""
+    put = book.ledger.put
+    left = [writes]
+
+    def limited(*args: Any, **kwargs: Any) -> Record:
+        if not left[0]:
+            raise Dies
+        left[0] -= 1
+        return put(*args, **kwargs)
+
+    book.ledger.put = limited  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_crash_between_the_two_records_of_a_plan(ledger: Ledger, book: Book, writes: int) -> None:
+    """A partition whose move was written half must not be stuck for ever."""
+    move = planned(book)
+    dying_after(book, writes)
+    with pytest.raises(Dies):
+        book.plan_move(move)
+    del ledger.put  # type: ignore[attr-defined]
+    again = Book.read(ledger)
+    assert len(again.open_moves) == writes
+    for open_move in list(again.open_moves.values()):
+        again.move_aborted(open_move.planned, ERROR, {})
+    assert again.open_moves == {}
+    assert facts(Book.read(ledger)) == facts(again)
+    retry = planned(again, "r2")
+    again.plan_move(retry)
+    again.grant(retry)
+    again.move_owned(retry, {})
+    assert again.operator("Op").assignment.owner(1) == ("b", 2)
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_crash_between_the_two_records_of_a_deployment(ledger: Ledger, writes: int) -> None:
+    book = Book(ledger)
+    dying_after(book, writes)
+    with pytest.raises(Dies):
+        book.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    del ledger.put  # type: ignore[attr-defined]
+    again = Book.read(ledger)
+    record = again.planned["Op"][1] if writes else again.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    again.finish_deployment(record)
+    assert again.operator("Op").spec == SPEC
+
+
+# -- any history --------------------------------------------------------------------------------------------
+
+
+class BookMachine(RuleBasedStateMachine):
+    """Operations in any order, the process ending at any of them; the fold of the ledger is always the live book."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger("sqlite://")
+        self.book = Book(self.ledger)
+        self.runs = 0
+        self.granted: dict[PartitionId, set[int]] = {}
+
+    @rule(name=st.sampled_from("ab"), port=st.integers(1, 2))
+    def register(self, name: str, port: int) -> None:
+        self.runs += 1
+        self.book.register(ReplicaInfo(name, "site", f"{name}:{port}"), f"i{self.runs}")
+
+    @rule(name=st.sampled_from(["Op", "Two"]), finish=st.booleans())
+    def deploy(self, name: str, finish: bool) -> None:
+        if name in self.book.deployed or name in self.book.planned:
+            return
+        spec = dataclasses.replace(SPEC, name=name)
+        record = self.book.plan_deployment(spec, dict.fromkeys(range(4), "a"))
+        if finish:
+            self.book.finish_deployment(record)
+
+    @precondition(lambda self: self.book.planned)
+    @rule()
+    def finish_deployment(self) -> None:
+        self.book.finish_deployment(min(self.book.planned.items())[1][1])
+
+    @precondition(lambda self: self.book.deployed)
+    @rule(data=st.data(), partition=st.integers(0, 1), to=st.sampled_from("ab"))
+    def plan_move(self, data: st.DataObject, partition: int, to: str) -> None:
+        where = PartitionId(data.draw(st.sampled_from(sorted(self.book.deployed))), partition)
+        if any(each.planned.partition == where for each in self.book.open_moves.values()):
+            return
+        self.runs += 1
+        source, epoch = self.book.operator(where.operator).assignment.owner(partition)
+        move = PlannedMove(f"r{self.runs}", where, source, to, epoch, self.book.next_epoch(where), 0.0, "warm-up")
+        self.book.plan_move(move)
+
+    def _open(self, data: st.DataObject, granted: bool) -> PlannedMove | None:
+        items = [item for item, each in self.book.open_moves.items() if each.granted is granted]
+        return self.book.open_moves[data.draw(st.sampled_from(items))].planned if items else None
+
+    @rule(data=st.data())
+    def grant(self, data: st.DataObject) -> None:
+        move = self._open(data, granted=False)
+        if move is not None:
+            self.book.grant(move)
+            epochs = self.granted.setdefault(move.partition, set())
+            assert move.granted_epoch not in epochs, "granted twice"
+            assert move.granted_epoch > move.epoch
+            epochs.add(move.granted_epoch)
+
+    @rule(data=st.data())
+    def own(self, data: st.DataObject) -> None:
+        move = self._open(data, granted=True)
+        if move is not None:
+            self.book.move_owned(move, {"pause_ms": 1.0})
+            owner = self.book.operator(move.partition.operator).assignment.owner(move.partition.partition)
+            assert owner == (move.target, move.granted_epoch)
+
+    @rule(data=st.data(), granted=st.booleans())
+    def abort(self, data: st.DataObject, granted: bool) -> None:
+        move = self._open(data, granted)
+        if move is not None:
+            self.book.move_aborted(move, ERROR, {})
+
+    @rule()
+    def restart(self) -> None:
+        self.book = Book.read(self.ledger)
+
+    @invariant()
+    def the_fold_is_the_live_book(self) -> None:
+        assert facts(Book.read(self.ledger)) == facts(self.book)
+
+    @invariant()
+    def records_are_consistent(self) -> None:
+        open_items = {r.item_id for r in self.ledger.records() if r.item_id.startswith("move/")}
+        for record in self.ledger.records():
+            if record.state in (RecordState.PROCESSED, RecordState.FAILED):
+                open_items.discard(record.item_id)
+        assert open_items == set(self.book.open_moves)
+
+    def teardown(self) -> None:
+        self.ledger.close()
+
+
+BookMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestBookMachine = BookMachine.TestCase

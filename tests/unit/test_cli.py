@@ -1,0 +1,289 @@
+"""The command line: what it reads, and how it says no: one line, on stderr, with status 1, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from stateflow.cli import app as commands
+from stateflow.cli.app import _milliseconds, _partitions, app
+from stateflow.cli.output import command, size
+from stateflow.cli.show import ranges
+from stateflow.errors import Unavailable
+
+#: a port nobody listens on: connecting is refused at once
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        (["3"], [3]),
+        (["0"], [0]),
+        (["5-9"], [5, 6, 7, 8, 9]),
+        (["5-5"], [5]),
+        (["1", "4-5"], [1, 4, 5]),
+        (["1,4-5"], [1, 4, 5]),
+        (["all"], list(range(12))),
+        (["007"], [7]),
+    ],
+)
+def test_partitions(words: list[str], numbers: list[int]) -> None:
+    assert _partitions(words, 12) == numbers
+
+
+@pytest.mark.parametrize("word", ["", "x", "-1", "3-", "-", "1-2-3", "1.5", "ALL", "5 6", "1,", "²", "9-5"])
+def test_words_that_are_no_partitions(word: str) -> None:
+    with pytest.raises(
+        commands.InvalidArgument, match=r"^invalid_argument: .*: write numbers, ranges like 5-9, or all"
+    ):
+        _partitions([word], 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("50ms", 50.0),
+        ("50", 50.0),
+        ("0.2s", 200.0),
+        ("2s", 2000.0),
+        ("250us", 0.25),
+        (" 50 ms ", 50.0),
+        (".5s", 500.0),
+        ("0ms", 0.0),
+    ],
+)
+def test_durations(text: str, milliseconds: float) -> None:
+    assert _milliseconds(text) == pytest.approx(milliseconds)
+
+
+@pytest.mark.parametrize("text", ["", "ms", "fast", "-5ms", "1.2.3s", ".", "5m", "5 s s", "1e3", "inf", "nan"])
+def test_words_that_are_no_durations(text: str) -> None:
+    with pytest.raises(commands.InvalidArgument, match=r"^invalid_argument: .* is no duration: write 50ms or 0\.2s"):
+        _milliseconds(text)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], ""),
+        ([0], "0"),
+        ([0, 1], "0-1"),
+        ([0, 1, 2, 5], "0-2 5"),
+        ([5, 0, 2, 1], "0-2 5"),
+        ([1, 3, 5], "1 3 5"),
+        ([0, 2, 3], "0 2-3"),
+    ],
+)
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_ranges_are_read_back(numbers: set[int]) -> None:
+    said = ranges(list(numbers))
+    assert _partitions(said.split(), 201) == sorted(numbers)
+    words = said.split()
+    assert len(words) == sum(number - 1 not in numbers for number in numbers), "as few words as possible"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (5 << 40, "5.0 TiB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+# -- errors ---------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stateflow", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=cwd,
+    )
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], code: str) -> None:
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"{code}: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_controller_that_is_not_there() -> None:
+    done = run("status", "--controller", NOBODY)
+    assert_one_line(done, "unavailable")
+    assert NOBODY in done.stderr
+
+
+def test_an_error_for_machines_is_an_object_on_stdout_as_well() -> None:
+    done = run("status", "--controller", NOBODY, "--json")
+    assert done.returncode == 1
+    [line] = done.stdout.splitlines()
+    said = json.loads(line)
+    assert list(said) == ["error"]
+    assert said["error"]["code"] == "unavailable"
+    assert {"what", "remedy", "where"} < set(said["error"])
+    assert done.stderr.startswith("unavailable: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_operator_that_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    for target, said in (
+        ("broken.py:Op", "ZeroDivisionError"),
+        ("no_such_module_at_all:Op", "ModuleNotFoundError"),
+        ("missing.py:Op", "missing.py"),
+        ("nonsense", "is not an operator's place"),
+        ("json:dumps", "json:dumps is not an Operator class"),
+    ):
+        done = run("deploy", target, "--controller", NOBODY, cwd=tmp_path)
+        assert_one_line(done, "operator_not_importable")
+        assert said in done.stderr
+
+
+runner = CliRunner()
+
+
+def invoke(*arguments: str) -> Any:
+    return runner.invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["replica", "--site", "a site", "--data-dir", "x", "--controller", NOBODY], "invalid_argument"),
+        (
+            ["replica", "--site", "edge", "--name", "../up", "--data-dir", "x", "--controller", NOBODY],
+            "invalid_argument",
+        ),
+        (["migrate", "Op", "3", "--to", "edge", "--controller", NOBODY], "unavailable"),
+    ],
+)
+def test_errors_are_one_line_on_stderr(arguments: list[str], code: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"{code}: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status", "--nonsense"], ["nonsense"], ["migrate", "Op", "3"], ["demo", "--rows", "7"]]
+)
+def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments: list[str]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Error" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_names_every_command() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    for name in ("controller", "replica", "deploy", "status", "migrate", "demo"):
+        assert name in result.stdout
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def act(as_json: bool = False) -> None:
+        raise error
+
+    return command(act)
+
+
+def test_markup_in_an_error_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """rich reads [words in brackets] as style; a path or a list must come out as it is, and unwrapped."""
+    what = "odd [red] name [/] and [1, 2] " + "x" * 300
+    with pytest.raises(typer.Exit) as ended:
+        raising(Unavailable(what, remedy="see [bold]", where_it="[/nothing]"))()
+    assert ended.value.exit_code == 1
+    said = capsys.readouterr()
+    assert said.err == f"unavailable: {what} (where_it=[/nothing]): see [bold]\n"
+
+
+def test_an_error_of_several_lines_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        raising(Unavailable("first\nsecond", remedy="third", traceback="Traceback …\n  File"))()
+    assert capsys.readouterr().err == "unavailable: first second: third\n"
+
+
+def test_ctrl_c_is_status_130(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        raising(KeyboardInterrupt())()
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_fault_of_ours_is_not_dressed_up_as_the_users() -> None:
+    with pytest.raises(ZeroDivisionError):
+        raising(ZeroDivisionError())()
+
+
+def test_migrate_passes_on_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    asked: dict[str, Any] = {}
+    state = "COMPLETED"
+
+    class FakeCluster:
+        def __init__(self, address: str) -> None:
+            asked["address"] = address
+
+        def operator(self, name: str) -> Any:
+            return SimpleNamespace(partitions=8)
+
+        def migrate(self, operator: str, partitions: list[int], to: str, **options: Any) -> Any:
+            asked.update(operator=operator, partitions=partitions, to=to, **options)
+            report = SimpleNamespace(state=state, to_dict=lambda: {"state": state})
+            return SimpleNamespace(wait=lambda: report)
+
+    monkeypatch.setattr(commands, "Cluster", FakeCluster)
+    arguments = [
+        "migrate",
+        "Op",
+        "3",
+        "5-6",
+        "--to",
+        "edge",
+        "--max-pause",
+        "0.2s",
+        "--controller",
+        "there:1",
+        "--json",
+    ]
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == {"state": "COMPLETED"}
+    assert asked == {
+        "address": "there:1",
+        "operator": "Op",
+        "partitions": [3, 5, 6],
+        "to": "edge",
+        "max_pause_ms": 200.0,
+        "strategy": "auto",
+    }
+    assert invoke("migrate", "Op", "all", "--to", "edge", "--json").exit_code == 0
+    assert asked["partitions"] == list(range(8))
+    state = "FAILED"
+    failed = invoke(*arguments)
+    assert failed.exit_code == 1, "only success is 0"
+    assert json.loads(failed.stdout) == {"state": "FAILED"}

@@ -1,0 +1,373 @@
+"""The lifecycle's table: from every state, every event, what happens or that nothing does."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateflow.errors import (
+    InvalidTransition,
+    MoveAborted,
+    MoveConflict,
+    NotOwner,
+    StaleEpoch,
+    StateflowError,
+)
+from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
+from stateflow.types import PartitionId, ReplicaInfo
+
+P = PartitionId("Op", 3)
+EDGE = ReplicaInfo("edge-0", "edge", "edge:1")
+CLOUD = ReplicaInfo("cloud-0", "cloud", "cloud:1")
+
+
+def absent() -> Lifecycle:
+    return Lifecycle(P)
+
+
+def warming() -> Lifecycle:
+    """For move m1, from a source that owns it at 5."""
+    lifecycle = absent()
+    lifecycle.prepare("m1", 5)
+    return lifecycle
+
+
+def owned() -> Lifecycle:
+    """At epoch 5."""
+    lifecycle = absent()
+    lifecycle.create(5)
+    return lifecycle
+
+
+def serving() -> Lifecycle:
+    """Owned, a batch in hand."""
+    lifecycle = owned()
+    assert lifecycle.begin(5) is Verdict.SERVE
+    return lifecycle
+
+
+def fencing() -> Lifecycle:
+    """For move m1 to EDGE at epoch 6, a batch in hand."""
+    lifecycle = serving()
+    assert lifecycle.fence("m1", 6, EDGE) is FenceAnswer.SEAL_AFTER_BATCH
+    return lifecycle
+
+
+def fenced_idle() -> Lifecycle:
+    """FENCING without a batch in hand: the instant before the seal is written."""
+    lifecycle = owned()
+    assert lifecycle.fence("m1", 6, EDGE) is FenceAnswer.SEAL_NOW
+    return lifecycle
+
+
+def sealed() -> Lifecycle:
+    lifecycle = fenced_idle()
+    lifecycle.sealed()
+    return lifecycle
+
+
+ALL = {f.__name__: f for f in (absent, warming, owned, serving, fencing, fenced_idle, sealed)}
+Check = tuple[State, int]  # state and epoch afterwards
+
+EVENTS: dict[str, Callable[[Lifecycle], Any]] = {
+    "create": lambda x: x.create(7),
+    "prepare m1": lambda x: x.prepare("m1", 6),
+    "prepare m2": lambda x: x.prepare("m2", 6),
+    "prepare stale": lambda x: x.prepare("m1", 4),
+    "own m1": lambda x: x.own("m1", 6),
+    "own m2": lambda x: x.own("m2", 6),
+    "own stale": lambda x: x.own("m1", 5),
+    "abandon m1": lambda x: x.abandon("m1"),
+    "abandon m2": lambda x: x.abandon("m2"),
+    "begin": lambda x: x.begin(5),
+    "begin older": lambda x: x.begin(4),
+    "begin newer": lambda x: x.begin(6),
+    "finish": lambda x: x.finish(),
+    "fence m1": lambda x: x.fence("m1", 6, EDGE),
+    "fence m2": lambda x: x.fence("m2", 6, CLOUD),
+    "fence stale": lambda x: x.fence("m2", 5, CLOUD),
+    "fence far": lambda x: x.fence("m2", 9, CLOUD),
+    "sealed": lambda x: x.sealed(),
+    "cancel m1": lambda x: x.cancel("m1"),
+    "cancel m2": lambda x: x.cancel("m2"),
+    "recover owned": lambda x: x.recover(State.OWNED, 5, "m1"),
+    "recover sealed": lambda x: x.recover(State.SEALED, 6, "m1", EDGE),
+    "recover odd": lambda x: x.recover(State.WARMING, 6),
+}
+A, W, O, F, S = State.ABSENT, State.WARMING, State.OWNED, State.FENCING, State.SEALED  # noqa: E741
+NO = InvalidTransition
+
+# state → event → what it returns or raises, and the state and epoch afterwards where they change.
+# What is not listed for a state raises InvalidTransition and changes nothing.
+TABLE: dict[str, dict[str, tuple[Any, Check | None]]] = {
+    "absent": {
+        "create": (None, (O, 7)),
+        "prepare m1": (None, (W, 6)),
+        "prepare m2": (None, (W, 6)),
+        "prepare stale": (None, (W, 4)),
+        "recover owned": (None, (O, 5)),
+        "recover sealed": (None, (S, 6)),
+        "begin": (NotOwner, None),
+        "begin older": (NotOwner, None),
+        "begin newer": (NotOwner, None),
+    },
+    "warming": {
+        "prepare m1": (None, (W, 6)),
+        "prepare m2": (MoveConflict, None),
+        "prepare stale": (StaleEpoch, None),
+        "own m1": (None, (O, 6)),
+        "own stale": (StaleEpoch, None),
+        "abandon m1": (None, (A, 5)),
+        "begin": (NotOwner, None),
+        "begin older": (NotOwner, None),
+        "begin newer": (Verdict.HOLD, None),
+    },
+    "owned": {
+        "begin": (Verdict.SERVE, (O, 5)),
+        "begin older": (Verdict.SERVE, (O, 5)),
+        "begin newer": (StaleEpoch, None),
+        "fence m1": (FenceAnswer.SEAL_NOW, (F, 5)),
+        "fence m2": (FenceAnswer.SEAL_NOW, (F, 5)),
+        "fence far": (FenceAnswer.SEAL_NOW, (F, 5)),
+        "fence stale": (StaleEpoch, None),
+    },
+    "serving": {
+        "begin": (Verdict.HOLD, None),
+        "begin older": (Verdict.HOLD, None),
+        "begin newer": (StaleEpoch, None),
+        "fence m1": (FenceAnswer.SEAL_AFTER_BATCH, (F, 5)),
+        "fence m2": (FenceAnswer.SEAL_AFTER_BATCH, (F, 5)),
+        "fence far": (FenceAnswer.SEAL_AFTER_BATCH, (F, 5)),
+        "fence stale": (StaleEpoch, None),
+    },
+    "fencing": {
+        "begin": (Verdict.MOVED, None),
+        "begin older": (Verdict.MOVED, None),
+        "begin newer": (Verdict.MOVED, None),
+        "finish": (True, (F, 5)),
+        "fence m1": (FenceAnswer.SEAL_AFTER_BATCH, None),
+        "cancel m1": (True, (O, 5)),
+    },
+    "fenced_idle": {
+        "begin": (Verdict.MOVED, None),
+        "begin older": (Verdict.MOVED, None),
+        "begin newer": (Verdict.MOVED, None),
+        "finish": (True, None),
+        "fence m1": (FenceAnswer.SEAL_NOW, None),
+        "sealed": (None, (S, 6)),
+        "cancel m1": (True, (O, 5)),
+    },
+    "sealed": {
+        "begin": (Verdict.MOVED, None),
+        "begin older": (Verdict.MOVED, None),
+        "begin newer": (Verdict.MOVED, None),
+        "prepare m1": (None, (W, 6)),
+        "prepare m2": (None, (W, 6)),
+        "prepare stale": (StaleEpoch, None),
+        "fence m1": (FenceAnswer.SEALED_BEFORE, None),
+        "cancel m1": (False, None),
+    },
+}
+for name in ALL:
+    row = TABLE[name]
+    for event in ("abandon m1", "abandon m2"):
+        row.setdefault(event, (None, None))
+    for event in ("cancel m1", "cancel m2"):
+        row.setdefault(event, (True, (ALL[name]().state, ALL[name]().epoch)))
+    row.setdefault("finish", (False, (ALL[name]().state, ALL[name]().epoch)))
+
+
+@pytest.mark.parametrize("state", ALL)
+@pytest.mark.parametrize("event", EVENTS)
+def test_table(state: str, event: str) -> None:
+    lifecycle = ALL[state]()
+    before = copy.copy(lifecycle)
+    expected, after = TABLE[state].get(event, (NO, None))
+    if isinstance(expected, type) and issubclass(expected, StateflowError):
+        with pytest.raises(expected) as caught:
+            EVENTS[event](lifecycle)
+        assert type(caught.value) is expected
+        assert str(caught.value.where["partition"]) == "Op/3"
+    else:
+        answer = EVENTS[event](lifecycle)
+        assert answer == expected
+        assert type(answer) is type(expected)
+    if after is None:
+        assert lifecycle == before, "a refusal changes nothing"
+    else:
+        assert (lifecycle.state, lifecycle.epoch) == after
+
+
+def test_an_illegal_event_tells_the_story() -> None:
+    with pytest.raises(InvalidTransition) as caught:
+        sealed().create(9)
+    assert caught.value.where == {"partition": P, "epoch": 6, "move": "m1"}
+
+
+def test_a_whole_move_out() -> None:
+    lifecycle = serving()
+    lifecycle.fence("m1", 6, EDGE)
+    assert (lifecycle.successor, lifecycle.granted, lifecycle.epoch) == (EDGE, 6, 5)
+    assert lifecycle.finish() is True
+    lifecycle.sealed()
+    assert (lifecycle.state, lifecycle.epoch, lifecycle.successor, lifecycle.move_id) == (S, 6, EDGE, "m1")
+    assert lifecycle.begin(5) is Verdict.MOVED
+
+
+def test_a_seal_waits_for_the_batch_in_hand() -> None:
+    lifecycle = fencing()
+    with pytest.raises(InvalidTransition):
+        lifecycle.sealed()
+    lifecycle.finish()
+    lifecycle.sealed()
+
+
+def test_a_batch_in_hand_is_let_go_by_finish() -> None:
+    lifecycle = serving()
+    assert lifecycle.finish() is False
+    assert lifecycle.begin(5) is Verdict.SERVE
+
+
+def test_a_whole_move_in_and_out_and_in_again() -> None:
+    lifecycle = warming()
+    assert lifecycle.begin(6) is Verdict.HOLD
+    lifecycle.own("m1", 6)
+    assert lifecycle.begin(6) is Verdict.SERVE
+    lifecycle.finish()
+    assert lifecycle.fence("m2", 8, CLOUD) is FenceAnswer.SEAL_NOW
+    lifecycle.sealed()
+    lifecycle.prepare("m3", 8)
+    assert (lifecycle.state, lifecycle.successor) == (W, None)
+    lifecycle.own("m3", 9)
+    assert lifecycle.begin(9) is Verdict.SERVE
+
+
+def test_a_partition_does_not_come_back_with_an_old_epoch() -> None:
+    lifecycle = sealed()
+    with pytest.raises(StaleEpoch):
+        lifecycle.prepare("m2", 5)
+    lifecycle.prepare("m2", 6)
+    with pytest.raises(StaleEpoch):
+        lifecycle.own("m2", 6)
+    assert lifecycle.state is W
+
+
+@pytest.mark.parametrize("state", ["absent", "owned", "serving", "fencing", "fenced_idle"])
+def test_a_cancelled_move_never_seals_here_however_late_its_fence(state: str) -> None:
+    lifecycle = ALL[state]()
+    assert lifecycle.cancel("m1") is True
+    if state == "absent":
+        lifecycle.create(5)
+    assert lifecycle.finish() is False, "the fence is lifted: no seal is asked for"
+    for _ in range(2):
+        with pytest.raises(MoveAborted):
+            lifecycle.fence("m1", 6, EDGE)
+        assert lifecycle.state is O
+    assert lifecycle.begin(5) is Verdict.SERVE
+    lifecycle.finish()
+    assert lifecycle.fence("m2", 7, CLOUD) is FenceAnswer.SEAL_NOW, "another move may"
+
+
+@pytest.mark.parametrize("state", ["absent", "sealed"])
+def test_a_cancelled_move_never_warms_here_however_late_its_prepare(state: str) -> None:
+    """Else its target would stay WARMING for nobody, and refuse every later move of the partition."""
+    lifecycle = ALL[state]()
+    assert lifecycle.cancel("m9") is True
+    before = copy.copy(lifecycle)
+    with pytest.raises(MoveAborted):
+        lifecycle.prepare("m9", 6)
+    assert lifecycle == before
+    lifecycle.prepare("m10", 6)
+
+
+def test_cancelling_another_move_leaves_the_fence_alone() -> None:
+    lifecycle = fencing()
+    assert lifecycle.cancel("m2") is True
+    assert (lifecycle.state, lifecycle.move_id) == (F, "m1")
+    assert lifecycle.finish() is True
+
+
+def test_cancel_keeps_the_batch_in_hand() -> None:
+    lifecycle = fencing()
+    lifecycle.cancel("m1")
+    assert lifecycle.begin(5) is Verdict.HOLD
+    lifecycle.finish()
+    assert lifecycle.begin(5) is Verdict.SERVE
+
+
+def test_a_second_fence_during_the_first_is_refused() -> None:
+    lifecycle = fencing()
+    with pytest.raises(InvalidTransition):
+        lifecycle.fence("m2", 7, CLOUD)
+    assert lifecycle.successor == EDGE
+
+
+@pytest.mark.parametrize("epoch", [5, 6])
+def test_a_create_that_comes_late_does_not_bring_an_old_epoch_back(epoch: int) -> None:
+    """Delivered after the partition has come and gone, it would make a second owner."""
+    lifecycle = sealed()
+    lifecycle.prepare("m2", 6)
+    lifecycle.abandon("m2")
+    assert lifecycle.state is A
+    with pytest.raises(StaleEpoch):
+        lifecycle.create(epoch)
+    assert lifecycle.state is A
+
+
+def test_recovery_of_each_durable_state() -> None:
+    lifecycle = absent()
+    lifecycle.recover(State.SEALED, 6, "m1", EDGE)
+    assert lifecycle.begin(5) is Verdict.MOVED
+    assert lifecycle.successor == EDGE
+    assert lifecycle.cancel("m1") is False, "a seal survives restarts"
+    assert lifecycle.fence("m1", 6, EDGE) is FenceAnswer.SEALED_BEFORE
+    lifecycle = absent()
+    lifecycle.recover(State.OWNED, 5, "m1")
+    assert lifecycle.begin(5) is Verdict.SERVE
+
+
+names = st.sampled_from(["m1", "m2"])
+epochs = st.integers(1, 6)
+calls = st.one_of(
+    st.tuples(st.just("create"), epochs),
+    st.tuples(st.just("prepare"), names, epochs),
+    st.tuples(st.just("own"), names, epochs),
+    st.tuples(st.just("abandon"), names),
+    st.tuples(st.just("begin"), epochs),
+    st.tuples(st.just("finish")),
+    st.tuples(st.just("fence"), names, epochs, st.just(EDGE)),
+    st.tuples(st.just("sealed")),
+    st.tuples(st.just("cancel"), names),
+)
+
+
+@given(st.lists(calls, max_size=25))
+@settings(max_examples=300)
+def test_invariants_over_any_history(history: list[tuple[Any, ...]]) -> None:
+    """Epochs never fall; a refusal changes nothing; a commit only while OWNED or FENCING; cancelled never seals."""
+    lifecycle = Lifecycle(P)
+    cancelled: set[str] = set()
+    for name, *arguments in history:
+        before = dataclasses.astuple(lifecycle)
+        epoch = lifecycle.epoch
+        if name == "finish" and not lifecycle.in_hand:
+            continue  # the shell pairs them
+        try:
+            answer = getattr(lifecycle, name)(*arguments)
+        except StateflowError:
+            assert dataclasses.astuple(lifecycle) == before
+            continue
+        assert lifecycle.epoch >= epoch
+        assert not lifecycle.in_hand or lifecycle.state in (State.OWNED, State.FENCING)
+        assert lifecycle.state is not State.FENCING or lifecycle.granted > lifecycle.epoch
+        assert lifecycle.state not in (State.FENCING, State.SEALED) or lifecycle.successor is not None
+        if name == "cancel" and answer:
+            cancelled.add(arguments[0])
+        if name == "sealed":
+            assert lifecycle.move_id not in cancelled

@@ -1,0 +1,391 @@
+"""The table in reconfig/migration.py, row by row, and long stories that go through several rows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconfig import migration as m
+from reconfig.budget import Measured, predicted_pause_ms
+from reconfig.migration import Instruction as I
+from reconfig.migration import Move, Phase
+from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StaleEpoch, Unavailable
+
+SMALL = Measured(lag_bytes=0, change_rate=0.0, bandwidth=1e6, rtt_ms=1.0)
+LARGE = Measured(lag_bytes=10**9, change_rate=0.0, bandwidth=1e6, rtt_ms=1.0)
+HOPELESS = Measured(lag_bytes=0, change_rate=2e6, bandwidth=1e6, rtt_ms=1.0)
+LOST = Unavailable("the target went away")
+REFUSED = StaleEpoch("too old")
+OWNED = m.TargetOwned(6, "digest")
+
+EVENTS: list[m.Event] = [
+    m.Begin(),
+    m.BaseReady(),
+    m.CaughtUp(SMALL),
+    m.GrantRecorded(),
+    m.SourceSealed(),
+    m.FenceRefused(REFUSED),
+    m.SourceCancelled(),
+    m.SourceUnknown(),
+    OWNED,
+    m.TargetFailed(LOST),
+    m.OwnedRecorded(),
+    m.Cancel(),
+]
+ABORT = [I.CANCEL_SOURCE, I.ABANDON_TARGET, I.RECORD_ABORTED]
+
+
+def move(*events: m.Event, **options: float) -> Move:
+    machine = Move(5, 6, **options)  # type: ignore[arg-type]
+    for event in events:
+        machine.handle(event)
+    return machine
+
+
+def photo(machine: Move) -> Move:
+    """Independent of what ``machine`` does later, and equal to it until then."""
+    return dataclasses.replace(machine, story=list(machine.story))
+
+
+START = m.Begin()
+TO_CATCHING_UP = (START, m.BaseReady())
+TO_GRANTING = (*TO_CATCHING_UP, m.CaughtUp(SMALL))
+TO_FENCED = (*TO_GRANTING, m.GrantRecorded())
+TO_SEALED = (*TO_FENCED, m.SourceSealed())
+TO_OWNED = (*TO_SEALED, OWNED)
+
+WAITING = move()
+WARMING = move(START)
+CATCHING_UP = move(*TO_CATCHING_UP)
+GRANTING = move(*TO_GRANTING)
+FENCED = move(*TO_FENCED)
+TARGET_LOST = move(*TO_FENCED, m.TargetFailed(LOST))  # asking the source which side of the seal it is on
+REFUSING = move(*TO_FENCED, m.FenceRefused(REFUSED))
+SEALED = move(*TO_SEALED)
+OWNING = move(*TO_OWNED)
+COMPLETED = move(*TO_OWNED, m.OwnedRecorded())
+ABORTED = move(START, m.Cancel())
+RESUMED = Move.resumed(5, 6)[0]
+
+STATES = {
+    "WAITING": WAITING,
+    "WARMING": WARMING,
+    "CATCHING_UP": CATCHING_UP,
+    "GRANTING": GRANTING,
+    "FENCED": FENCED,
+    "TARGET_LOST": TARGET_LOST,
+    "REFUSING": REFUSING,
+    "SEALED": SEALED,
+    "OWNING": OWNING,
+    "COMPLETED": COMPLETED,
+    "ABORTED": ABORTED,
+    "RESUMED": RESUMED,
+}
+Row = dict[type, tuple[Phase, list[I]]]
+_EARLY_ABORT: Row = {m.TargetFailed: (Phase.ABORTED, ABORT), m.Cancel: (Phase.ABORTED, ABORT)}
+_OWN: Row = {m.TargetOwned: (Phase.OWNED, [I.RECORD_OWNED])}
+_LATE: Row = {type(e): (Phase.FENCED, []) for e in (m.Cancel(), m.BaseReady(), m.CaughtUp(SMALL), m.GrantRecorded())}
+_BEFORE_SEAL: Row = {
+    **_OWN,
+    **_LATE,
+    m.FenceRefused: (Phase.FENCED, [I.CANCEL_SOURCE]),
+    m.SourceCancelled: (Phase.ABORTED, [I.ABANDON_TARGET, I.RECORD_ABORTED]),
+}
+_CANCELLING: Row = {
+    **_BEFORE_SEAL,
+    m.SourceUnknown: (Phase.FENCED, [I.RETRY_CANCEL]),
+    m.SourceSealed: (Phase.FENCED, [I.PREPARE]),
+    m.TargetFailed: (Phase.FENCED, []),
+}
+# state → event → phase afterwards, instructions; what is not listed raises InvalidTransition and changes nothing
+TABLE: dict[str, Row] = {
+    "WAITING": {**_EARLY_ABORT, **_OWN, m.Begin: (Phase.WARMING, [I.PREPARE])},
+    "WARMING": {
+        **_EARLY_ABORT,
+        **_OWN,
+        m.BaseReady: (Phase.CATCHING_UP, []),
+        m.CaughtUp: (Phase.WARMING, []),
+    },
+    "CATCHING_UP": {
+        **_EARLY_ABORT,
+        **_OWN,
+        m.BaseReady: (Phase.CATCHING_UP, []),
+        m.CaughtUp: (Phase.CATCHING_UP, [I.RECORD_GRANT]),
+        m.GrantRecorded: (Phase.FENCED, [I.FENCE]),
+    },
+    "GRANTING": {
+        **_EARLY_ABORT,
+        **_OWN,
+        m.BaseReady: (Phase.CATCHING_UP, []),
+        m.CaughtUp: (Phase.CATCHING_UP, []),
+        m.GrantRecorded: (Phase.FENCED, [I.FENCE]),
+    },
+    "FENCED": {
+        **_BEFORE_SEAL,
+        m.SourceSealed: (Phase.FENCED, []),
+        m.SourceUnknown: (Phase.FENCED, [I.RETRY_FENCE]),
+        m.TargetFailed: (Phase.FENCED, [I.CANCEL_SOURCE]),
+    },
+    "TARGET_LOST": _CANCELLING,
+    # the transfer is still under way: a seal that was written all the same needs no second one
+    "REFUSING": {**_CANCELLING, m.SourceSealed: (Phase.FENCED, [])},
+    "SEALED": {
+        **_BEFORE_SEAL,
+        m.SourceSealed: (Phase.FENCED, []),
+        m.SourceCancelled: (Phase.FENCED, []),  # it cannot take its seal back
+        m.SourceUnknown: (Phase.FENCED, [I.RETRY_FENCE]),
+        m.TargetFailed: (Phase.FENCED, [I.RETRY_PREPARE]),
+    },
+    "OWNING": {
+        **{type(event): (Phase.OWNED, []) for event in EVENTS},
+        m.OwnedRecorded: (Phase.COMPLETED, [I.PUBLISH, I.RELEASE]),
+    },
+    "COMPLETED": {type(event): (Phase.COMPLETED, []) for event in EVENTS},
+    "ABORTED": {type(event): (Phase.ABORTED, []) for event in EVENTS},
+    "RESUMED": _CANCELLING,
+}
+del TABLE["OWNING"][m.Begin], TABLE["OWNING"][m.GrantRecorded]
+del TABLE["ABORTED"][m.TargetOwned]
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_table(state: str, event: m.Event) -> None:
+    machine = photo(STATES[state])
+    before = photo(machine)
+    row = TABLE[state]
+    if type(event) not in row:
+        with pytest.raises(InvalidTransition) as caught:
+            machine.handle(event)
+        assert machine == before
+        assert before.phase in str(caught.value)
+        assert caught.value.where["story"] == " | ".join(before.story)
+        return
+    phase, instructions = row[type(event)]
+    assert machine.handle(event) == instructions
+    assert machine.phase is phase
+    if before.phase in m.TERMINAL:
+        machine.story = before.story
+        assert machine == before, "an echo changes nothing"
+
+
+def test_a_smooth_move() -> None:
+    machine = Move(5, 6, max_pause_ms=20.0)
+    said = [machine.handle(event) for event in (*TO_OWNED, m.OwnedRecorded())]
+    assert said == [
+        [I.PREPARE],
+        [],
+        [I.RECORD_GRANT],
+        [I.FENCE],
+        [],
+        [I.RECORD_OWNED],
+        [I.PUBLISH, I.RELEASE],
+    ]
+    assert (machine.phase, machine.digest, machine.error) == (Phase.COMPLETED, "digest", None)
+    assert (machine.rounds, machine.predicted_pause_ms) == (1, predicted_pause_ms(SMALL))
+
+
+def test_the_grant_is_in_the_ledger_before_the_source_hears_of_it() -> None:
+    machine = move(*TO_CATCHING_UP)
+    assert machine.handle(m.CaughtUp(SMALL)) == [I.RECORD_GRANT]
+    assert machine.phase is Phase.CATCHING_UP
+    assert machine.handle(m.GrantRecorded()) == [I.FENCE]
+
+
+def test_a_grant_is_asked_for_once() -> None:
+    machine = move(*TO_CATCHING_UP)
+    said = [machine.handle(m.CaughtUp(SMALL)) for _ in range(5)]
+    assert said == [[I.RECORD_GRANT], [], [], [], []]
+    assert machine.rounds == 1
+
+
+# -- budget -------------------------------------------------------------------------------------------------
+
+
+def test_no_cut_over_before_the_prediction_fits() -> None:
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0)
+    assert machine.handle(m.CaughtUp(LARGE)) == []
+    assert machine.handle(m.CaughtUp(HOPELESS)) == []
+    assert not machine.granting
+    assert machine.handle(m.CaughtUp(SMALL)) == [I.RECORD_GRANT]
+    assert machine.rounds == 3
+
+
+def test_the_budget_is_inclusive_and_uses_the_fixed_cost_it_was_given() -> None:
+    exact = predicted_pause_ms(SMALL, 3.0)
+    assert move(*TO_CATCHING_UP, max_pause_ms=exact, fixed_ms=3.0).handle(m.CaughtUp(SMALL)) == [I.RECORD_GRANT]
+    assert move(*TO_CATCHING_UP, max_pause_ms=exact - 0.01, fixed_ms=3.0).handle(m.CaughtUp(SMALL)) == []
+    assert move(*TO_CATCHING_UP, max_pause_ms=exact, fixed_ms=3.1).handle(m.CaughtUp(SMALL)) == []
+
+
+def test_without_a_budget_any_prediction_fits() -> None:
+    assert move(*TO_CATCHING_UP).handle(m.CaughtUp(HOPELESS)) == [I.RECORD_GRANT]
+
+
+def test_patience_ends() -> None:
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience=3)
+    assert [machine.handle(m.CaughtUp(LARGE)) for _ in range(3)] == [[], [], ABORT]
+    assert machine.phase is Phase.ABORTED
+    assert isinstance(machine.error, BudgetUnreachable)
+    assert "20 ms are allowed" in machine.error.what
+    assert machine.error.where["lag_bytes"] == 10**9
+    assert machine.handle(m.CaughtUp(SMALL)) == []
+
+
+def test_the_last_report_may_still_fit() -> None:
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience=3)
+    assert [machine.handle(m.CaughtUp(each)) for each in (LARGE, LARGE, SMALL)] == [[], [], [I.RECORD_GRANT]]
+
+
+def test_an_infinite_prediction_is_said_in_words_people_can_read() -> None:
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience=1)
+    machine.handle(m.CaughtUp(HOPELESS))
+    assert str(machine.error).startswith("budget_unreachable: a pause of inf ms is predicted")
+
+
+# -- aborts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("events", [(), (START,), TO_CATCHING_UP, TO_GRANTING], ids=len)
+@pytest.mark.parametrize("last", [m.Cancel(), m.TargetFailed(LOST)], ids=lambda e: type(e).__name__)
+def test_before_the_fence_everything_rolls_back(events: tuple[m.Event, ...], last: m.Event) -> None:
+    machine = move(*events)
+    assert machine.handle(last) == ABORT
+    assert machine.phase is Phase.ABORTED
+    assert machine.error is LOST if isinstance(last, m.TargetFailed) else isinstance(machine.error, MoveAborted)
+    assert machine.handle(m.GrantRecorded()) == [], "the grant that was under way is void"
+
+
+def test_a_refused_fence_is_made_certain_before_the_move_is_aborted() -> None:
+    machine = move(*TO_FENCED)
+    assert machine.handle(m.FenceRefused(REFUSED)) == [I.CANCEL_SOURCE]
+    assert machine.phase is Phase.FENCED
+    assert machine.handle(m.SourceUnknown()) == [I.RETRY_CANCEL]
+    assert machine.handle(m.SourceCancelled()) == [I.ABANDON_TARGET, I.RECORD_ABORTED]
+    assert machine.error is REFUSED
+
+
+def test_silence_of_the_source_decides_nothing() -> None:
+    machine = move(*TO_FENCED)
+    for _ in range(50):
+        assert machine.handle(m.SourceUnknown()) == [I.RETRY_FENCE]
+    assert machine.phase is Phase.FENCED
+    machine.handle(m.TargetFailed(LOST))
+    for _ in range(50):
+        assert machine.handle(m.SourceUnknown()) == [I.RETRY_CANCEL]
+    assert machine.phase is Phase.FENCED
+
+
+def test_a_target_lost_before_the_seal_rolls_back() -> None:
+    machine = move(*TO_FENCED)
+    assert machine.handle(m.TargetFailed(LOST)) == [I.CANCEL_SOURCE]
+    assert machine.handle(m.SourceCancelled()) == [I.ABANDON_TARGET, I.RECORD_ABORTED]
+    assert machine.error is LOST
+
+
+def test_a_target_lost_after_the_seal_is_prepared_until_it_owns() -> None:
+    machine = move(*TO_SEALED)
+    for _ in range(10):
+        assert machine.handle(m.TargetFailed(LOST)) == [I.RETRY_PREPARE]
+    assert machine.handle(OWNED) == [I.RECORD_OWNED]
+
+
+def test_a_target_lost_while_the_source_sealed_goes_forward() -> None:
+    machine = move(*TO_FENCED)
+    assert machine.handle(m.TargetFailed(LOST)) == [I.CANCEL_SOURCE]
+    assert machine.handle(m.SourceSealed()) == [I.PREPARE], "the seal was first"
+    assert machine.handle(m.SourceSealed()) == [], "the fence's own answer, later"
+    assert machine.handle(m.TargetFailed(LOST)) == [I.RETRY_PREPARE]
+
+
+def test_a_cancel_past_the_fence_comes_too_late() -> None:
+    machine = move(*TO_FENCED)
+    assert machine.handle(m.Cancel()) == []
+    assert not machine.cancelling
+    machine.handle(m.SourceSealed())
+    assert machine.handle(m.Cancel()) == []
+    assert machine.handle(OWNED) == [I.RECORD_OWNED]
+
+
+def test_ownership_wins_over_a_cancellation_under_way() -> None:
+    machine = move(*TO_FENCED, m.TargetFailed(LOST))
+    assert machine.handle(OWNED) == [I.RECORD_OWNED]
+    assert machine.sealed
+    assert machine.handle(m.SourceSealed()) == []
+    assert machine.handle(m.OwnedRecorded()) == [I.PUBLISH, I.RELEASE]
+
+
+def test_ownership_at_an_epoch_that_was_not_granted_is_a_fault() -> None:
+    machine = move(*TO_SEALED)
+    with pytest.raises(InvalidTransition, match="owns at 7, 6 was granted"):
+        machine.handle(m.TargetOwned(7, ""))
+    assert machine.phase is Phase.FENCED
+
+
+def test_an_ownership_told_twice_is_recorded_once() -> None:
+    machine = move(*TO_OWNED)
+    assert machine.handle(m.TargetOwned(6, "")) == []
+    assert machine.digest == "digest"
+
+
+# -- after a restart of the controller ----------------------------------------------------------------------
+
+
+def test_resumed_asks_the_source_first() -> None:
+    machine, first = Move.resumed(5, 6, 20.0)
+    assert first == [I.CANCEL_SOURCE]
+    assert (machine.phase, machine.epoch, machine.granted_epoch, machine.max_pause_ms) == (Phase.FENCED, 5, 6, 20.0)
+
+
+def test_resumed_before_the_seal_rolls_back() -> None:
+    machine, _ = Move.resumed(5, 6)
+    assert machine.handle(m.SourceUnknown()) == [I.RETRY_CANCEL]
+    assert machine.handle(m.SourceCancelled()) == [I.ABANDON_TARGET, I.RECORD_ABORTED]
+    assert isinstance(machine.error, MoveAborted)
+    assert "restarted" in machine.error.what
+
+
+def test_resumed_after_the_seal_goes_forward() -> None:
+    machine, _ = Move.resumed(5, 6)
+    assert machine.handle(m.SourceSealed()) == [I.PREPARE], "the target may know nothing of it any more"
+    assert machine.handle(m.BaseReady()) == []
+    assert machine.handle(m.CaughtUp(HOPELESS)) == [], "the budget was spent when it was granted"
+    assert machine.handle(m.TargetFailed(LOST)) == [I.RETRY_PREPARE]
+    assert machine.handle(m.TargetOwned(6, "")) == [I.RECORD_OWNED]
+    assert machine.handle(m.OwnedRecorded()) == [I.PUBLISH, I.RELEASE]
+
+
+# -- any history --------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.sampled_from([*EVENTS, m.CaughtUp(LARGE), m.CaughtUp(HOPELESS), m.TargetOwned(7, "")]), max_size=30),
+    st.sampled_from([0.0, 20.0]),
+    st.booleans(),
+)
+@settings(max_examples=400)
+def test_invariants_over_any_history(events: list[m.Event], budget: float, resumed: bool) -> None:
+    machine = Move.resumed(5, 6)[0] if resumed else Move(5, 6, budget, patience=4)
+    ended = owned = granted = False
+    for event in events:
+        before = photo(machine)
+        try:
+            said = machine.handle(event)
+        except InvalidTransition:
+            assert machine == before
+            continue
+        assert not (ended and said), "nothing is done after the end"
+        assert I.FENCE not in said or before.granting or isinstance(event, m.GrantRecorded)
+        assert (I.RECORD_ABORTED in said) == (machine.phase is Phase.ABORTED and not ended)
+        owned = owned or machine.phase is Phase.OWNED
+        granted = granted or I.RECORD_GRANT in said
+        if machine.phase is Phase.ABORTED:
+            assert machine.error is not None
+            assert not owned, "a target that owns is never rolled back"
+            if before.phase is Phase.FENCED:
+                assert isinstance(event, m.SourceCancelled), "only the source's word rolls a fenced move back"
+                assert not before.sealed, "past the seal every failure goes forward"
+        ended = machine.phase in m.TERMINAL

@@ -1,0 +1,182 @@
+"""Arrow to rows and back; every bad input has its own error, and it names operator and culprit."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
+from stateflow.runtime.ddl import parse_ddl
+from stateflow.runtime.output import read_batch
+from stateflow.runtime.rows import OutputWriter, RowReader
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("class", pa.string())])
+BATCH = pa.RecordBatch.from_pylist(
+    [{"k": "a", "n": 1, "class": "x"}, {"k": "b", "n": None, "class": None}], schema=SCHEMA
+)
+
+
+def _read(batch: pa.RecordBatch, *key: str) -> list[tuple[Any, Any]]:
+    reader = RowReader.of(batch.schema.serialize().to_pybytes(), key, "Op")
+    return list(reader.read(batch.serialize().to_pybytes()))
+
+
+# -- in -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_named_tuples_and_odd_names_get_numbers() -> None:
+    (first, row), (second, other) = _read(BATCH, "k")
+    assert (first, second) == ("a", "b")
+    assert row == ("a", 1, "x")
+    assert (row.k, row.n, row._2) == ("a", 1, "x")
+    assert row._fields == ("k", "n", "_2")
+    assert (other.n, other._2) == (None, None)
+
+
+def test_a_key_of_several_columns_is_a_tuple_in_the_declared_order() -> None:
+    batch = BATCH.slice(0, 1)
+    assert [key for key, _ in _read(batch, "n", "k")] == [(1, "a")]
+    assert [key for key, _ in _read(batch, "k")] == ["a"]
+
+
+def test_no_rows() -> None:
+    assert _read(BATCH.slice(0, 0), "k") == []
+
+
+def test_types_come_as_python_types() -> None:
+    row = {
+        "k": "a",
+        "when": dt.datetime(2013, 1, 1, tzinfo=dt.UTC),
+        "day": dt.date(2013, 1, 1),
+        "tags": ["x"],
+        "d": Decimal("1.50"),
+    }
+    schema = parse_ddl("k string, when timestamp, day date, tags array<string>, d decimal(5,2)")
+    ((_, read),) = _read(pa.RecordBatch.from_pylist([row], schema=schema), "k")
+    assert read._asdict() == row
+
+
+def test_a_missing_key_column_is_named_with_what_is_there() -> None:
+    with pytest.raises(KeyColumnMissing, match="no column 'tailnum'") as caught:
+        RowReader(SCHEMA, ("k", "tailnum"), "Op")
+    assert "k, n, class" in caught.value.remedy
+    assert caught.value.where == {"operator": "Op"}
+
+
+def test_key_columns_are_found_by_their_exact_name() -> None:
+    with pytest.raises(KeyColumnMissing):
+        RowReader(SCHEMA, ("K",), "Op")
+
+
+@pytest.mark.parametrize("key", [("n",), ("k", "n"), ("n", "k")])
+def test_a_null_key_is_refused_before_any_row_is_seen(key: tuple[str, ...]) -> None:
+    reader = RowReader(SCHEMA, key, "Op")
+    with pytest.raises(NullKey, match=r"'n' is null in 1 row\(s\)") as caught:
+        reader.read(BATCH.serialize().to_pybytes())
+    assert caught.value.where == {"operator": "Op"}
+
+
+def test_nulls_elsewhere_are_no_matter() -> None:
+    assert len(_read(BATCH, "k")) == 2
+
+
+# -- out ----------------------------------------------------------------------------------------------------
+
+OUT = parse_ddl("k string, n long, x double NOT NULL")
+
+
+def _write(*rows: Any, schema: pa.Schema = OUT) -> list[dict[str, Any]]:
+    return read_batch(OutputWriter(schema, "Op").write(list(rows)), schema).to_pylist()
+
+
+def test_nothing_is_nothing() -> None:
+    assert OutputWriter(OUT, "Op").write([]) == b""
+    assert read_batch(b"", OUT).schema == OUT
+
+
+def test_tuples_dicts_and_named_tuples_mix() -> None:
+    row = next(iter(_read(pa.RecordBatch.from_pylist([{"k": "c", "n": 3, "x": 3.0}], schema=OUT), "k")))[1]
+    assert _write(("a", 1, 1.0), {"x": 2.0, "n": None, "k": "b"}, row) == [
+        {"k": "a", "n": 1, "x": 1.0},
+        {"k": "b", "n": None, "x": 2.0},
+        {"k": "c", "n": 3, "x": 3.0},
+    ]
+
+
+def test_numbers_widen_but_never_lose() -> None:
+    assert _write(("a", 1, 2)) == [{"k": "a", "n": 1, "x": 2.0}]
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (("a", 1), "a row has 2 fields where 3 are declared: ('a', 1)"),
+        (("a", 1, 1.0, None), "a row has 4 fields where 3 are declared"),
+        ((), "a row has 0 fields where 3 are declared: ()"),
+        (("a", "one", 1.0), "field 'n' is declared int64 but got 'one'"),
+        (("a", 1.5, 1.0), "field 'n' is declared int64 but got 1.5"),
+        (("a", 1 << 63, 1.0), "field 'n' is declared int64 but got 9223372036854775808"),
+        ((7, 1, 1.0), "field 'k' is declared string but got 7"),
+        (("a", 1, "x"), "field 'x' is declared double but got 'x'"),
+        (("a", 1, None), "field 'x' is declared NOT NULL but got None"),
+        (("a", object, 1.0), "field 'n' is declared int64 but got <class 'object'>"),
+        ({"k": "a", "n": 1}, "a row has not exactly the declared fields, see x"),
+        ({"k": "a", "n": 1, "x": 1.0, "y": 2}, "a row has not exactly the declared fields, see y"),
+        ({"k": "a", "n": 1, 3: 1.0}, "a row has not exactly the declared fields, see 3, x"),
+        (["a", 1, 1.0], "a row must be a tuple or a dict, not list: ['a', 1, 1.0]"),
+        ("abc", "a row must be a tuple or a dict, not str: 'abc'"),
+        (None, "a row must be a tuple or a dict, not NoneType: None"),
+        (7, "a row must be a tuple or a dict, not int: 7"),
+    ],
+)
+@pytest.mark.parametrize("beside", [[], [("good", 1, 1.0)]], ids=["alone", "beside a good row"])
+def test_rows_that_do_not_fit(row: Any, what: str, beside: list[Any]) -> None:
+    with pytest.raises(OutputMismatch) as caught:
+        _write(*beside, row)
+    assert what in caught.value.what
+    assert caught.value.where == {"operator": "Op"}
+    assert "output" in caught.value.remedy
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_long_value_is_shown_short() -> None:
+    with pytest.raises(OutputMismatch) as caught:
+        _write(("a", "x" * 10_000, 1.0))
+    assert len(str(caught.value)) < 400
+
+
+class Odd:
+    def __index__(self) -> int:
+        raise ValueError  # without a word
+
+    def __repr__(self) -> str:
+        return "Odd\nindeed"
+
+
+def test_an_error_without_words_is_still_reported() -> None:
+    with pytest.raises(OutputMismatch) as caught:
+        _write(("a", Odd(), 1.0))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_nested_types_are_checked_too() -> None:
+    schema = parse_ddl("tags array<long>")
+    assert _write(([1, 2],), schema=schema) == [{"tags": [1, 2]}]
+    with pytest.raises(OutputMismatch, match="'tags'"):
+        _write((["a"],), schema=schema)
+
+
+values = st.tuples(
+    st.text() | st.none(), st.integers(-(1 << 63), (1 << 63) - 1) | st.none(), st.floats(allow_nan=False)
+)
+
+
+@given(st.lists(values, min_size=1, max_size=20))
+def test_round_trip(rows: list[tuple[Any, ...]]) -> None:
+    assert [tuple(row.values()) for row in _write(*rows)] == rows

@@ -1,0 +1,352 @@
+"""The router's state machine: redirects, refusals, silence, time-outs, and a table that never goes back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateflow.errors import Moved, NotOwner, OperatorFailed, StateflowError, Unavailable
+from stateflow.router.session import BatchSession, Refresh, Route, RoutingTable, Send, Wait, table_of
+from stateflow.types import ReplicaInfo
+
+NOT_OWNER = NotOwner("not here")
+DOWN = Unavailable("no answer")
+FATAL = OperatorFailed("process() raised")
+
+
+def table(partitions: int = 4) -> RoutingTable:
+    """Even partitions at a, odd ones at b, all at epoch 1."""
+    return RoutingTable("Op", 1, [Route("ab"[p % 2], "ab"[p % 2], 1) for p in range(partitions)])
+
+
+def session(partitions: list[int], timeout_s: float = 10.0) -> BatchSession:
+    return BatchSession(table(), partitions, timeout_s, backoff_initial_s=0.5, backoff_max_s=2.0)
+
+
+def moved(owner: str, epoch: int) -> Moved:
+    return Moved("it went", owner=owner, address=owner, epoch=str(epoch))
+
+
+def sends(instructions: list[object]) -> dict[str, tuple[tuple[int, int], ...]]:
+    return {each.address: each.parts for each in instructions if isinstance(each, Send)}
+
+
+def test_one_send_per_replica_with_the_epochs_believed() -> None:
+    s = session([0, 1, 2, 3])
+    assert sends(s.poll(0.0)) == {"a": ((0, 1), (2, 1)), "b": ((1, 1), (3, 1))}
+    assert not s.done
+    assert s.poll(1.0) == [], "all are outstanding"
+
+
+def test_outputs_come_together() -> None:
+    s = session([0, 1])
+    s.poll(0.0)
+    s.answered(0, b"zero", False)
+    assert not s.done
+    s.answered(1, b"one", True)
+    assert s.done
+    assert s.result() == {0: b"zero", 1: b"one"}
+    assert s.replayed == 1
+
+
+def test_no_partitions_no_work() -> None:
+    s = session([])
+    assert s.done
+    assert s.poll(0.0) == []
+    assert s.result() == {}
+
+
+# -- redirects ----------------------------------------------------------------------------------------------
+
+
+def test_a_redirect_is_followed_at_once() -> None:
+    s = session([0])
+    s.poll(0.0)
+    s.refused(0, moved("c", 2), 0.0)
+    assert sends(s.poll(0.0)) == {"c": ((0, 2),)}
+    assert s.table.routes[0] == Route("c", "c", 2)
+
+
+def test_redirects_in_a_circle_back_off_and_end() -> None:
+    s = session([0], timeout_s=5.0)
+    now, sent = 0.0, 0
+    while not s.done and sent < 100:
+        for instruction in s.poll(now):
+            match instruction:
+                case Send(address):
+                    sent += 1
+                    s.refused(0, moved("ca"["ca".index(address) ^ 1], 2), now)
+                case Wait(seconds):
+                    now += seconds
+    with pytest.raises(Unavailable, match="no owner answered"):
+        s.result()
+    assert sent < 12
+
+
+def test_an_old_redirect_does_not_undo_a_newer_one() -> None:
+    s = session([0])
+    s.poll(0.0)
+    s.refused(0, moved("c", 5), 0.0)
+    s.poll(0.0)
+    s.refused(0, moved("b", 3), 0.0)
+    assert s.table.routes[0] == Route("c", "c", 5)
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_asks_for_the_table_and_backs_off() -> None:
+    s = session([0])
+    s.poll(0.0)
+    s.refused(0, NOT_OWNER, 0.0)
+    assert s.poll(0.0) == [Refresh()]
+    s.refreshed(RoutingTable("Op", 2, [Route("c", "c", 2)] * 4))
+    assert s.poll(0.0) == [Wait(0.5)]
+    assert s.poll(0.4) == [Wait(pytest.approx(0.1))]
+    assert sends(s.poll(0.5)) == {"c": ((0, 2),)}
+
+
+def test_back_off_doubles_up_to_its_bound() -> None:
+    s = session([0], timeout_s=math.inf)
+    now, waits = 0.0, []
+    for _ in range(6):
+        s.poll(now)
+        s.refused(0, NOT_OWNER, now)
+        s.refreshed(s.table)
+        (wait,) = s.poll(now)
+        assert isinstance(wait, Wait)
+        waits.append(wait.seconds)
+        now += wait.seconds
+    assert waits == [0.5, 1.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_a_controller_that_is_down_does_not_stop_the_batch() -> None:
+    s = session([0])
+    s.poll(0.0)
+    s.refused(0, NOT_OWNER, 0.0)
+    s.not_refreshed(DOWN)
+    assert sends(s.poll(1.0)) == {"a": ((0, 1),)}
+    s.answered(0, b"", False)
+    assert s.result() == {0: b""}
+
+
+def test_a_controller_that_refuses_ends_the_batch() -> None:
+    s = session([0])
+    s.poll(0.0)
+    s.refused(0, NOT_OWNER, 0.0)
+    s.not_refreshed(FATAL)
+    assert s.done
+    with pytest.raises(OperatorFailed):
+        s.result()
+
+
+def test_while_some_are_sent_others_that_wait_are_not_forgotten() -> None:
+    """A partition that is held at its new owner must not delay the retry of another one."""
+    s = session([0, 1])
+    s.poll(0.0)
+    s.refused(0, NOT_OWNER, 0.0)
+    s.refreshed(s.table)
+    s.refused(1, moved("c", 2), 0.0)
+    said = s.poll(0.0)
+    assert sends(said) == {"c": ((1, 2),)}
+    assert said[-1] == Wait(0.5)
+
+
+# -- silence ------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_stream_concerns_only_those_without_an_answer() -> None:
+    s = session([0, 2, 1])
+    s.poll(0.0)
+    s.answered(0, b"x", False)
+    s.unreachable("a", [0, 2], DOWN, 0.0)
+    assert s.poll(0.0) == [Refresh()]
+    s.refreshed(s.table)
+    s.answered(1, b"y", False)
+    assert s.poll(0.0) == [Wait(0.5)]
+    assert sends(s.poll(0.5)) == {"a": ((2, 1),)}
+    s.answered(2, b"z", False)
+    assert s.result() == {0: b"x", 1: b"y", 2: b"z"}
+
+
+def test_the_end_of_an_old_stream_does_not_concern_the_new_owner() -> None:
+    s = session([0])
+    s.poll(0.0)
+    s.refused(0, moved("c", 2), 0.0)
+    s.poll(0.0)
+    s.unreachable("a", [0], DOWN, 0.0)
+    assert s.poll(0.0) == [], "still outstanding at c"
+    s.answered(0, b"x", False)
+    assert s.result() == {0: b"x"}
+
+
+def test_an_answer_that_comes_twice_counts_once() -> None:
+    s = session([0, 1])
+    s.poll(0.0)
+    s.answered(0, b"first", False)
+    s.answered(0, b"second", True)
+    s.refused(0, FATAL, 0.0)
+    s.answered(1, b"", False)
+    assert s.result() == {0: b"first", 1: b""}
+    assert s.replayed == 0
+
+
+def test_time_out() -> None:
+    s = session([0], timeout_s=3.0)
+    now, tries = 0.0, 0
+    while not s.done:
+        for instruction in s.poll(now):
+            match instruction:
+                case Send():
+                    tries += 1
+                    s.unreachable("a", [0], DOWN, now)
+                case Refresh():
+                    s.not_refreshed(DOWN)
+                case Wait(seconds):
+                    now += seconds
+    with pytest.raises(Unavailable) as caught:
+        s.result()
+    assert 3.0 < now <= 3.0 + 2.0
+    assert tries >= 4
+    assert "last: no answer" in caught.value.what
+    assert str(caught.value.where["partition"]) == "Op/0"
+    assert caught.value.where["owner"] == "a"
+
+
+def test_a_timeout_of_zero_fails_at_the_second_try() -> None:
+    s = session([0], timeout_s=0.0)
+    s.poll(0.0)
+    s.unreachable("a", [0], DOWN, 0.0)
+    s.refreshed(s.table)
+    assert not s.done
+    s.poll(1.0)
+    s.unreachable("a", [0], DOWN, 1.0)
+    assert s.done
+
+
+# -- errors -------------------------------------------------------------------------------------------------
+
+
+def test_an_error_waits_for_what_is_outstanding() -> None:
+    s = session([0, 1, 2])
+    s.poll(0.0)
+    s.refused(0, FATAL, 0.0)
+    assert not s.done
+    assert s.poll(0.0) == [], "nothing more is sent"
+    s.refused(1, NOT_OWNER, 0.0)
+    assert s.poll(5.0) == []
+    assert not s.done
+    s.answered(2, b"x", False)
+    assert s.done
+    with pytest.raises(OperatorFailed) as caught:
+        s.result()
+    assert caught.value is FATAL
+    assert s.outputs == {2: b"x"}
+
+
+def test_the_first_error_is_the_one_that_is_raised() -> None:
+    s = session([0, 1])
+    s.poll(0.0)
+    s.refused(1, FATAL, 0.0)
+    s.refused(0, StateflowError("later"), 0.0)
+    with pytest.raises(OperatorFailed):
+        s.result()
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+
+def test_table_of() -> None:
+    infos = [ReplicaInfo("a", "s", "a:1"), ReplicaInfo("b", "s", "b:1")]
+    assert table_of("Op", 7, infos, [3, 1]) == RoutingTable("Op", 7, [Route("a", "a:1", 3), Route("b", "b:1", 1)])
+    with pytest.raises(ValueError, match="zip"):
+        table_of("Op", 7, infos, [3])
+
+
+def test_a_restarted_owner_may_have_another_address() -> None:
+    mine = table(1)
+    mine.merge(RoutingTable("Op", 1, [Route("a", "a:2", 1)]))
+    assert mine.routes[0].address == "a:2"
+    mine.update(0, Route("a", "a:3", 1))
+    assert mine.routes[0].address == "a:2", "a redirect of the same epoch says nothing new"
+
+
+routes = st.builds(Route, st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(1, 5))
+
+
+@given(
+    st.lists(
+        st.tuples(st.just("merge"), st.lists(routes, min_size=2, max_size=2), st.integers(0, 5))
+        | st.tuples(st.just("update"), st.integers(0, 1), routes),
+        max_size=20,
+    )
+)
+def test_the_table_never_goes_back(steps: list[tuple[str, object, object]]) -> None:
+    mine = table(2)
+    for kind, one, two in steps:
+        epochs, version = [route.epoch for route in mine.routes], mine.version
+        if kind == "merge":
+            mine.merge(RoutingTable("Op", two, one))  # type: ignore[arg-type]
+        else:
+            mine.update(one, two)  # type: ignore[arg-type]
+        assert all(route.epoch >= before for route, before in zip(mine.routes, epochs, strict=True))
+        assert mine.version >= version
+
+
+answers = st.sampled_from(["output", "moved", "not_owner", "down", "fatal", "silent"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), answers), max_size=40), st.booleans())
+@settings(max_examples=200)
+def test_it_always_ends_and_answers_for_every_partition(script: list[tuple[int, str]], refresh: bool) -> None:
+    """Whatever replicas say in whatever order, then everything works: outputs of all, or the one error."""
+    s = session([0, 1, 2, 3], timeout_s=1e9)
+    now = 0.0
+    streams: list[Send] = []
+    fatal = False
+    steps = iter(script)
+    for _ in range(400):
+        for instruction in s.poll(now):
+            match instruction:
+                case Send():
+                    streams.append(instruction)
+                case Refresh():
+                    s.refreshed(table()) if refresh else s.not_refreshed(DOWN)
+                case Wait(seconds):
+                    assert seconds > 0
+                    now += seconds
+        if s.done:
+            break
+        outstanding = [(send, p) for send in streams for p, _ in send.parts]
+        if not outstanding:
+            continue
+        which, what = next(steps, (0, "output"))
+        send, partition = outstanding[which % len(outstanding)]
+        match what:
+            case "output":
+                s.answered(partition, b"%d" % partition, False)
+            case "moved":
+                s.refused(partition, moved("d", 3), now)
+            case "not_owner":
+                s.refused(partition, NOT_OWNER, now)
+            case "down":
+                s.unreachable(send.address, [p for p, _ in send.parts], DOWN, now)
+                streams.remove(send)
+            case "fatal":
+                fatal = fatal or partition in s._outstanding
+                s.refused(partition, FATAL, now)
+        if what in ("output", "moved", "not_owner", "fatal"):
+            streams = [
+                Send(x.address, tuple(part for part in x.parts if x is not send or part[0] != partition))
+                for x in streams
+            ]
+            streams = [x for x in streams if x.parts]
+    assert s.done
+    if fatal:
+        with pytest.raises(OperatorFailed):
+            s.result()
+    else:
+        assert s.result() == {p: b"%d" % p for p in range(4)}
