@@ -3,11 +3,12 @@
 from stateflow import state
 from stateflow.client import Cluster, StreamClient
 from stateflow.errors import StateflowError
-from stateflow.runtime.operator import Context, Operator
+from stateflow.runtime.operator import BatchOperator, Context, Operator
 from stateflow.state import TrackedMap, TrackedSet, TrackedValue
 
 __version__ = "0.1.0"
 __all__ = [
+    "BatchOperator",
     "Cluster",
     "Context",
     "Operator",

@@ -12,14 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import OperatorFailed, PositionGap, StaleBatch, StateflowError
 from stateflow.runtime import layout
-from stateflow.runtime.operator import Context, Operator, key_columns, output_schema, side_schemas
+from stateflow.runtime.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
 from stateflow.runtime.output import join_output
 from stateflow.runtime.rows import OutputWriter, RowReader
 from stateflow.runtime.timers import Domain, Timers, to_datetime
-from stateflow.state import KeyedState, check_schema, declarations_of
+from stateflow.state import ColumnStates, KeyedState, check_schema, declarations_of
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
 
@@ -70,7 +72,10 @@ class PartitionHost:
         self._store = store
         self._sync = sync
         self._on_commit = on_commit
-        self.state = KeyedState(partition.operator, declarations_of(operator), store, cached_keys=cached_keys)
+        self._batches = issubclass(operator, BatchOperator)
+        self.state: KeyedState | ColumnStates = (ColumnStates if self._batches else KeyedState)(
+            partition.operator, declarations_of(operator), store, cached_keys=cached_keys
+        )
         self._unsaved = self._check_stored_schema()
         self._writer = OutputWriter(output_schema(operator), partition.operator)
         self._side_writers = {
@@ -89,6 +94,8 @@ class PartitionHost:
         self._watermark_us = _read_watermark(store)
         self._show_watermark(self._watermark_us)
         self._operator = operator()
+        if isinstance(self.state, ColumnStates):
+            self.state.attach(self._operator)
         self._operator.open(self._ctx)
 
     def _check_stored_schema(self) -> list[tuple[bytes, bytes]]:
@@ -125,10 +132,15 @@ class PartitionHost:
         try:
             outputs: list[Any] = []
             self._ctx._side = {tag: [] for tag in self._side_writers}
-            count = self._process(self._reader(input_schema), rows, outputs) if rows else 0
+            columns: pa.RecordBatch | None = None
+            count = 0
+            if rows and self._batches:
+                columns, count = self._process_batch(self._reader(input_schema), rows)
+            elif rows:
+                count = self._process(self._reader(input_schema), rows, outputs)
             watermark_us = self._advance(batch, now_us, outputs)
             side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
-            output = join_output(self._writer.write(outputs), side)
+            output = join_output(self._writer.write(outputs, columns), side)
             mutations = self.state.collect()
             self._timers.collect(mutations)
             self._commit(batch, mutations, output, watermark_us)
@@ -171,6 +183,7 @@ class PartitionHost:
 
     def _process(self, reader: RowReader, message: bytes, outputs: list[Any]) -> int:
         """Rows in order; returns how many."""
+        assert isinstance(self.state, KeyedState)
         operator, ctx, bind = self._operator, self._ctx, self.state.bind
         process, extend = operator.process, outputs.extend
         timestamp = reader.getter(self._event_time)
@@ -195,6 +208,18 @@ class PartitionHost:
             ctx.key = ctx.timestamp = None
         return count
 
+    def _process_batch(self, reader: RowReader, message: bytes) -> tuple[pa.RecordBatch | None, int]:
+        """(output columns, how many rows came)."""
+        assert isinstance(self._operator, BatchOperator)
+        batch = reader.batch(message)
+        try:
+            produced = self._operator.process_batch(batch, self._ctx)
+        except StateflowError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._operator_failed("process_batch", error, None, batch.slice(0, 1).to_pylist()) from error
+        return (None if produced is None else self._writer.columns(produced)), batch.num_rows
+
     def _advance(self, batch: Batch, now_us: int, outputs: list[Any]) -> int | None:
         """Time passes: the watermark, then the timers that are due. Returns the partition's watermark.
 
@@ -217,6 +242,7 @@ class PartitionHost:
 
     def _fire(self, domain: Domain, until_us: int, outputs: list[Any]) -> None:
         for timer in self._timers.due(domain, until_us):
+            assert isinstance(self.state, KeyedState)
             self.state.bind(self._operator, timer.key)
             self._ctx.key = timer.key
             try:

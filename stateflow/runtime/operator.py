@@ -18,7 +18,7 @@ from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImpor
 from stateflow.partitioner import check_partitions
 from stateflow.runtime.ddl import parse_ddl
 from stateflow.runtime.timers import Timer, Timers
-from stateflow.state import KeyedState, declarations_of
+from stateflow.state import ColumnStates, KeyedState, declarations_of
 from stateflow.types import OperatorSpec, check_name
 
 DEFAULT_PARTITIONS = 128
@@ -118,6 +118,21 @@ class Operator:
         """Called when the partition leaves this replica or the replica stops in good order."""
 
 
+class BatchOperator(Operator):
+    """An operator that processes all rows of a partition's batch at once, in Arrow columns.
+
+    Its states are value states, read and written a column at a time: ``self.n.get_many(keys)`` gives an Arrow array in
+    the order of ``keys``, ``self.n.put_many(keys, values)`` stores. Timers need a current key and are not available.
+    """
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | pa.Table | None:
+        """Called with the rows of one batch, all of this partition's keys. Returns output columns by name, or None."""
+        raise NotImplementedError
+
+    def process(self, row: Any, ctx: Context) -> None:
+        raise NotImplementedError("a batch operator is not given rows")
+
+
 def key_columns(cls: type[Operator]) -> tuple[str, ...]:
     """Raises DeclarationError when the operator names no key."""
     key = getattr(cls, "key", None)
@@ -155,10 +170,16 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
     """Everything others must know of an operator; checks its declaration on the way."""
     if not (isinstance(cls, type) and issubclass(cls, Operator)):
         raise DeclarationError(f"{cls!r} is not an operator", remedy="derive it from stateflow.Operator")
-    if cls.process is Operator.process:
-        raise DeclarationError("the operator has no process(row, ctx)", remedy="write it", operator=cls.__name__)
     operator = check_name("operator", name or cls.__name__)
-    state = KeyedState(operator, declarations_of(cls), _EMPTY)
+    state: KeyedState | ColumnStates
+    if issubclass(cls, BatchOperator):
+        missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
+        state = ColumnStates(operator, declarations_of(cls), _EMPTY)
+    else:
+        missing = "process(row, ctx)" if cls.process is Operator.process else ""
+        state = KeyedState(operator, declarations_of(cls), _EMPTY)
+    if missing:
+        raise DeclarationError(f"the operator has no {missing}", remedy="write it", operator=cls.__name__)
     return OperatorSpec(
         name=operator,
         target=target_of(cls),

@@ -52,12 +52,17 @@ class RowReader:
             )
         return itemgetter(index)
 
-    def read(self, message: bytes) -> Iterator[tuple[Any, Any]]:
-        """(key, row) pairs of one record batch message; the key of several columns is a tuple. Raises NullKey."""
+    def batch(self, message: bytes) -> pa.RecordBatch:
+        """Raises NullKey."""
         batch = pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
         for index in self._key:
             if batch.column(index).null_count:
                 raise null_key(self.schema.names[index], batch.column(index).null_count, self.operator)
+        return batch
+
+    def read(self, message: bytes) -> Iterator[tuple[Any, Any]]:
+        """(key, row) pairs of one record batch message; the key of several columns is a tuple. Raises NullKey."""
+        batch = self.batch(message)
         columns = [column.to_pylist() for column in batch.columns]
         keys = columns[self._key[0]] if len(self._key) == 1 else zip(*(columns[i] for i in self._key), strict=True)
         return zip(keys, map(self._make, zip(*columns, strict=True)), strict=True)
@@ -79,10 +84,20 @@ class OutputWriter:
         self._operator = operator
         self._names = schema.names
 
-    def write(self, rows: list[Any]) -> bytes:
-        """``b""`` for no rows. Raises OutputMismatch naming the row or the field."""
-        if not rows:
+    def write(self, rows: list[Any], columns: pa.RecordBatch | None = None) -> bytes:
+        """``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch naming the row or the field."""
+        batches = [batch for batch in (columns, self._encode(rows)) if batch is not None and batch.num_rows]
+        if not batches:
             return b""
+        whole = batches[0]
+        if len(batches) > 1:
+            whole = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        message: bytes = whole.serialize().to_pybytes()
+        return message
+
+    def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
+        if not rows:
+            return None
         if any(type(row) is not tuple for row in rows):
             rows = [self._as_tuple(row) for row in rows]
         width = len(self._names)
@@ -107,8 +122,21 @@ class OutputWriter:
             if array.null_count and not field.nullable:
                 raise self._mismatch(f"field {field.name!r} is declared NOT NULL but got None")
             arrays.append(array)
-        message: bytes = pa.RecordBatch.from_arrays(arrays, schema=self.schema).serialize().to_pybytes()
-        return message
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def columns(self, produced: Any) -> pa.RecordBatch:
+        """What ``process_batch`` returned, with the declared columns in order. Raises OutputMismatch."""
+        if not isinstance(produced, (pa.RecordBatch, pa.Table)):
+            raise self._mismatch(f"process_batch must return a RecordBatch or Table, not {type(produced).__name__}")
+        if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):
+            raise self._mismatch(f"the columns are {', '.join(produced.schema.names)}")
+        table = pa.Table.from_batches([produced]) if isinstance(produced, pa.RecordBatch) else produced
+        try:
+            table = table.select(self._names).cast(self.schema).combine_chunks()
+        except (pa.ArrowException, ValueError) as error:
+            raise self._mismatch(str(error).splitlines()[0]) from error
+        batches: list[pa.RecordBatch] = table.to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self.schema)
 
     def _as_tuple(self, row: Any) -> tuple[Any, ...]:
         if isinstance(row, tuple):
