@@ -207,6 +207,18 @@ class PositionGap(RemoteCondition):
     code = "position_gap"
 
 
+class OperatorUsedTwice(LocalMisuse):
+    """Two applications of one operator in one query claim the same batches."""
+
+    code = "operator_used_twice"
+
+
+class TasksMerged(LocalMisuse):
+    """Spark runs several operator tasks as one, so that they cannot be told apart."""
+
+    code = "tasks_merged"
+
+
 class StaleBatch(RemoteCondition):
     """A batch older than the newest applied one was sent; its stored output is gone."""
 

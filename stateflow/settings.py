@@ -5,11 +5,28 @@ Units are in the names: ``_s`` seconds, ``_ms`` milliseconds, ``_bytes`` bytes.
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from stateflow.errors import InvalidArgument
 
-class ReplicaSettings(BaseSettings):
+
+class Settings(BaseSettings):
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = f"{self.model_config['env_prefix']}{first['loc'][0]}".upper()
+            raise InvalidArgument(
+                f"{name} cannot be {str(first['input'])[:80]!r}: {first['msg']}",
+                remedy="correct it in the environment, or leave it out for the default",
+            ) from error
+
+
+class ReplicaSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="STATEFLOW_REPLICA_", frozen=True)
 
     block_cache_bytes: int = Field(default=256 << 20, ge=1 << 20)
@@ -28,7 +45,7 @@ class ReplicaSettings(BaseSettings):
     transfer_timeout_s: float = Field(default=60.0, gt=0, description="a move's stream silent for so long is broken")
 
 
-class ControllerSettings(BaseSettings):
+class ControllerSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="STATEFLOW_CONTROLLER_", frozen=True)
 
     heartbeat_interval_s: float = Field(default=1.0, gt=0)
@@ -38,7 +55,7 @@ class ControllerSettings(BaseSettings):
     concurrent_moves: int = Field(default=4, ge=1)
 
 
-class RouterSettings(BaseSettings):
+class RouterSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="STATEFLOW_ROUTER_", frozen=True)
 
     unavailable_timeout_s: float = Field(default=60.0, ge=0)

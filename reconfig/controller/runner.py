@@ -17,7 +17,7 @@ from stateflow.errors import Locked, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import error_of, fault_of, remote_error, replica_to_pb, spec_to_pb
+from stateflow.rpc.wire import connected, error_of, fault_of, remote_error, replica_to_pb, spec_to_pb
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
 
@@ -173,6 +173,7 @@ class MoveRunner:
         )
         warm = False
         try:
+            await connected(self.channel(self.target.address), self.target.address)
             async for progress in self._stub(self.target).Prepare(request):
                 self._take_over(progress)
                 match progress.phase:
@@ -196,6 +197,8 @@ class MoveRunner:
             self._events.put_nowait(m.TargetFailed(ended))
         except grpc.aio.AioRpcError as error:
             self._events.put_nowait(m.TargetFailed(remote_error(error, self.target.address)))
+        except Unavailable as error:
+            self._events.put_nowait(m.TargetFailed(error))
 
     def _take_over(self, progress: rpb.MoveProgress) -> None:
         r = self.report

@@ -80,6 +80,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self._members: dict[str, _Member] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._running: dict[str, _Running] = {}
+        self._deploying, self._planning = asyncio.Lock(), asyncio.Lock()  # what was checked still holds when recorded
         self._slots = asyncio.Semaphore(self.settings.concurrent_moves)
         self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_REMEMBERED)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -122,11 +123,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
 
     @unary
     async def Deploy(self, request: cpb.DeployRequest, context: grpc.aio.ServicerContext) -> cpb.Deployment:
-        spec = spec_of(request.spec)
-        existing = self._book.deployed.get(spec.name)
-        if existing is not None:
-            if existing.spec == spec:
-                return self._deployment(existing)
+        async with self._deploying:
+            return await self._deploy(spec_of(request.spec), list(request.sites))
+
+    async def _deploy(self, spec: OperatorSpec, sites: list[str]) -> cpb.Deployment:
+        planned = self._book.planned.get(spec.name)
+        existing = self._book.deployed.get(spec.name) or (planned[0] if planned else None)
+        if existing is not None and existing.spec != spec:
             raise AlreadyDeployed(
                 "another version of the operator is deployed",
                 remedy="give this one another name, or deploy the same class with the same partitions",
@@ -134,14 +137,15 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
                 deployed=existing.spec.target,
                 partitions=existing.spec.partitions,
             )
-        if spec.name in self._book.planned:
-            await self._create(*self._book.planned[spec.name])
+        if planned is not None:
+            await self._create(*planned)
+        if existing is not None:
             return self._deployment(self._book.operator(spec.name))
         candidates = [info for info in self._book.replicas.values() if self._alive(info.name)]
-        if request.sites:
-            for site in request.sites:
+        if sites:
+            for site in sites:
                 self._check_site(site)
-            candidates = [info for info in candidates if info.site in request.sites]
+            candidates = [info for info in candidates if info.site in sites]
         owners = ring.propose(spec.name, range(spec.partitions), candidates)
         await self._check_loadable(spec, {owners[p] for p in owners})
         record = await self._record(self._book.plan_deployment, spec, owners)
@@ -211,7 +215,10 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
             raise InvalidArgument("a pause cannot be negative", remedy="give max_pause_ms in milliseconds")
         if not request.partitions:
             raise InvalidArgument("no partition is named", remedy="name at least one")
-        moves = self._plan(deployed, sorted(set(request.partitions)), request.to, request.max_pause_ms)
+        async with self._planning:
+            moves = self._plan(deployed, sorted(set(request.partitions)), request.to, request.max_pause_ms)
+            for planned in moves:
+                await self._record(self._book.plan_move, planned)
         message = cpb.Reconfiguration(
             id=moves[0].reconfiguration if moves else uuid.uuid4().hex[:12],
             operator=request.operator,
@@ -221,7 +228,6 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         )
         running = self._running[message.id] = _Running(message)
         for planned in moves:
-            await self._record(self._book.plan_move, planned)
             machine = MoveRunner.machine_for(planned, fixed_ms_of(self._pauses))
             running.runners.append(self._runner(running, planned, machine))
         message.moves.extend(runner.report for runner in running.runners)
@@ -367,8 +373,10 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         running = self._found(request.id)
         while True:
             changed = running.changed
-            yield self._refresh(running)
-            if running.message.state != "RUNNING":
+            report = self._refresh(running)
+            over = report.state != "RUNNING"  # as it is sent: it may end while it is being sent
+            yield report
+            if over:
                 return
             await changed.wait()
             if running.message.state == "RUNNING":
@@ -400,7 +408,10 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
             record = await self._record(self._book._append, record.item_id, RecordState.PROCESSING, record)
         while True:
             try:
-                return await self._create(deployed, record)
+                async with self._deploying:
+                    if deployed.spec.name in self._book.planned:  # else somebody deployed it again meanwhile
+                        await self._create(deployed, record)
+                    return
             except StateflowError as error:
                 log.warning("deployment of %s waits: %s", deployed.spec.name, error)
                 await asyncio.sleep(self.settings.heartbeat_interval_s)

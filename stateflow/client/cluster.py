@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from time import sleep
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from stateflow.client.reports import ClusterStatus, Reconfiguration
 from stateflow.client.stream import StreamClient
-from stateflow.errors import NotOwner
+from stateflow.errors import NotOwner, Unavailable
+from stateflow.router import backoff
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
@@ -18,8 +20,6 @@ from stateflow.types import OperatorSpec
 
 if TYPE_CHECKING:
     from stateflow.rpc.replica_pb2 import StatsReply
-
-SCAN_ATTEMPTS = 20
 
 
 class Migration:
@@ -113,19 +113,20 @@ class Cluster:
         """
         pages: list[pa.Table] = []
         left = set(range(self.operator(operator).partitions))
-        for attempt in range(1, SCAN_ATTEMPTS + 1):
+        for pause in backoff():
             _, _, owners, _ = self._controller.deployment(operator)
             for partition in sorted(left):
                 try:
                     records = list(ReplicaClient(owners[partition].address).scan(operator, state, [partition]))
-                except NotOwner:  # it moved since the controller was asked
-                    if attempt == SCAN_ATTEMPTS:
+                except (NotOwner, Unavailable):  # it moved since the controller was asked, or its owner is starting
+                    if pause is None:
                         raise
                     continue
                 pages += [pa.ipc.open_stream(record).read_all() for record in records]
                 left.discard(partition)
             if not left:
                 break
+            sleep(pause or 0.0)
         if not pages:
             return pa.table({"key": [], "map_key": [], "value": [], "partition": pa.array([], pa.int32())})
         return pa.concat_tables(pages, promote_options="permissive")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from time import sleep
 from typing import Any
 
 import pyarrow as pa
 
-from stateflow.errors import InvalidArgument, KeyColumnMissing
+from stateflow.errors import InvalidArgument, KeyColumnMissing, NotOwner, Unavailable
 from stateflow.partitioner import partition_of
-from stateflow.router import Router
+from stateflow.router import Router, backoff
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.runtime.ddl import parse_ddl
@@ -27,6 +28,9 @@ class StreamClient:
     A client that starts again continues behind the newest number any partition contains (:attr:`position`). When
     its predecessor may have died in the middle of a batch, send that batch once more with
     ``sequence=client.position``: partitions that have it skip it.
+
+    A batch that failed may have been applied to some partitions. Sent again with the same rows it keeps its number,
+    and they skip it; other rows are another batch and get the next number. To send it mended, pass its number.
 
     Args:
         schema: Spark DDL or Arrow schema of the rows; without it the types are inferred, batch by batch.
@@ -48,6 +52,7 @@ class StreamClient:
         self._watermark_us: int | None = None
         #: rows of the last send's side outputs, by tag
         self.side_outputs: dict[str, list[dict[str, Any]]] = {}
+        self._failed: tuple[int, bytes, dict[int, bytes]] | None = None  # number and rows of the batch that did
         self.position = self._newest()
 
     def _newest(self) -> int:
@@ -56,11 +61,31 @@ class StreamClient:
         for partition, route in enumerate(self._router.table.routes):
             by_address.setdefault(route.address, []).append(partition)
         newest = -1
-        for address, partitions in by_address.items():
-            request = rpb.PositionsRequest(operator=self._router.operator, source=self.source, partitions=partitions)
-            reply = ReplicaClient(address).call("Positions", request)
-            newest = max([newest, *reply.positions.values()])
+        for partitions in by_address.values():
+            try:
+                newest = max(newest, self._newest_of(partitions))
+            except (NotOwner, Unavailable):  # some of them are moving, or their owner is being started again
+                for partition in partitions:
+                    newest = max(newest, self._newest_of_moving(partition))
         return newest
+
+    def _newest_of(self, partitions: list[int]) -> int:
+        """Of partitions of one owner. Raises NotOwner when one of them is not with it."""
+        address = self._router.table.routes[partitions[0]].address
+        request = rpb.PositionsRequest(operator=self._router.operator, source=self.source, partitions=partitions)
+        reply = ReplicaClient(address).call("Positions", request)
+        return max([-1, *reply.positions.values()])
+
+    def _newest_of_moving(self, partition: int) -> int:
+        for pause in backoff():
+            try:
+                return self._newest_of([partition])
+            except (NotOwner, Unavailable):
+                if pause is None:
+                    raise
+                sleep(pause)
+                self._router.refresh()
+        raise AssertionError
 
     def send(self, rows: Iterable[Mapping[str, Any]], *, sequence: int | None = None) -> list[dict[str, Any]]:
         """Returns the output rows when every partition concerned has committed; grouped by partition, in order per key.
@@ -83,39 +108,56 @@ class StreamClient:
         return self._deliver(b"", everywhere, sequence)
 
     def _deliver(self, schema: bytes, messages: dict[int, bytes], sequence: int | None) -> list[dict[str, Any]]:
-        number = self.position + 1 if sequence is None else sequence
+        number = self._next(schema, messages) if sequence is None else sequence
         if number < 0:
             raise InvalidArgument("a sequence cannot be negative", remedy="count from 0")
         batch = Batch(self.source, number, sparse=True, watermark_us=self._watermark_us)
-        outputs = self._router.send(batch, schema, messages) if messages else {}
+        try:
+            outputs = self._router.send(batch, schema, messages) if messages else {}
+        except BaseException:
+            self._failed = number, schema, messages
+            raise
+        self._failed = None
         self.position = max(self.position, number)
         rows, self.side_outputs = self._output.rows(outputs[partition] for partition in sorted(outputs))
         return rows
 
+    def _next(self, schema: bytes, messages: dict[int, bytes]) -> int:
+        if self._failed is None:
+            return self.position + 1
+        number, *rows = self._failed
+        return number if rows == [schema, messages] else max(self.position, number) + 1
+
     def _messages(self, rows: list[Mapping[str, Any]]) -> tuple[bytes, dict[int, bytes]]:
         """(input schema, partition → record batch message)."""
+        key, partitions = self._router.spec.key, self._router.spec.partitions
+        for index, row in enumerate(rows):
+            missing = [column for column in key if column not in row]
+            if missing:
+                raise self._no_key(f"row {index} has no {missing[0]!r}")
+        names = self._schema.names if self._schema is not None else dict.fromkeys(name for row in rows for name in row)
+        for column in key:
+            if column not in names:
+                raise self._no_key(f"the schema has no {column!r}")
         try:
-            table = pa.Table.from_pylist(rows, schema=self._schema)
+            columns = {name: [row.get(name) for row in rows] for name in names}
+            table = pa.Table.from_pydict(columns, schema=self._schema)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise InvalidArgument(
                 f"the rows do not fit one schema: {str(error).splitlines()[0]}",
                 remedy="give schema=, or mend the rows",
             ) from error
         by_partition: dict[int, list[int]] = {}
-        key, partitions = self._router.spec.key, self._router.spec.partitions
-        for index, row in enumerate(rows):
-            try:
-                columns = tuple(row[column] for column in key)
-            except KeyError as error:
-                raise KeyColumnMissing(
-                    f"row {index} has no {error.args[0]!r}",
-                    remedy="every row needs the key",
-                    operator=self._router.operator,
-                ) from None
-            by_partition.setdefault(partition_of(columns, partitions), []).append(index)
+        # of the keys as the replica will see them: an int in a double column is a double
+        keys = zip(*(table.column(column).to_pylist() for column in key), strict=True)
+        for index, values in enumerate(keys):
+            by_partition.setdefault(partition_of(values, partitions), []).append(index)
         batch = table.combine_chunks().to_batches()[0]
         messages = {
             partition: batch.take(pa.array(indexes)).serialize().to_pybytes()
             for partition, indexes in by_partition.items()
         }
         return table.schema.serialize().to_pybytes(), messages
+
+    def _no_key(self, what: str) -> KeyColumnMissing:
+        return KeyColumnMissing(what, remedy="every row needs the key", operator=self._router.operator)

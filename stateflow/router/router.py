@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError, Unavailable
@@ -16,6 +16,7 @@ from stateflow.runtime.host import Batch
 from stateflow.settings import RouterSettings
 from stateflow.types import OperatorSpec
 
+READ_ATTEMPTS = 20
 _Answer = Callable[[BatchSession, float], None]
 
 
@@ -83,6 +84,10 @@ class Router:
             while not answers.empty():
                 answers.get()(session, self._clock.monotonic())
 
+    def refresh(self) -> None:
+        """Take over what the controller says. Raises Unavailable."""
+        self.table.merge(self._ask()[1])
+
     def _refresh(self, session: BatchSession) -> None:
         try:
             session.refreshed(self._ask()[1])
@@ -116,3 +121,10 @@ def _answer(partition: int, outcome: bytes | StateflowError, replayed: bool) -> 
     if isinstance(outcome, StateflowError):
         return lambda session, now: session.refused(partition, outcome, now)
     return lambda session, now: session.answered(partition, outcome, replayed)
+
+
+def backoff(attempts: int = READ_ATTEMPTS, initial_s: float = 0.01, longest_s: float = 0.5) -> Iterator[float | None]:
+    """How long to wait after each attempt to read something that is on the move; None after the last."""
+    for attempt in range(attempts - 1):
+        yield min(longest_s, initial_s * 2**attempt)
+    yield None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -101,6 +102,7 @@ class ReplicaClient:
             input_schema=schema,
             sparse=batch.sparse,
             watermark_us=batch.watermark_us,
+            attempt=rpb.Attempt(**asdict(batch.attempt)),
         )
         stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
         buffers: dict[int, list[bytes]] = {}

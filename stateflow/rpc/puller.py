@@ -19,7 +19,7 @@ from stateflow.clock import Clock
 from stateflow.errors import StateflowError, TransferCorrupt
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import fault_of, remote_error, seal_of, snapshot_of, unexpected
+from stateflow.rpc.wire import connected, fault_of, remote_error, seal_of, snapshot_of, unexpected
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import BaseFile, SnapshotInfo
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -52,6 +52,7 @@ class Pull:
     ) -> None:
         self._node = node
         self._move = move
+        self._channel = channel
         self._stub = replica_pb2_grpc.ReplicaServiceStub(channel)
         self._executor = executor
         self._clock = clock
@@ -65,6 +66,7 @@ class Pull:
             await self._in_thread(
                 self._node.receiver.prepare, move.spec, move.partition, move.move_id, move.source_epoch
             )
+            await connected(self._channel, move.source.address)
             base = await self._measured_snapshot()
             async for report in self._warm(base):
                 yield report

@@ -9,20 +9,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ApplyHeader(_message.Message):
-    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us")
+    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us", "attempt")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     INPUT_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_US_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     operator: str
     source: str
     batch: int
     input_schema: bytes
     sparse: bool
     watermark_us: int
-    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ...) -> None: ...
+    attempt: Attempt
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("run", "use", "task", "call")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    use: str
+    task: str
+    call: str
+    def __init__(self, run: _Optional[str] = ..., use: _Optional[str] = ..., task: _Optional[str] = ..., call: _Optional[str] = ...) -> None: ...
 
 class PartitionRows(_message.Message):
     __slots__ = ("partition", "epoch", "rows", "last")

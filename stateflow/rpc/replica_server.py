@@ -43,6 +43,7 @@ from stateflow.rpc.wire import (
     unexpected,
 )
 from stateflow.runtime.host import Applied, Batch
+from stateflow.runtime.layout import Attempt
 from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import ChangeLog
@@ -55,6 +56,7 @@ SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (100_000, 20, 50)
 SAMPLES_KEPT = 100_000
 SCAN_ROWS = 10_000
+SCAN_BYTES = 3 << 20
 FOLLOW_IDLE_S = 1.0
 
 
@@ -91,6 +93,7 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
         self._sample_number = 0
         self._rows = 0
         self._checkpoints_taken = 0
+        self._checkpointing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         node.on_change(self._wake_from_thread)
 
@@ -114,7 +117,9 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
                 header = request.header
                 operator = header.operator
                 watermark_us = header.watermark_us if header.HasField("watermark_us") else None
-                batch = Batch(header.source, header.batch, header.sparse, watermark_us)
+                a = header.attempt
+                attempt = Attempt(a.run, a.use, a.task, a.call)
+                batch = Batch(header.source, header.batch, header.sparse, watermark_us, attempt)
                 call = _Call(batch, header.input_schema)
             parts = [_Part(PartitionId(operator, p.partition), p.epoch, r) for p, r in _complete(call, request)]
             early += await self._apply_all(call, parts, context)
@@ -336,12 +341,13 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
             )
         started = self._clock.monotonic()
         reply = rpb.CheckpointReply()
-        for partition in self.node.owned(operator):
-            saved = await self._in_files(self.node.checkpoint, partition, self._checkpoints)
-            if saved is not None:
-                reply.partitions += 1
-                reply.bytes_new += saved.bytes_new
-                reply.bytes_total += saved.bytes_total
+        async with self._checkpointing:  # one at a time: each uses the same directory for its snapshot
+            for partition in self.node.owned(operator):
+                saved = await self._in_files(self.node.checkpoint, partition, self._checkpoints)
+                if saved is not None:
+                    reply.partitions += 1
+                    reply.bytes_new += saved.bytes_new
+                    reply.bytes_total += saved.bytes_total
         reply.duration_s = self._clock.monotonic() - started
         self._checkpoints_taken += 1
         return reply
@@ -350,8 +356,9 @@ class ReplicaServer(replica_pb2_grpc.ReplicaServiceServicer):
     async def Scan(self, request: rpb.ScanRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.ScanPage]:
         for number in request.partitions:
             entries = self.node.scan(PartitionId(request.operator, number), request.state)
-            while page := await self._in_files(_scan_page, entries, number):
-                yield rpb.ScanPage(records=page)
+            while pages := await self._in_files(_scan_pages, entries, number):
+                for page in pages:
+                    yield rpb.ScanPage(records=page)
 
     @unary
     async def Stats(self, request: rpb.StatsRequest, context: grpc.aio.ServicerContext) -> rpb.StatsReply:
@@ -470,11 +477,23 @@ def _view(lifecycle: Lifecycle, sequence: int) -> rpb.PartitionView:
     )
 
 
-def _scan_page(entries: Iterator[tuple[object, object, object]], partition: int) -> bytes:
-    """Up to SCAN_ROWS entries as an Arrow IPC stream; ``b""`` at the end."""
+def _scan_pages(entries: Iterator[tuple[object, object, object]], partition: int) -> list[bytes]:
+    """Up to SCAN_ROWS entries as Arrow IPC streams that fit messages; none at the end."""
     rows = list(itertools.islice(entries, SCAN_ROWS))
-    if not rows:
-        return b""
+    return list(_fitting(rows, partition)) if rows else []
+
+
+def _fitting(rows: list[tuple[object, object, object]], partition: int) -> Iterator[bytes]:
+    page = _scan_page(rows, partition)
+    if len(page) <= SCAN_BYTES or len(rows) == 1:
+        yield page
+        return
+    half = len(rows) // 2
+    yield from _fitting(rows[:half], partition)
+    yield from _fitting(rows[half:], partition)
+
+
+def _scan_page(rows: list[tuple[object, object, object]], partition: int) -> bytes:
     keys, entry_keys, values = (list(column) for column in zip(*rows, strict=True))
     table = pa.table(
         {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -29,6 +31,7 @@ OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
+CONNECT_TIMEOUT_S = 2.0
 FAULT_KEY = "stateflow-fault-bin"
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -60,6 +63,16 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
     why = (error.details() or "").rpartition(": ")[2]  # what comes before is gRPC's own story
     what = f"no answer from {address}: {code.name.lower().replace('_', ' ')}" + (f", {why}" if why else "")
     return Unavailable(what, remedy="check that it runs and that the address is right")
+
+
+async def connected(channel: grpc.aio.Channel, address: str) -> None:
+    """Until the channel has a connection. A peer that was restarted is else refused for as long as the channel backs
+    off, though it is there. Raises Unavailable."""
+    try:
+        await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_S)
+    except TimeoutError as error:
+        what = f"no connection to {address} within {CONNECT_TIMEOUT_S:g} s"
+        raise Unavailable(what, remedy="check that it runs and that the address is right") from error
 
 
 async def abort(context: grpc.aio.ServicerContext, error: StateflowError) -> None:
@@ -110,14 +123,23 @@ def streaming(method: Callable[..., AsyncIterator[T]]) -> Callable[..., AsyncIte
 # -- servers ----------------------------------------------------------------------------------------------
 
 
+def _probe(host: str, port: int) -> None:
+    """Raises OSError for an address that cannot be bound; gRPC would say so too, but on stderr and in its own words."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
 def bind(server: grpc.aio.Server, listen: str) -> str:
     """Bind and return the address with the real port. Raises PortInUse, InvalidArgument."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidArgument(f"{listen!r} is not an address", remedy="write host:port; port 0 takes a free one")
     try:
+        _probe(host.strip("[]"), int(port))
         bound = server.add_insecure_port(listen)
-    except RuntimeError as error:
+    except (RuntimeError, OSError, OverflowError) as error:
         raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen) from error
     if bound == 0:
         raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen)

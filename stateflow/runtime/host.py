@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 
 from stateflow.changes import ChangeSet, Mutations
-from stateflow.errors import OperatorFailed, PositionGap, StaleBatch, StateflowError
+from stateflow.errors import OperatorFailed, OperatorUsedTwice, PositionGap, StaleBatch, StateflowError, TasksMerged
 from stateflow.runtime import layout
+from stateflow.runtime.layout import UNKNOWN_ATTEMPT, Attempt
 from stateflow.runtime.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
-from stateflow.runtime.output import join_output
+from stateflow.runtime.output import OutputReader, join_output
 from stateflow.runtime.rows import OutputWriter, RowReader
 from stateflow.runtime.timers import Domain, Timers, to_datetime
 from stateflow.state import ColumnStates, KeyedState, check_schema, declarations_of
@@ -31,12 +32,14 @@ class Batch:
     """Where rows come from. ``number`` rises by one per batch; a *sparse* source may skip numbers.
 
     ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
+    ``attempt``: who sends it, where that is known.
     """
 
     source: str
     number: int
     sparse: bool = False
     watermark_us: int | None = None
+    attempt: Attempt = UNKNOWN_ATTEMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,9 @@ class PartitionHost:
         )
         self._unsaved = self._check_stored_schema()
         self._writer = OutputWriter(output_schema(operator), partition.operator)
-        self._side_writers = {
-            tag: OutputWriter(schema, partition.operator) for tag, schema in side_schemas(operator).items()
-        }
+        side = side_schemas(operator)
+        self._side_writers = {tag: OutputWriter(schema, partition.operator) for tag, schema in side.items()}
+        self._outputs = OutputReader(output_schema(operator), side)
         self.key = key_columns(operator)
         self._readers: dict[bytes, RowReader] = {}
         self._positions = {
@@ -126,9 +129,12 @@ class PartitionHost:
         Raises PositionGap, StaleBatch, and whatever is wrong with the rows or the operator; the state is then
         as it was before the call.
         """
+        earlier = b""
         if self._is_replay(batch):
-            output = self._store.get(layout.OUTPUT + batch.source.encode())
-            return Applied(output or b"", True, 0)
+            earlier = self._store.get(layout.OUTPUT + batch.source.encode()) or b""
+            if not rows or self._positions[batch.source].rows:
+                return Applied(earlier, True, 0)
+            # Visited before without rows, by a task that did not have them (its batch failed): they come now.
         try:
             outputs: list[Any] = []
             self._ctx._side = {tag: [] for tag in self._side_writers}
@@ -140,10 +146,10 @@ class PartitionHost:
                 count = self._process(self._reader(input_schema), rows, outputs)
             watermark_us = self._advance(batch, now_us, outputs)
             side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
-            output = join_output(self._writer.write(outputs, columns), side)
+            output = self._outputs.join(earlier, join_output(self._writer.write(outputs, columns), side))
             mutations = self.state.collect()
             self._timers.collect(mutations)
-            self._commit(batch, mutations, output, watermark_us)
+            self._commit(batch, mutations, output, watermark_us, count)
         except BaseException:
             self.state.rollback()
             self._timers.end_batch()
@@ -154,6 +160,7 @@ class PartitionHost:
     def _is_replay(self, batch: Batch) -> bool:
         last = self.position(batch.source)
         if batch.number == last:
+            self._refuse_others(self._positions[batch.source].attempt, batch.attempt)
             return True
         where = {
             "operator": self.partition.operator,
@@ -174,6 +181,23 @@ class PartitionHost:
                 **where,
             )
         return False
+
+    def _refuse_others(self, earlier: Attempt, now: Attempt) -> None:
+        """A retry is welcome to the stored output; somebody else, who has other rows, is not."""
+        if not now.run or earlier.run != now.run:
+            return
+        if earlier.use != now.use:
+            raise OperatorUsedTwice(
+                "the operator is applied twice in one query",
+                remedy="pass a different source= to each apply_operator",
+                operator=self.partition.operator,
+            )
+        if earlier.task == now.task and earlier.call != now.call:
+            raise TasksMerged(
+                "Spark runs several tasks of the operator as one, as it does for a coalesce right behind it",
+                remedy="put .repartition(n) between the operator and the coalesce",
+                operator=self.partition.operator,
+            )
 
     def _reader(self, schema: bytes) -> RowReader:
         reader = self._readers.get(schema)
@@ -275,12 +299,12 @@ class PartitionHost:
             traceback="\n" + trace,
         )
 
-    def _commit(self, batch: Batch, mutations: Mutations, output: bytes, watermark_us: int | None) -> None:
+    def _commit(self, batch: Batch, mutations: Mutations, output: bytes, watermark_us: int | None, rows: int) -> None:
         sequence = self.sequence + 1
         source = batch.source.encode()
         before = self._positions.get(batch.source, layout.Position(-1))
         promised = [w for w in (batch.watermark_us, before.watermark_us) if w is not None]
-        position = layout.Position(batch.number, max(promised, default=None))
+        position = layout.Position(batch.number, max(promised, default=None), rows, batch.attempt)
         mutations.puts += [
             *self._unsaved,
             (layout.SEQUENCE, sequence.to_bytes(8, "big")),

@@ -4,7 +4,7 @@
 key       value
 ========  =============================================================================
 ``ms``    sequence of the last commit, 8 bytes big endian
-``mp``+s  position of source *s*: msgpack ``[version, batch, watermark in µs or nil]``
+``mp``+s  position of source *s*: msgpack ``[version, batch, watermark in µs or nil, rows, attempt…]``
 ``mo``+s  output of that batch, see :mod:`stateflow.runtime.output`
 ``mk``    watermark of the partition: µs, 8 bytes big endian, signed
 ``mw``    ownership: msgpack ``[version, replica, state, epoch, move id, target…]``
@@ -17,7 +17,7 @@ names another replica is an unfinished transfer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import msgpack
 
@@ -33,21 +33,41 @@ WATERMARK = b"mk"
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """Who sent a batch, to tell a retry from somebody else under the same name.
+
+    ``run``: of the query; ``use``: one application of the operator in it; ``task``: one attempt of one task;
+    ``call``: one pass of that task over its rows.
+    """
+
+    run: str = ""
+    use: str = ""
+    task: str = ""
+    call: str = ""
+
+
+UNKNOWN_ATTEMPT = Attempt()
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
-    """The last batch of a source that a partition contains, and the watermark (µs) it had then, if any."""
+    """The last batch of a source that a partition contains, the watermark (µs) it had then if any, how many rows
+    it brought here, and who sent it."""
 
     batch: int
     watermark_us: int | None = None
+    rows: int = 0
+    attempt: Attempt = UNKNOWN_ATTEMPT
 
     def encode(self) -> bytes:
-        packed: bytes = msgpack.packb([VERSION, self.batch, self.watermark_us])
+        packed: bytes = msgpack.packb([VERSION, self.batch, self.watermark_us, self.rows, *astuple(self.attempt)])
         return packed
 
     @classmethod
     def decode(cls, data: bytes) -> Position:
-        version, *fields = msgpack.unpackb(data)
+        version, batch, watermark_us, rows, *attempt = msgpack.unpackb(data)
         _check(version)
-        return cls(*fields)
+        return cls(batch, watermark_us, rows, Attempt(*attempt))
 
 
 @dataclass(frozen=True, slots=True)

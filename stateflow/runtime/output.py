@@ -48,6 +48,18 @@ class OutputReader:
     def of(cls, schema: bytes, side: Iterable[tuple[str, bytes]]) -> OutputReader:
         return cls(_read_schema(schema), {tag: _read_schema(encoded) for tag, encoded in side})
 
+    def join(self, earlier: bytes, later: bytes) -> bytes:
+        """One output of two, in this order."""
+        if not earlier or not later:
+            return earlier or later
+        (main, side), (more, more_side) = split_output(earlier), split_output(later)
+        joined = {
+            tag: _append(side.get(tag, b""), more_side.get(tag, b""), schema)
+            for tag, schema in self._side.items()
+            if tag in side or tag in more_side
+        }
+        return join_output(_append(main, more, self._schema), joined)
+
     def rows(self, outputs: Iterable[bytes]) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
         """(main rows, tag → rows), in the order of ``outputs``."""
         main: list[dict[str, Any]] = []
@@ -58,6 +70,14 @@ class OutputReader:
             for tag, emitted in messages.items():
                 side[tag] += read_batch(emitted, self._side[tag]).to_pylist()
         return main, side
+
+
+def _append(one: bytes, two: bytes, schema: pa.Schema) -> bytes:
+    if not one or not two:
+        return one or two
+    table = pa.Table.from_batches([read_batch(one, schema), read_batch(two, schema)])
+    message: bytes = table.combine_chunks().to_batches()[0].serialize().to_pybytes()
+    return message
 
 
 def read_batch(message: bytes, schema: pa.Schema) -> pa.RecordBatch:

@@ -6,16 +6,18 @@ first use and kept.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.errors import InvalidArgument
+from stateflow.errors import TasksMerged
 from stateflow.router import Router
 from stateflow.runtime.host import Batch
+from stateflow.runtime.layout import Attempt
 from stateflow.runtime.output import split_output
 from stateflow.runtime.rows import null_key
 from stateflow.settings import RouterSettings
@@ -47,14 +49,29 @@ class OperatorTask:
         context = TaskContext.get()
         assert context is not None
         task = context.partitionId()
+        if task >= self.tasks:
+            raise self._merged()
         visited = range(task, self.partitions, self.tasks)
         schema, rows = self._by_partition(batches, task)
         for partition in visited:  # with rows or without: positions advance everywhere
             rows.setdefault(partition, b"")
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
-        outputs = self._router().send(self._batch(query, batch), schema, rows)
+        attempt = Attempt(
+            run=context.getLocalProperty("spark.jobGroup.id") or "" if query is not None else "",
+            use=self.run,
+            task=str(context.taskAttemptId()),
+            call=uuid.uuid4().hex,
+        )
+        outputs = self._router().send(replace(self._batch(query, batch), attempt=attempt), schema, rows)
         yield from self._output(outputs)
+
+    def _merged(self) -> TasksMerged:
+        return TasksMerged(
+            "Spark runs the operator's tasks under other numbers, as it does for a union or coalesce right behind it",
+            remedy="put .repartition(n) between the operator and the union or coalesce",
+            operator=self.operator,
+        )
 
     def _batch(self, query: str | None, batch: str | None) -> Batch:
         if query is None or batch is None:
@@ -80,11 +97,7 @@ class OperatorTask:
                 raise null_key(column, table[column].null_count, self.operator)
         numbers = table[PARTITION_COLUMN].to_numpy().astype(np.uint16 if self.partitions <= 1 << 16 else np.uint32)
         if np.any(numbers % self.tasks != task):
-            raise InvalidArgument(
-                "Spark changed the number of tasks between shuffle and operator",
-                remedy="set spark.sql.adaptive.coalescePartitions.enabled=false and report this",
-                operator=self.operator,
-            )
+            raise self._merged()
         if self.order_by is None:
             order = np.argsort(numbers, kind="stable")
         else:

@@ -21,6 +21,7 @@ from stateflow.state.coders import (
     Tuple,
     Utf8,
 )
+from stateflow.state.columns import ColumnStates, ValueColumn
 from stateflow.state.declare import Declaration, declarations_of, map, set, value
 from stateflow.state.keyed import KeyedState, check_schema, scan_state
 from stateflow.state.spec import CellReader
@@ -29,6 +30,8 @@ from stateflow.state.tracked_set import TrackedSet
 from stateflow.state.tracked_value import TrackedValue
 
 __all__ = [
+    "ColumnStates",
+    "ValueColumn",
     "UUID",
     "Bool",
     "Bytes",

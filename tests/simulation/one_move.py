@@ -388,9 +388,8 @@ class Model:
             disk = (State.OWNED, GRANTED) if self.rules.durable_first else w.target_disk
             after = w._replace(target=freeze(lifecycle), target_disk=disk, target_data=copied, pull=("none", 0))
             yield "target owns", self._to_stream(after, "owned"), True
-        elif w.stream is not None and "caught up" not in w.stream[1]:
-            if w.move is not None and w.move[0] in (Phase.WARMING, Phase.CATCHING_UP):
-                yield "caught up", self._to_stream(w, "caught up"), True
+        elif w.stream is not None and "caught up" not in w.stream[1] and _waits_for_the_target(w):
+            yield "caught up", self._to_stream(w, "caught up"), True
 
     # -- batches ------------------------------------------------------------------------------------------
 
@@ -542,6 +541,10 @@ class Model:
 
 def _may_commit(cycle: Cycle | None) -> bool:
     return cycle is not None and (cycle[0] is State.OWNED or bool(cycle[5]))
+
+
+def _waits_for_the_target(w: World) -> bool:
+    return w.move is not None and w.move[0] in (Phase.WARMING, Phase.CATCHING_UP)
 
 
 def _with(items: tuple[Any, ...], item: Any) -> tuple[Any, ...]:

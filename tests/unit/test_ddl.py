@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -149,7 +151,5 @@ def test_any_nesting(columns: list[tuple[str, pa.DataType]], space: str) -> None
 
 @given(st.text("ab <>(),:`'09\n", max_size=20) | st.text(max_size=20))
 def test_no_text_makes_it_fail_otherwise(text: str) -> None:
-    try:
+    with contextlib.suppress(DeclarationError):
         assert len(parse_ddl(text)) > 0
-    except DeclarationError as error:
-        assert error.code == "bad_declaration"

@@ -174,13 +174,13 @@ TABLE: dict[str, dict[str, tuple[Any, Check | None]]] = {
         "cancel m1": (False, None),
     },
 }
-for name in ALL:
-    row = TABLE[name]
+for name, make in ALL.items():
+    row, as_it_was = TABLE[name], (make().state, make().epoch)
     for event in ("abandon m1", "abandon m2"):
         row.setdefault(event, (None, None))
     for event in ("cancel m1", "cancel m2"):
-        row.setdefault(event, (True, (ALL[name]().state, ALL[name]().epoch)))
-    row.setdefault("finish", (False, (ALL[name]().state, ALL[name]().epoch)))
+        row.setdefault(event, (True, as_it_was))
+    row.setdefault("finish", (False, as_it_was))
 
 
 @pytest.mark.parametrize("state", ALL)

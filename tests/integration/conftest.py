@@ -1,0 +1,25 @@
+"""What integration tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session for all tests of a run. Without Java they fail; leave them out with ``-m "not spark"``."""
+    from stateflow.spark import local_session
+
+    session = local_session(
+        "stateflow tests",
+        spark__sql__shuffle__partitions="2",
+        spark__sql__streaming__numRecentProgressUpdates="1000",
+    )
+    yield session
+    session.stop()

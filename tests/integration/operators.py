@@ -1,0 +1,63 @@
+"""Operators that the replicas of these tests load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stateflow import Context, Operator, state
+
+RAISES, UNENCODABLE, WRONG_OUTPUT, EXITS = -1, -2, -3, -4
+
+
+class Tally(Operator):
+    """Count and sum per key, a sum per tag, the set of tags. Some values of ``v`` make it misbehave."""
+
+    key = "k"
+    output = "k string, n long, total long"
+    n = state.value(int, default=0)
+    total = state.value(int, default=0)
+    by_tag = state.map(str, int)
+    tags = state.set(str)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        self.n.value += 1
+        self.total.value += row.v
+        tag = f"t{row.v % 5}"
+        self.by_tag[tag] = self.by_tag.get(tag, 0) + row.v
+        self.tags.add(tag)
+        match row.v:
+            case -1:
+                raise ValueError("minus one\nis not liked")
+            case -2:
+                self.total.value = "many"  # type: ignore[assignment]
+            case -3:
+                yield row.k, "three", 0
+            case -4:
+                raise SystemExit(4)
+            case _:
+                yield row.k, self.n.value, self.total.value
+
+
+class Blob(Operator):
+    """Keeps a value as large as asked for."""
+
+    key = "k"
+    output = "k string, size long"
+    blob = state.value(bytes, default=b"")
+
+    def process(self, row: Any, ctx: Context) -> list[tuple[str, int]]:
+        self.blob.value = b"x" * row.size
+        return [(row.k, row.size)]
+
+
+class Reading(Operator):
+    """Its key is a double."""
+
+    key = "k"
+    output = "k double, n long"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> list[tuple[float, int]]:
+        self.n.value += 1
+        return [(row.k, self.n.value)]

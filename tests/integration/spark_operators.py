@@ -1,0 +1,119 @@
+"""Operators of the Spark tests. Replicas import this module by name."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stateflow import Context, Operator, state
+
+#: ``v`` of a row that makes Tally.process raise
+POISON = -1_003
+#: ``v`` of a row that makes Tally.process yield what its schema does not allow
+MISFIT = -1_004
+#: ``v`` of a row that ends nowhere: no output
+SILENT = -1_005
+
+
+class Tally(Operator):
+    """Counts and sums per key, with a value, a map and a set; one output row for every input row."""
+
+    key = "k"
+    output = "seq long, k string, n long, total long"
+
+    n = state.value(int, default=0)
+    total = state.value(int, default=0)
+    by_kind = state.map(str, int)
+    kinds = state.set(str)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self.n.value += 1
+        self.total.value += row.v
+        self.by_kind[row.kind] = self.by_kind.get(row.kind, 0) + row.v
+        self.kinds.add(row.kind)
+        if row.v == POISON:
+            raise ValueError(f"poison in row {row.seq}")
+        if row.v == MISFIT:
+            yield row.seq, row.k, "not a number", 0
+        elif row.v != SILENT:
+            yield row.seq, row.k, self.n.value, self.total.value
+
+
+class Peak(Operator):
+    """Runs behind Tally: how often a key's total rose above all before."""
+
+    key = "k"
+    output = "seq long, k string, peaks long, highest long"
+
+    peaks = state.value(int, default=0)
+    highest = state.value(int)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        if self.highest.value is None or row.total > self.highest.value:
+            self.highest.value = row.total
+            self.peaks.value += 1
+        yield row.seq, row.k, self.peaks.value, self.highest.value
+
+
+class ByKey(Operator):
+    """Counts rows of a key of any type."""
+
+    key = "k"
+    output = "n long"
+
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[int]]:
+        self.n.value += 1
+        yield (self.n.value,)
+
+
+class ByPair(Operator):
+    """Counts rows of a key of two columns."""
+
+    key = ("a", "b")
+    output = "a string, b long, n long"
+
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[str, int, int]]:
+        self.n.value += 1
+        yield row.a, row.b, self.n.value
+
+
+class Large(Operator):
+    """One row writes ``size`` entries of its key's map and set."""
+
+    key = "k"
+    output = "k string"
+
+    last = state.value(str, default="")
+    entries = state.map(int, str)
+    members = state.set(int)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.last.value = row.k
+        for number in range(row.size):
+            self.entries[number] = f"{row.k}-{number}"
+        self.members.update(range(row.size))
+
+
+class Flaky(Operator):
+    """Tally's counts, but now and then a row fails the first time it comes; ``row.marks`` is where that is noted."""
+
+    key = "k"
+    output = "seq long, k string, n long, total long"
+
+    n = state.value(int, default=0)
+    total = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self.n.value += 1
+        self.total.value += row.v
+        mark = Path(row.marks) / f"{row.batch}-{ctx.partition}"  # once per batch and partition: Spark has few attempts
+        if secrets.randbelow(10) == 0 and not mark.exists():
+            mark.touch()
+            raise RuntimeError(f"row {row.seq} fails the first time")
+        yield row.seq, row.k, self.n.value, self.total.value

@@ -1,0 +1,150 @@
+"""Waiting for conditions, and a plain model of the operator under test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stateflow.client import Cluster, StreamClient
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.testing import LocalCluster
+
+T = TypeVar("T")
+POLL_S = 0.02
+
+
+def eventually(ask: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
+    """The first true answer. Unavailable counts as not yet."""
+    deadline = time.monotonic() + timeout_s
+    last: Any = None
+    while time.monotonic() < deadline:
+        try:
+            last = ask()
+        except Unavailable as error:
+            last = error
+        else:
+            if last:
+                return last
+        time.sleep(POLL_S)
+    raise AssertionError(f"{what}: not within {timeout_s} s, last {last!r}")
+
+
+class Model:
+    """What ``Tally`` should make of rows."""
+
+    def __init__(self) -> None:
+        self.n: dict[str, int] = {}
+        self.total: dict[str, int] = {}
+        self.by_tag: dict[tuple[str, str], int] = {}
+
+    def apply(self, rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+        outputs = []
+        for row in rows:
+            key, value = row["k"], row["v"]
+            self.n[key] = self.n.get(key, 0) + 1
+            self.total[key] = self.total.get(key, 0) + value
+            tag = key, f"t{value % 5}"
+            self.by_tag[tag] = self.by_tag.get(tag, 0) + value
+            outputs.append((key, self.n[key], self.total[key]))
+        return sorted(outputs)
+
+    def check(self, cluster: Cluster, operator: str = "Tally", keys: str = "") -> None:
+        """Every state as read from the cluster is the model's; ``keys``: only those with this prefix."""
+        assert read(cluster, operator, "n", keys) == {(key, None): n for key, n in self.n.items()}
+        assert read(cluster, operator, "total", keys) == {(key, None): total for key, total in self.total.items()}
+        assert read(cluster, operator, "by_tag", keys) == self.by_tag
+        assert set(read(cluster, operator, "tags", keys)) == set(self.by_tag)
+
+
+def read(cluster: Cluster, operator: str, state: str, keys: str = "") -> dict[tuple[Any, Any], Any]:
+    rows = cluster.read_state(operator, state).to_pylist()
+    found = {(r["key"], r["map_key"]): r["value"] for r in rows if str(r["key"]).startswith(keys)}
+    assert len(found) == sum(str(r["key"]).startswith(keys) for r in rows), "an entry in two partitions"
+    return found
+
+
+def outputs(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    return sorted((row["k"], row["n"], row["total"]) for row in rows)
+
+
+def rows_of(prefix: str, batch: int, count: int = 40, keys: int = 20) -> list[dict[str, Any]]:
+    return [{"k": f"{prefix}{(batch * 7 + i) % keys}", "v": batch * count + i} for i in range(count)]
+
+
+class Streaming:
+    """A thread that streams batches into ``Tally`` and into the model until it is stopped."""
+
+    def __init__(self, stream: StreamClient, prefix: str) -> None:
+        self.stream = stream
+        self.model = Model()
+        self.batches = 0
+        self.error: BaseException | None = None
+        self._prefix = prefix
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                rows = rows_of(self._prefix, self.batches)
+                assert outputs(self.stream.send(rows)) == self.model.apply(rows)
+                self.batches += 1
+        except BaseException as error:  # noqa: BLE001 - raised again by stop()
+            self.error = error
+
+    def __enter__(self) -> Streaming:
+        self._thread.start()
+        return self
+
+    def more(self, batches: int = 3) -> None:
+        """Until so many further batches are acknowledged."""
+        goal = self.batches + batches
+        eventually(lambda: self.error or self.batches >= goal, f"{batches} more batches", 60)
+        if self.error:
+            raise self.error
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(90)
+        if self.error and kind is None:
+            raise self.error
+        assert not self._thread.is_alive(), "the stream hangs"
+
+
+def check_owners(local: LocalCluster, operator: str = "Tally") -> None:
+    """Each partition is owned by exactly one replica, and by the one that the controller names."""
+    cluster = local.cluster
+    status = cluster.status()
+    (deployed,) = [o for o in status.operators if o.name == operator]
+    held: dict[int, list[tuple[str, int]]] = {p: [] for p in range(deployed.partitions)}
+    for replica in status.replicas:
+        for view in cluster.replica_stats(replica.address).partitions:
+            if view.operator == operator and view.state in ("OWNED", "FENCING"):
+                held[view.partition].append((replica.name, view.epoch))
+    named = {p: [(owner, deployed.epochs[p])] for p, owner in enumerate(deployed.owners)}
+    assert held == named
+
+
+def settled(local: LocalCluster) -> bool:
+    return all(r.state != "RUNNING" for r in local.cluster.status().reconfigurations)
+
+
+def wait_alive(local: LocalCluster, *names: str) -> None:
+    def alive() -> bool:
+        return set(names) <= {r.name for r in local.cluster.status().replicas if r.alive}
+
+    eventually(alive, f"{names} alive")
+
+
+def manifests(directory: Path, operator: str) -> list[Path]:
+    return sorted((directory / "checkpoints" / "manifests" / operator).rglob("*.json"))
+
+
+def one_line(error: StateflowError) -> str:
+    line = str(error)
+    assert len(line.splitlines()) == 1, line
+    assert line.startswith(f"{error.code}: ")
+    return line

@@ -1,0 +1,195 @@
+"""The command line as a user meets it: exit status, one line per mistake, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.testing import LocalCluster
+from tests.integration.operators import Tally
+from tests.integration.support import Streaming
+
+pytestmark = pytest.mark.processes
+ROOT = Path.cwd()
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        Tally,
+        sites={"cloud": 1, "edge": 1},
+        partitions=4,
+        data_dir=tmp_path_factory.mktemp("cli"),
+        deploy_to=("cloud",),
+        checkpoint_interval_s=0,
+    ) as cluster:
+        yield cluster
+
+
+def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", **environment}
+    command = [sys.executable, "-m", "stateflow", *arguments]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def at(local: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(*arguments, "--controller", local.address)
+
+
+def owners(local: LocalCluster) -> list[str]:
+    return next(list(o.owners) for o in local.cluster.status().operators if o.name == "Tally")
+
+
+def refused(done: subprocess.CompletedProcess[str], code: str, said: str = "") -> None:
+    """Exit status 1 and one line on stderr, ``code: what happened: what to do next``."""
+    assert done.returncode == 1, done
+    assert "Traceback" not in done.stderr + done.stdout
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith(f"{code}: ")
+    assert said in lines[0]
+
+
+# -- what works ---------------------------------------------------------------------------------------------
+
+
+def test_status(local: LocalCluster) -> None:
+    done = at(local, "status")
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("cloud-0", "edge-0", "alive", "Tally"):
+        assert word in done.stdout
+    done = at(local, "status", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    status = json.loads(done.stdout)
+    assert {r["name"]: r["alive"] for r in status["replicas"]} == {"cloud-0": True, "edge-0": True}
+    assert [o["partitions"] for o in status["operators"]] == [4]
+
+
+def test_migrate(local: LocalCluster) -> None:
+    done = at(local, "migrate", "Tally", "0", "2-3", "--to", "edge", "--max-pause", "5s", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["state"] == "COMPLETED"
+    assert [(m["partition"], m["state"], m["target"]) for m in report["moves"]] == [
+        (p, "COMPLETED", "edge-0") for p in (0, 2, 3)
+    ]
+    assert owners(local) == ["edge-0", "cloud-0", "edge-0", "edge-0"]
+    done = at(local, "migrate", "Tally", "all", "--to", "cloud-0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "COMPLETED" in done.stdout
+    assert owners(local) == ["cloud-0"] * 4
+    done = at(local, "migrate", "Tally", "all", "--to", "cloud")
+    assert done.returncode == 0
+    assert "nothing to move" in done.stdout
+
+
+def test_deploy(local: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "my_ops.py").write_text(
+        "from stateflow import Operator\n"
+        "class Mine(Operator):\n"
+        "    key = 'k'\n"
+        "    output = 'k string'\n"
+        "    def process(self, row, ctx):\n"
+        "        yield (row.k,)\n"
+    )
+    arguments = ("deploy", "my_ops.py:Mine", "--partitions", "2", "--controller", local.address, "--json")
+    done = run(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["partitions"] == 2
+    assert run(*arguments, cwd=tmp_path).returncode == 0, "twice is no error"
+    assert local.stream("Mine", "s").send([{"k": "a"}]) == [{"k": "a"}]
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------
+
+MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "site": (("migrate", "Tally", "0", "--to", "moon"), "unknown_site", "'moon'"),
+    "operator": (("migrate", "Tully", "0", "--to", "edge"), "operator_not_deployed", "'Tully'"),
+    "partition": (("migrate", "Tally", "4", "--to", "edge"), "unknown_partition", "0 to 3"),
+    "partition word": (("migrate", "Tally", "three", "--to", "edge"), "invalid_argument", "'three'"),
+    "pause": (("migrate", "Tally", "0", "--to", "edge", "--max-pause", "soon"), "invalid_argument", "50ms"),
+    "strategy": (("migrate", "Tally", "0", "--to", "edge", "--strategy", "magic"), "invalid_argument", "magic"),
+    "module": (("deploy", "no_such_module:Op"), "operator_not_importable", "no_such_module"),
+    "class": (("deploy", "tests.integration.operators:Nothing"), "operator_not_importable", "Nothing"),
+    "place": (("deploy", "Tally"), "operator_not_importable", "package.module:Class"),
+    "other partitions": (
+        ("deploy", "tests.integration.operators:Tally", "--partitions", "8"),
+        "already_deployed",
+        "another name",
+    ),
+    "no partitions": (
+        ("deploy", "tests.integration.operators:Blob", "--partitions", "0"),
+        "invalid_argument",
+        "128 is the default",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes(local: LocalCluster, what: str) -> None:
+    arguments, code, said = MISTAKES[what]
+    refused(at(local, *arguments), code, said)
+    assert owners(local) == ["cloud-0"] * 4
+
+
+def test_mistakes_for_machines(local: LocalCluster) -> None:
+    done = at(local, "migrate", "Tally", "0", "--to", "moon", "--json")
+    refused(done, "unknown_site")
+    error: dict[str, Any] = json.loads(done.stdout)["error"]
+    assert error["code"] == "unknown_site"
+    assert set(error) == {"code", "what", "remedy", "where"}
+
+
+def test_a_move_that_fails_is_no_success(local: LocalCluster) -> None:
+    with Streaming(local.stream("Tally", "cli"), "cli-"):
+        done = at(local, "migrate", "Tally", "0", "--to", "edge", "--max-pause", "0.0001us", "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["state"] == "FAILED"
+    assert report["moves"][0]["error"].startswith("budget_unreachable: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_controller_that_is_not_there() -> None:
+    started = time.monotonic()
+    done = run("status", "--controller", "127.0.0.1:1")
+    refused(done, "unavailable", "127.0.0.1:1")
+    assert time.monotonic() - started < 15
+    done = run("status", "--json", STATEFLOW_CONTROLLER="127.0.0.1:1")
+    assert json.loads(done.stdout)["error"]["code"] == "unavailable"
+
+
+def test_processes_that_cannot_start(local: LocalCluster, tmp_path: Path) -> None:
+    ledger = f"sqlite:///{tmp_path / 'l.db'}"
+    data = str(tmp_path / "data")
+    (tmp_path / "file").write_text("")
+    refused(run("controller", "--listen", local.address, "--ledger", ledger), "port_in_use", local.address)
+    refused(run("controller", "--listen", "nonsense", "--ledger", ledger), "invalid_argument", "'nonsense'")
+    done = run("controller", "--listen", "127.0.0.1:0", "--ledger", "postgresql://me:hunter2@127.0.0.1:1/db")
+    refused(done, "invalid_argument", "postgresql://…")
+    assert "hunter2" not in done.stderr + done.stdout
+    refused(run("replica", "--site", "a b", "--data-dir", data), "invalid_argument", "'a b")
+    refused(run("replica", "--site", "x", "--data-dir", str(tmp_path / "file")), "invalid_argument", "data directory")
+    locked = str(local.data_dir / "edge-0")
+    refused(run("replica", "--site", "edge", "--name", "edge-0", "--data-dir", locked), "data_dir_locked", locked)
+    other = run("replica", "--site", "x", "--data-dir", data, "--checkpoints", "nosuch://bucket")
+    refused(other, "invalid_argument", "nosuch://bucket")
+
+
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    done = run("replica", "--site", "x", "--data-dir", str(tmp_path / "x"), STATEFLOW_REPLICA_ACKNOWLEDGE="maybe")
+    refused(done, "invalid_argument", "STATEFLOW_REPLICA_ACKNOWLEDGE")
+    assert not (tmp_path / "x").exists()
+    done = run(
+        *("controller", "--listen", "127.0.0.1:0", "--ledger", f"sqlite:///{tmp_path / 'l.db'}"),
+        STATEFLOW_CONTROLLER_CONCURRENT_MOVES="0",
+    )
+    refused(done, "invalid_argument", "STATEFLOW_CONTROLLER_CONCURRENT_MOVES")
