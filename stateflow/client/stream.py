@@ -74,7 +74,8 @@ class StreamClient:
         address = self._router.table.routes[partitions[0]].address
         request = rpb.PositionsRequest(operator=self._router.operator, source=self.source, partitions=partitions)
         reply = ReplicaClient(address).call("Positions", request)
-        return max([-1, *reply.positions.values()])
+        newest: int = max([-1, *reply.positions.values()])
+        return newest
 
     def _newest_of_moving(self, partition: int) -> int:
         for pause in backoff():

@@ -99,7 +99,21 @@ class PartitionHost:
         self._operator = operator()
         if isinstance(self.state, ColumnStates):
             self.state.attach(self._operator)
-        self._operator.open(self._ctx)
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self._operator.open(self._ctx)
+        except StateflowError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise OperatorFailed(
+                f"open() raised {type(error).__name__}: {error}",
+                remedy="mend the operator; no batch was applied",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                traceback="\n" + "".join(traceback.format_exception(error)[-6:]),
+            ) from error
 
     def _check_stored_schema(self) -> list[tuple[bytes, bytes]]:
         """What the next commit must write of it. Raises SchemaMismatch."""
@@ -335,8 +349,14 @@ class PartitionHost:
             )
 
     def close(self) -> None:
-        """Lets the operator go. The store stays open: it may still be a move's source."""
-        self._operator.close(self._ctx)
+        """Lets the operator go; an error of its ``close`` is logged, for nobody could do anything about it.
+
+        The store stays open: it may still be a move's source.
+        """
+        try:
+            self._operator.close(self._ctx)
+        except Exception:
+            self._ctx.logger.exception("close() of %s failed", self.partition)
 
 
 def read_sequence(store: PartitionStore) -> int:

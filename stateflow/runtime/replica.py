@@ -99,10 +99,9 @@ class ReplicaNode:
 
     def cancel(self, partition: PartitionId, move_id: str) -> bool:
         """Neither send nor receive this move any more. False: it has sealed here and goes forward."""
-        if self.lifecycle(partition).state is State.WARMING:
-            self.receiver.abandon(partition, move_id)
-            return True
-        return self.sender.cancel(partition, move_id)
+        possible = self.sender.cancel(partition, move_id)  # first, so that a prepare that comes late is refused …
+        self.receiver.abandon(partition, move_id)  # … and one that came before is undone
+        return possible
 
     # -- records ------------------------------------------------------------------------------------------
 

@@ -379,7 +379,7 @@ def test_clients_may_start_and_states_be_read_while_partitions_move(local: Local
     mover = threading.Thread(target=keep_moving, daemon=True)
     mover.start()
     try:
-        for _ in range(40):
+        for _ in range(20):
             assert local.stream("Tally", source="starting").position == 0
             model.check(local.cluster, keys="starting-")
     finally:
@@ -538,7 +538,7 @@ def test_the_source_is_killed_while_the_target_follows(local: LocalCluster, stre
     move_all(local, "cloud")
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("after", [0, 1, 4, 7])
 def test_the_controller_is_killed_during_moves(local: LocalCluster, after: int) -> None:
     """After so many reports of progress: some moves have not begun, some are at their seal, some are done."""
     stream = local.stream("Tally", source=f"controller-{after}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,33 @@ class Lifecycled(Operator):
 
     def close(self, ctx: Context) -> None:
         self.calls.append("close")
+
+
+class Gate(Count):
+    """Says that a batch is in hand, and waits to be let through."""
+
+    entered = threading.Event()
+    opened = threading.Event()
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[str, int, int]]:
+        if row.v < 0:
+            self.entered.set()
+            assert self.opened.wait(20)
+        yield from super().process(row, ctx)
+
+
+class BadEnds(Count):
+    """Its ``close`` raises."""
+
+    def close(self, ctx: Context) -> None:
+        raise RuntimeError("close is not liked either")
+
+
+class BadStart(Count):
+    """Its ``open`` raises."""
+
+    def open(self, ctx: Context) -> None:
+        raise RuntimeError("no such file")
 
 
 class Outer:

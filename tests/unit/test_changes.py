@@ -46,7 +46,7 @@ def test_round_trip(change_set: ChangeSet) -> None:
 
 def test_the_format_of_version_1_stays_readable() -> None:
     written = bytes.fromhex(
-        "9a01a544656c617903021117a673656e736f7210".replace("1117", "11")
+        "9a01a544656c6179030211a673656e736f7210"
         + "91" + "92" + "c40161" + "c40162"
         + "91" + "c404676f6e65"
         + "92" + "92" + "c4016b" + "c40176" + "92" + "c400" + "c400"
