@@ -204,7 +204,7 @@ def _settings(outcomes: dict[tuple[str, int], dict[str, Any]], *, quick: bool) -
         "contestants": {
             TRANSFORM: "Row mode, one ValueState of (n, total); one output row per key and batch",
             NATIVE: "groupBy(k).agg(count, sum), update mode; one output row per key and batch",
-            OURS: "apply_operator, 2 replicas, 8 partitions, two state.value; one output row per input row",
+            OURS: "2 replicas, 8 partitions, one state.value of (n, total); one output row per input row",
         },
     }
 

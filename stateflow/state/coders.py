@@ -389,10 +389,15 @@ class Struct(Coder[T]):
         return value
 
 
+#: struct letters of items with a fixed width
+_PACKED = {Int64: "q", Float64: "d"}
+
+
 class Tuple(Coder[tuple[Any, ...]]):
     """Tuples of declared item types: ``tuple[str, int]``, or ``tuple[str, ...]`` for any length.
 
-    The value form is each item's value form, the key form each item's key form, both self-delimiting.
+    The value form of a fixed tuple of int and float is packed, eight bytes an item; any other is each item's value
+    form, the key form each item's key form, both self-delimiting.
     """
 
     def __init__(self, items: tuple[Coder[Any], ...], *, variadic: bool = False) -> None:
@@ -403,11 +408,30 @@ class Tuple(Coder[tuple[Any, ...]]):
         self.python_equality = all(item.python_equality for item in items)
         self.natural_order = all(item.natural_order for item in items)
         self.mutable = any(item.mutable for item in items)
+        letters = "" if variadic else "".join(_PACKED.get(type(item), "?") for item in items)
+        self._types = tuple(item.exact for item in items)
+        self._packed = struct.Struct(">" + letters) if letters and "?" not in letters else None
+        if self._packed is not None:
+            self.name = f"packed {self.name}"
 
     def encode(self, value: tuple[Any, ...]) -> bytes:
+        if self._packed is not None:
+            if value.__class__ is not tuple or tuple(map(type, value)) != self._types:
+                value = tuple([coder.decode(coder.encode(item)) for coder, item in self._pairs(value)])
+            try:
+                return self._packed.pack(*value)
+            except struct.error:
+                for coder, item in self._pairs(value):
+                    coder.encode(item)  # names the one that does not fit
+                raise
         return ordered.join_ordered([coder.encode(item) for coder, item in self._pairs(value)])
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
+        if self._packed is not None:
+            try:
+                return self._packed.unpack(data)
+            except struct.error:
+                raise _bad_bytes(self, data) from None
         return tuple([coder.decode(part) for coder, part in self._parts(data)])
 
     def encode_key(self, value: tuple[Any, ...]) -> bytes:
