@@ -30,13 +30,12 @@ from stateflow.state.tracked_set import TrackedSet
 from stateflow.state.tracked_value import TrackedValue
 
 __all__ = [
-    "ColumnStates",
-    "ValueColumn",
     "UUID",
     "Bool",
     "Bytes",
     "CellReader",
     "Coder",
+    "ColumnStates",
     "Date",
     "Decimal",
     "Declaration",
@@ -51,6 +50,7 @@ __all__ = [
     "TrackedValue",
     "Tuple",
     "Utf8",
+    "ValueColumn",
     "check_schema",
     "coder_for",
     "declarations_of",
