@@ -51,6 +51,12 @@ class StateflowError(Exception):
             line += f": {self.remedy}"
         return " ".join(line.splitlines())
 
+    def located(self, **where: Any) -> None:
+        """Adds facts that it lacks."""
+        for key, value in where.items():
+            if value is not None:
+                self.where.setdefault(key, value)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return from_wire, (self.to_wire(),)
 
@@ -131,6 +137,12 @@ class OperatorNotImportable(LocalMisuse):
     code = "operator_not_importable"
 
 
+class OperatorOutdated(LocalMisuse):
+    """A replica has other code for the operator than what is deployed."""
+
+    code = "operator_outdated"
+
+
 class OperatorNotDeployed(LocalMisuse):
     code = "operator_not_deployed"
 
@@ -207,6 +219,24 @@ class PositionGap(RemoteCondition):
     code = "position_gap"
 
 
+class SourceGap(RemoteCondition):
+    """A source no longer holds messages that are due, so that a batch would lack rows."""
+
+    code = "source_gap"
+
+
+class SourceMissing(RemoteCondition):
+    """There is no such stream."""
+
+    code = "source_missing"
+
+
+class PipelineFailed(StateflowError):
+    """Spark ended a declared pipeline, for a reason that is none of the others here."""
+
+    code = "pipeline_failed"
+
+
 class OperatorUsedTwice(LocalMisuse):
     """Two applications of one operator in one query claim the same batches."""
 
@@ -232,11 +262,45 @@ class StateMissing(RemoteCondition):
 
 
 class LeaseLost(RemoteCondition):
+    """The replica may have lost its partitions and does not serve before it has heard from the controller."""
+
     code = "lease_lost"
+    retryable = True
+
+
+class StandbyMissing(RemoteCondition):
+    """A batch was committed but no standby has it, and the replica acknowledges only what a standby has."""
+
+    code = "standby_missing"
+    retryable = True
+
+
+class DiskFull(RemoteCondition):
+    """The target's disk has no room for what a move would bring."""
+
+    code = "disk_full"
 
 
 class CheckpointCorrupt(RemoteCondition):
     code = "checkpoint_corrupt"
+
+
+class CheckpointNewer(LocalMisuse):
+    """A checkpoint is in a format of a later program."""
+
+    code = "checkpoint_newer"
+
+
+class CheckpointMissing(RemoteCondition):
+    """There is no such checkpoint or savepoint, or none that can be used."""
+
+    code = "checkpoint_missing"
+
+
+class WrongKey(LocalMisuse):
+    """A checkpoint is encrypted with a key this process does not have."""
+
+    code = "wrong_key"
 
 
 class StaleCheckpoint(RemoteCondition):
@@ -257,6 +321,12 @@ class BudgetUnreachable(RemoteCondition):
     code = "budget_unreachable"
 
 
+class AlreadyThere(RemoteCondition):
+    """Every partition that was named is where it should go."""
+
+    code = "already_there"
+
+
 class MoveConflict(RemoteCondition):
     """A second move was asked for a partition that is already moving."""
 
@@ -272,12 +342,47 @@ class MoveUnknown(RemoteCondition):
 
 
 class Locked(RemoteCondition):
-    """Somebody else holds the item; ``where`` names the blocking record."""
+    """Somebody else holds the item, or was first to write.
+
+    ``blocking_record`` is the ledger's record that is in the way; None when none is, or in another process, where
+    ``where["blocking_record"]`` names it.
+    """
 
     code = "locked"
+    blocking_record: Any = None
 
 
 class IllegalRecord(LocalMisuse):
     """A record breaks the ledger's transition table; nothing was written."""
 
     code = "illegal_record"
+
+
+class InvalidPayload(LocalMisuse):
+    """A record's payload is no JSON, or not what its schema asks for; nothing was written."""
+
+    code = "invalid_payload"
+
+
+class LedgerReadOnly(LocalMisuse):
+    """The ledger's database can be read but not written."""
+
+    code = "ledger_read_only"
+
+
+class LedgerTooNew(LocalMisuse):
+    """A newer version of the program has changed the ledger's schema."""
+
+    code = "ledger_too_new"
+
+
+class LedgerCorrupt(RemoteCondition):
+    """Records were changed by hand or damaged; ``verify`` lists every fault."""
+
+    code = "ledger_corrupt"
+
+
+class ApplicationError(StateflowError):
+    """Work on an item raised; FAILED is recorded, and the item stays blocked until a person resolves it."""
+
+    code = "application_failed"

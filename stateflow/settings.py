@@ -32,9 +32,20 @@ class ReplicaSettings(Settings):
     block_cache_bytes: int = Field(default=256 << 20, ge=1 << 20)
     write_buffer_bytes: int = Field(default=256 << 20, ge=1 << 20)
     cached_keys: int = Field(default=262_144, ge=1, description="hot keys kept decoded, per partition")
+    cache_bytes: int = Field(default=1 << 30, ge=0, description="decoded state of all partitions together, about")
+    value_bytes_max: int = Field(default=64 << 20, ge=1, description="an encoded value, entry or element")
     checkpoint_interval_s: float = Field(default=60.0, ge=0, description="0 switches periodic checkpoints off")
+    checkpoint_bytes_per_s: int = Field(default=0, ge=0, description="of periodic ones to their store; 0: no limit")
+    checkpoint_digest_interval_s: float = Field(
+        default=3600.0, ge=0, description="how often a partition's periodic checkpoint has a digest of its state"
+    )
+    checkpoint_compression: str = Field(default="none", pattern="^(none|zstd)$")
+    checkpoint_timeout_s: float = Field(default=60.0, gt=0, description="a store silent for so long has failed")
+    checkpoint_cache_bytes: int = Field(default=8 << 30, ge=1, description="of the site's cache, where there is one")
     heartbeat_interval_s: float = Field(default=1.0, gt=0)
-    acknowledge: str = Field(default="wal", pattern="^(wal|fsync)$")
+    acknowledge: str = Field(
+        default="wal", pattern="^(wal|fsync|standby)$", description="standby: only what a standby has durably, too"
+    )
     change_log_bytes_max: int = Field(
         default=256 << 20, ge=1 << 20, description="per follower; beyond it the base is sent again"
     )
@@ -43,6 +54,10 @@ class ReplicaSettings(Settings):
         default=30.0, gt=0, description="how long an early request waits for a move to end here"
     )
     transfer_timeout_s: float = Field(default=60.0, gt=0, description="a move's stream silent for so long is broken")
+    resume_timeout_s: float = Field(
+        default=5.0, ge=0, description="a transfer whose connection broke is tried again for so long"
+    )
+    disk_reserve_bytes: int = Field(default=64 << 20, ge=0, description="a move must leave so much of the disk free")
 
 
 class ControllerSettings(Settings):
@@ -53,6 +68,17 @@ class ControllerSettings(Settings):
     rpc_timeout_s: float = Field(default=10.0, gt=0)
     retry_interval_s: float = Field(default=0.25, gt=0)
     concurrent_moves: int = Field(default=4, ge=1)
+    patience_s: float = Field(default=30.0, gt=0, description="a pause budget out of reach for so long is refused")
+    lease_s: float = Field(
+        default=10.0, gt=0, description="a replica serves so long after it heard from the controller"
+    )
+    lease_margin: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="clocks may drift apart by this share of a lease; waited before a take-over",
+    )
+    takeover_retry_s: float = Field(default=5.0, gt=0)
 
 
 class RouterSettings(Settings):
@@ -62,4 +88,5 @@ class RouterSettings(Settings):
     backoff_initial_s: float = Field(default=0.02, gt=0)
     backoff_max_s: float = Field(default=1.0, gt=0)
     connect_timeout_s: float = Field(default=5.0, gt=0)
+    stall_s: float = Field(default=2.0, gt=0, description="without an answer for so long, owners are asked for")
     chunk_bytes: int = Field(default=1 << 20, ge=4096, le=3 << 20)

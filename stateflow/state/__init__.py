@@ -1,9 +1,10 @@
 """Keyed state that looks like variables, dicts and sets.
 
-``state.value``, ``state.map`` and ``state.set`` declare it, the Tracked classes are what an operator sees,
-``KeyedState`` is what a partition runs it with.
+``state.value``, ``map``, ``set``, ``list``, ``reducing`` and ``counter`` declare it, the Tracked classes are what an
+operator sees, ``KeyedState`` is what a partition runs it with.
 """
 
+from stateflow.state.cache import CachePool
 from stateflow.state.cells import decode_row_key, encode_row_key
 from stateflow.state.choose import coder_for
 from stateflow.state.coders import (
@@ -22,30 +23,43 @@ from stateflow.state.coders import (
     Utf8,
 )
 from stateflow.state.columns import ColumnStates, ValueColumn
-from stateflow.state.declare import Declaration, declarations_of, map, set, value
-from stateflow.state.keyed import KeyedState, check_schema, scan_state
+from stateflow.state.declare import Declaration, counter, declarations_of, list, map, reducing, set, value
+from stateflow.state.evolution import Evolution
+from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
+from stateflow.state.namespace import Namespace
 from stateflow.state.spec import CellReader
+from stateflow.state.stored import StoredEntry, check_schema, scan_entries, scan_state, stored_tags
+from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import TrackedMap
+from stateflow.state.tracked_reducing import TrackedCounter, TrackedReducing
 from stateflow.state.tracked_set import TrackedSet
 from stateflow.state.tracked_value import TrackedValue
 
 __all__ = [
+    "MAX_VALUE_BYTES",
     "UUID",
     "Bool",
     "Bytes",
+    "CachePool",
     "CellReader",
     "Coder",
     "ColumnStates",
     "Date",
     "Decimal",
     "Declaration",
+    "Evolution",
     "Float64",
     "Int64",
     "KeyedState",
     "Msgpack",
+    "Namespace",
+    "StoredEntry",
     "Struct",
     "Timestamp",
+    "TrackedCounter",
+    "TrackedList",
     "TrackedMap",
+    "TrackedReducing",
     "TrackedSet",
     "TrackedValue",
     "Tuple",
@@ -53,11 +67,16 @@ __all__ = [
     "ValueColumn",
     "check_schema",
     "coder_for",
+    "counter",
     "declarations_of",
     "decode_row_key",
     "encode_row_key",
+    "list",
     "map",
+    "reducing",
+    "scan_entries",
     "scan_state",
     "set",
+    "stored_tags",
     "value",
 ]

@@ -4,15 +4,21 @@ Address of a cell::
 
     space (1)  tag (8)  varint(len(key)) key  varint(len(ns)) ns  entry
 
-    space  b"c" for cells that hold values, b"n" for the entry counts of maps and sets
+    space  b"c" for cells that hold values, b"n" for the entry counts of maps, sets and lists
     tag    xxh64 of "name\\0kind\\0coder names", big-endian: one state under one declaration
     key    encode_row_key(stream key)
     ns     namespace, empty for the global one
-    entry  empty for a value, the encoded map key or set member otherwise
+    entry  empty for a value, the encoded map key, set member or list position otherwise
 
 Stored value: header (1 byte), expiry (8 bytes, only with EXPIRES), payload. The low seven bits of the
-header are the format version; the expiry is microseconds since 1970, big-endian. A count's payload is an
-Int64.
+header are the format version; the expiry is microseconds since 1970, big-endian.
+
+A count's payload is an Int64: how many cells are stored under its address, expired ones included. A list's
+elements lie at ascending Int64 positions, at 0…count-1 when its count is 8 bytes long; otherwise
+its count is followed by two more Int64, the first position and the one behind the last.
+
+A third space, b"r", holds one entry per tag that was made at run time: b"r" tag → cell of a msgpack map with what
+:meth:`Declaration.describe` says of it.
 """
 
 from __future__ import annotations
@@ -31,10 +37,14 @@ from stateflow.state import ordered
 
 CELL: Final = b"c"
 COUNT: Final = b"n"
+TAGS: Final = b"r"
 
 FORMAT_VERSION: Final = 1
 EXPIRES: Final = 0x80
 HEADER: Final = bytes([FORMAT_VERSION])
+_EXPIRING: Final = bytes([FORMAT_VERSION | EXPIRES])
+#: the latest time an expiry can name
+LATEST_US: Final = (1 << 63) - 1
 
 _I64 = struct.Struct(">q")
 _ADDRESS_HEAD = len(CELL) + 8
@@ -96,6 +106,11 @@ def range_end(prefix: bytes) -> bytes:
 
 def pack_cell(payload: bytes) -> bytes:
     return HEADER + payload
+
+
+def header_until(expiry_us: int) -> bytes:
+    """What comes before the payload of a cell that is gone from ``expiry_us`` on."""
+    return _EXPIRING + _I64.pack(expiry_us)
 
 
 def unpack_cell(data: bytes) -> bytes:

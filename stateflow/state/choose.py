@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from stateflow.state import coders, plain
+from stateflow.state import coders, records
 
 _SCALARS: dict[Any, type[coders.Coder[Any]]] = {
     int: coders.Int64,
@@ -27,7 +26,8 @@ _SCALARS: dict[Any, type[coders.Coder[Any]]] = {
 def coder_for(type_: Any) -> coders.Coder[Any]:
     """The coder of a declared type.
 
-    ``int float bool str bytes datetime date Decimal UUID`` have a coder each, dataclasses are a Struct,
+    ``int float bool str bytes datetime date Decimal UUID`` have a coder each; dataclasses,
+    msgspec structs and pydantic models are a Struct,
     ``tuple[…]`` with item types is a Tuple, every other container, Optional and Any is Msgpack.
     Anything else raises DeclarationError, which names the supported types.
     """
@@ -35,15 +35,15 @@ def coder_for(type_: Any) -> coders.Coder[Any]:
         return type_
     if isinstance(type_, type) and issubclass(type_, coders.Coder):
         return type_()
-    type_ = plain.bare(type_)
+    type_ = records.bare(type_)
     scalar = _SCALARS.get(type_) if isinstance(type_, type) else None
     if scalar is not None:
         return scalar()
-    if isinstance(type_, type) and dataclasses.is_dataclass(type_):
+    if records.is_record(type_):
         return coders.Struct(type_)
     if typing.get_origin(type_) is tuple:
         args = typing.get_args(type_)
         if args and args[-1] is Ellipsis:
             return coders.Tuple((coder_for(args[0]),), variadic=True)
         return coders.Tuple(tuple(coder_for(arg) for arg in args))
-    return coders.Msgpack(plain.shape_of(type_))
+    return coders.Msgpack(records.shape_of(type_))

@@ -16,7 +16,7 @@ from numbers import Number, Real
 from typing import Any, Generic, TypeVar
 
 from stateflow.errors import DecodeError, EncodeError
-from stateflow.state import ordered, plain
+from stateflow.state import ordered, plain, records
 
 T = TypeVar("T")
 
@@ -44,6 +44,7 @@ class Coder(ABC, Generic[T]):
             stored under the old name is another state.
         deterministic: equal values have equal bytes, so that it may code map keys and set members.
         natural_order: the key form sorts exactly as Python's ``<`` sorts the decoded keys.
+        fixed_width: every value form is a few bytes long.
         python_equality: keys with equal bytes are equal in Python too (not so some datetimes in two zones).
         mutable: a decoded value can be changed in place.
         exact: values of this very type come back from a round trip as they are, None when any value may
@@ -54,6 +55,7 @@ class Coder(ABC, Generic[T]):
     name: str
     deterministic: bool = False
     natural_order: bool = False
+    fixed_width: bool = False
     python_equality: bool = True
     mutable: bool = True
     exact: type | None = None
@@ -113,6 +115,7 @@ class Int64(_Scalar[int]):
     """8 bytes, big-endian, sign bit flipped. Integers beyond 64 bits, bool and float: EncodeError."""
 
     name = "int64"
+    fixed_width = True
     exact = exact_key = int
 
     def encode(self, value: int) -> bytes:
@@ -144,6 +147,7 @@ class Float64(_Scalar[float]):
     """8 bytes IEEE 754; an int becomes a float. As a key NaN is refused and -0.0 becomes 0.0."""
 
     name = "float64"
+    fixed_width = True
     exact = float
 
     def encode(self, value: float) -> bytes:
@@ -181,6 +185,7 @@ class Float64(_Scalar[float]):
 
 class Bool(_Scalar[bool]):
     name = "bool"
+    fixed_width = True
     exact = exact_key = bool
 
     def encode(self, value: bool) -> bytes:
@@ -237,6 +242,7 @@ class Timestamp(_Scalar[datetime]):
     """Aware datetimes as microseconds since 1970 (8 bytes, ordered); they come back in UTC."""
 
     name = "timestamp"
+    fixed_width = True
     python_equality = False
 
     def encode(self, value: datetime) -> bytes:
@@ -261,6 +267,7 @@ class Date(_Scalar[date]):
     """4 bytes, the proleptic ordinal. A datetime is refused rather than cut."""
 
     name = "date"
+    fixed_width = True
     exact = exact_key = date
 
     def encode(self, value: date) -> bytes:
@@ -314,6 +321,7 @@ class UUID(_Scalar[uuid.UUID]):
     """16 bytes."""
 
     name = "uuid"
+    fixed_width = True
     exact = exact_key = uuid.UUID
 
     def encode(self, value: uuid.UUID) -> bytes:
@@ -328,14 +336,14 @@ class UUID(_Scalar[uuid.UUID]):
             raise _bad_bytes(self, data, error) from error
 
 
-def _lower(coder: Coder[Any], shape: plain.Shape | plain.RecordShape, value: Any) -> Any:
+def _lower(coder: Coder[Any], shape: records.Shape | records.RecordShape, value: Any) -> Any:
     try:
         return shape.lower(value)
     except (TypeError, ValueError, AttributeError):
         raise wrong_type(coder, value) from None
 
 
-def _lift(coder: Coder[Any], shape: plain.Shape | plain.RecordShape, value: Any, data: bytes) -> Any:
+def _lift(coder: Coder[Any], shape: records.Shape | records.RecordShape, value: Any, data: bytes) -> Any:
     try:
         return shape.lift(value)
     except (TypeError, ValueError, AttributeError) as error:
@@ -344,15 +352,15 @@ def _lift(coder: Coder[Any], shape: plain.Shape | plain.RecordShape, value: Any,
 
 class Msgpack(Coder[Any]):
     """Any nesting of None, bool, int, float, str, bytes, list, dict, tuple, set, frozenset, date, datetime,
-    Decimal and UUID. Subclasses of these come back as the plain type, a bytearray as bytes.
+    Decimal, UUID and bytearray. Subclasses of these come back as the plain type, a memoryview as bytes.
 
     Args:
-        shape: how values that msgpack does not know (dataclasses) become plain data, and its identity.
+        shape: how values that msgpack does not know (records) become plain data, and its identity.
     """
 
     name = "msgpack"
 
-    def __init__(self, shape: plain.Shape | None = None) -> None:
+    def __init__(self, shape: records.Shape | None = None) -> None:
         self._shape = shape
         if shape is not None:
             self.name = f"msgpack[{shape.name}]"
@@ -366,15 +374,18 @@ class Msgpack(Coder[Any]):
 
 
 class Struct(Coder[T]):
-    """A dataclass as a msgpack map of its fields by name.
+    """A dataclass, msgspec.Struct or pydantic model as a msgpack map of its fields by name.
 
-    Reading ignores stored fields the class no longer has and gives defaults to fields that are not stored;
-    a field with neither is a DecodeError. The identity is the class *name*, so that fields may be added.
-    Objects are rebuilt field by field: ``__init__`` and ``__post_init__`` do not run.
+    A field holds what it is declared as, or EncodeError; an int becomes the float or Decimal that is declared.
+    Reading ignores stored fields the class no longer has, gives defaults to fields that are not stored and widens
+    stored ints; anything else (no default, another type) is a DecodeError that names the field. The identity is
+    the class *name*, so that fields may be added.
+    Dataclasses are rebuilt field by field, models by ``model_construct``, without their ``__init__`` and
+    validation; private attributes of a model are not stored.
     """
 
     def __init__(self, cls: type[T]) -> None:
-        self._shape = plain.RecordShape.of(cls)
+        self._shape = records.RecordShape.of(cls)
         self.cls = cls
         self.name = self._shape.name
         self.mutable = not self._shape.immutable
@@ -401,8 +412,10 @@ class Tuple(Coder[tuple[Any, ...]]):
     """
 
     def __init__(self, items: tuple[Coder[Any], ...], *, variadic: bool = False) -> None:
-        self._items = items
+        self._items = self.items = items
         self._variadic = variadic
+        #: how many items, None for any number
+        self.arity = None if variadic else len(items)
         self.name = f"tuple[{','.join(item.name for item in items)}{',...' if variadic else ''}]"
         self.deterministic = all(item.deterministic for item in items)
         self.python_equality = all(item.python_equality for item in items)
@@ -413,6 +426,7 @@ class Tuple(Coder[tuple[Any, ...]]):
         self._packed = struct.Struct(">" + letters) if letters and "?" not in letters else None
         if self._packed is not None:
             self.name = f"packed {self.name}"
+            self.fixed_width = True
 
     def encode(self, value: tuple[Any, ...]) -> bytes:
         if self._packed is not None:
@@ -439,6 +453,20 @@ class Tuple(Coder[tuple[Any, ...]]):
 
     def decode_key(self, data: bytes) -> tuple[Any, ...]:
         return tuple([coder.decode_key(part) for coder, part in self._parts(data)])
+
+    def find_key(self, value: object) -> tuple[Any, ...] | None:
+        if not isinstance(value, tuple) or not (self._variadic or len(value) == len(self._items)):
+            return None
+        found = []
+        for coder, item in self._pairs(value):
+            try:
+                coder.encode_key(item)
+            except EncodeError:
+                item = coder.find_key(item)
+                if item is None:
+                    return None
+            found.append(item)
+        return tuple(found)
 
     def _pairs(self, value: object) -> list[tuple[Coder[Any], Any]]:
         if not isinstance(value, tuple) or not (self._variadic or len(value) == len(self._items)):

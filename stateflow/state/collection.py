@@ -1,4 +1,4 @@
-"""What TrackedMap and TrackedSet have in common: lazily loaded entries and their net change.
+"""What TrackedMap, TrackedSet and TrackedList have in common: lazily loaded entries and their net change.
 
 Invariants of a bound collection:
 
@@ -10,13 +10,24 @@ Invariants of a bound collection:
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 from stateflow.changes import Mutations
+from stateflow.errors import EncodeError
 from stateflow.state.cells import HEADER, range_end, unpack_cell
 from stateflow.state.ordered import order_int, unorder_int
-from stateflow.state.spec import ENCODE_FAILURES, MISSING, PACKED, STANDALONE, StateSpec, fingerprint
+from stateflow.state.spec import (
+    DECODE_FAILURES,
+    ENCODE_FAILURES,
+    MISSING,
+    PACKED,
+    STANDALONE,
+    Marker,
+    StateSpec,
+    fingerprint,
+)
 
 K = TypeVar("K")
 
@@ -37,13 +48,16 @@ class Collection(Generic[K]):
         "_row",
         "_spec",
         "_stored_count",
+        "_times",
     )
 
     _what: ClassVar[str] = "collection"
+    #: what an error calls the place of an entry
+    _entry_word: ClassVar[str] = "map_key"
 
     #: keys the store was asked for and does not have
     _absent: set[Any] | None
-    #: key → what it was: MISSING, the payload (mutable values), or the value
+    #: key → what it was: MISSING, EXPIRED, the payload (mutable values), or the value
     _base: dict[K, Any]
     #: the stored entries count as gone, ``_items`` is all there is
     _cleared: bool
@@ -58,6 +72,8 @@ class Collection(Generic[K]):
     _row: bytes
     _spec: StateSpec
     _stored_count: int
+    #: of collections with a ttl only
+    _times: Any
 
     def _start_standalone(self) -> None:
         self._reset()
@@ -88,14 +104,17 @@ class Collection(Generic[K]):
     # --- reading ----------------------------------------------------------------------------------------
 
     def _open(self) -> int:
-        data = self._spec.get(self._spec.count_head + self._row)
-        self._count = self._stored_count = 0 if data is None else unorder_int(unpack_cell(data))
+        """Reads the count."""
+        spec = self._spec
+        data = spec.get(spec.count_head + self._row)
+        try:
+            self._count = self._stored_count = 0 if data is None else self._unpack_count(unpack_cell(data))
+        except (*DECODE_FAILURES, struct.error) as error:
+            raise spec.decode_error(error, self._row) from error
         return self._count
 
-    @property
-    def _complete(self) -> bool:
-        """Every live entry is loaded: the store is not needed any more."""
-        return len(self._items) == self._count
+    def _unpack_count(self, payload: bytes) -> int:
+        return unorder_int(payload)
 
     def _present(self, key: Any) -> bool:
         """Whether the key is live; after True ``_items[key]`` is there. TypeError for an unhashable key."""
@@ -120,30 +139,45 @@ class Collection(Generic[K]):
             keys = spec.key_coder
             stored_key: Any = key if key.__class__ is keys.exact_key else keys.decode_key(code)
             if stored_key not in self._base:
-                self._take_in(stored_key, unpack_cell(data))
+                self._take_in(stored_key, data)
             return key in self._items
         if absent is None or len(absent) >= _ABSENT_MAX:
             absent = self._absent = set()
         absent.add(key)
         return False
 
-    def _take_in(self, key: K, payload: bytes) -> None:
+    def _take_in(self, key: K, data: bytes) -> None:
+        """Loads a stored entry that is neither loaded nor written yet."""
         spec = self._spec
-        if spec.mutable:
-            self._packed[key] = payload
-            self._items[key] = PACKED
-        else:
-            self._items[key] = spec.decode(payload)
+        try:
+            payload = unpack_cell(data)
+            if spec.mutable:
+                self._packed[key] = payload
+                self._items[key] = PACKED
+            else:
+                self._items[key] = spec.decode(payload)
+        except DECODE_FAILURES as error:
+            raise self._unreadable(error, key) from error
         self._order = None
         spec.entries_cached += 1
 
+    def _unreadable(self, error: Exception, key: K) -> Exception:
+        return self._spec.decode_error(error, self._row, **{self._entry_word: self._entry_name(key)})
+
+    def _entry_name(self, key: Any) -> str:
+        return repr(key)[:80]
+
     def _stored_entries(self) -> Iterator[tuple[K, bytes]]:
-        """(key, payload) of the committed entries, in encoded order."""
+        """(key, cell) of the committed entries, in encoded order."""
         spec = self._spec
         prefix = spec.cell_head + self._row
         start, decode_key = len(prefix), spec.key_coder.decode_key
-        for cell, data in spec.scan(prefix):
-            yield decode_key(cell[start:]), unpack_cell(data)
+        for address, data in spec.scan(prefix):
+            try:
+                key = decode_key(address[start:])
+            except DECODE_FAILURES as error:
+                raise spec.decode_error(error, self._row) from error
+            yield key, data
 
     def _load_all(self) -> None:
         count = self._count
@@ -152,11 +186,11 @@ class Collection(Generic[K]):
         items, base = self._items, self._base
         if len(items) == count:
             return
-        for key, payload in self._stored_entries():
+        for key, data in self._stored_entries():
             if key not in items and key not in base:
-                self._take_in(key, payload)
-        if len(items) != count:
-            raise self._spec.count_differs(self._row, len(items), count)
+                self._take_in(key, data)
+        if len(items) != self._count:
+            raise self._spec.count_differs(self._row, len(items), self._count)
 
     def _ordered(self) -> list[K]:
         """All live keys in encoded order; the caller must not change the list."""
@@ -181,7 +215,10 @@ class Collection(Generic[K]):
         value = self._items[key]
         if value is PACKED:
             self._remember(key)
-            value = self._items[key] = self._spec.decode(self._packed[key])
+            try:
+                value = self._items[key] = self._spec.decode(self._packed[key])
+            except DECODE_FAILURES as error:
+                raise self._unreadable(error, key) from error
         return value
 
     def _getter(self) -> Callable[[K], Any]:
@@ -193,8 +230,7 @@ class Collection(Generic[K]):
     def _remember(self, key: K) -> None:
         """Notes what a live or new key was before this batch; call before changing it."""
         if not self._dirty:
-            self._dirty = True
-            self._spec.log.append(self)
+            self._log()
         base = self._base
         if key not in base and not self._spec.standalone:
             now = self._items.get(key, MISSING)
@@ -204,8 +240,12 @@ class Collection(Generic[K]):
             else:
                 base[key] = MISSING
 
+    def _log(self) -> None:
+        self._dirty = True
+        self._spec.log.append(self)
+
     def _put(self, key: K, value: Any) -> None:
-        if not self._present(key):
+        if not self._present_or_refused(key):
             key = self._admit(key)
             if not self._present(key):
                 self._remember(key)
@@ -217,12 +257,24 @@ class Collection(Generic[K]):
         self._remember(key)
         self._items[key] = value
 
+    def _present_or_refused(self, key: Any) -> bool:
+        """``_present`` for a key about to be put: one that cannot be stored is absent, ``_admit`` refuses it."""
+        try:
+            return self._present(key)
+        except TypeError:
+            if not self._spec.refuses(key):
+                raise
+            return False
+
     def _admit(self, key: K) -> K:
         try:
             admitted: K = self._spec.admit(key)
         except ENCODE_FAILURES as error:
-            raise self._spec.encode_error(error, self._row, map_key=repr(key)[:80]) from error
+            raise self._unstorable(error, key) from error
         return admitted
+
+    def _unstorable(self, error: Exception, key: Any) -> EncodeError:
+        return self._spec.encode_error(error, self._row, **{self._entry_word: self._entry_name(key)})
 
     def _drop(self, key: Any) -> None:
         """Removes a live key."""
@@ -238,8 +290,7 @@ class Collection(Generic[K]):
         if count == 0:
             return
         if not self._dirty:
-            self._dirty = True
-            self._spec.log.append(self)
+            self._log()
         # without stored entries, those of this batch simply never were
         self._cleared = self._stored_count > 0
         self._items = {}
@@ -257,7 +308,7 @@ class Collection(Generic[K]):
         as_bytes = spec.mutable
         if self._cleared:
             as_bytes = True
-            base = dict(self._stored_entries())
+            base = {key: unpack_cell(data) for key, data in self._stored_entries()}
             base.update(dict.fromkeys(items.keys() - base.keys(), MISSING))
         net: dict[K, bytes | None] = {}
         self._next = {}
@@ -269,7 +320,7 @@ class Collection(Generic[K]):
                 net[key] = None
                 continue
             payload = self._next[key] = self._encoded(key, now)
-            if was is MISSING or payload != (was if as_bytes else spec.encode(was)):
+            if was.__class__ is Marker or payload != (was if as_bytes else spec.encode(was)):
                 net[key] = payload
         return net
 
@@ -277,30 +328,41 @@ class Collection(Generic[K]):
         try:
             return self._spec.encode(value)
         except ENCODE_FAILURES as error:
-            raise self._spec.encode_error(error, self._row, map_key=repr(key)[:80]) from error
+            raise self._unstorable(error, key) from error
 
     def _collect(self, into: Mutations) -> None:
         """Adds the net change and remembers the payloads for ``_settle``; repeatable."""
         spec = self._spec
-        prefix = spec.cell_head + self._row
-        count, encode_key = self._count, spec.key_coder.encode_key
+        prefix, header = spec.cell_head + self._row, spec.header
+        encode_key = spec.key_coder.encode_key
         # comparing entry by entry means reading what was cleared; not worth it when little was put back
-        if self._cleared and self._stored_count > 4 * count + (16 if count else 0):
-            self._next = {key: self._encoded(key, value) for key, value in self._items.items()}
+        if self._cleared and self._stored_count > 4 * self._count + (16 if self._count else 0):
             into.clears.append((prefix, range_end(prefix)))
-            into.puts.extend((prefix + encode_key(key), HEADER + payload) for key, payload in self._next.items())
+            net = self._everything()
         else:
-            for key, payload in self._net().items():
-                if payload is None:
-                    into.deletes.append(prefix + encode_key(key))
-                else:
-                    into.puts.append((prefix + encode_key(key), HEADER + payload))
-        if count != self._stored_count:
-            cell = spec.count_head + self._row
-            if count:
-                into.puts.append((cell, HEADER + order_int(count)))
+            net = self._net()
+        for key, payload in net.items():
+            if payload is None:
+                into.deletes.append(prefix + encode_key(key))
             else:
-                into.deletes.append(cell)
+                into.puts.append((prefix + encode_key(key), header + payload))
+        self._collect_count(into)
+
+    def _everything(self) -> dict[K, bytes | None]:
+        """What to put where nothing is stored any more."""
+        self._next = {key: self._encoded(key, value) for key, value in self._items.items()}
+        return dict(self._next)
+
+    def _collect_count(self, into: Mutations) -> None:
+        if self._count != self._stored_count:
+            self._put_count(into, order_int(self._count))
+
+    def _put_count(self, into: Mutations, payload: bytes) -> None:
+        address = self._spec.count_head + self._row
+        if self._count:
+            into.puts.append((address, HEADER + payload))
+        else:
+            into.deletes.append(address)
 
     def _settle(self) -> None:
         """What ``_collect`` found is in the store now."""

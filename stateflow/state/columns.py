@@ -1,38 +1,175 @@
 """Value states a column at a time, for operators that process whole record batches.
 
 The cells are those of :class:`~stateflow.state.tracked_value.TrackedValue`: an operator can go from rows to batches,
-and back, over the same stored state.
+and back, over the same stored state. What is known of a key lies in a *slot*: one place in every column's arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from datetime import date
+from decimal import Decimal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, EncodeError, NullKey
-from stateflow.state.cells import CELL, encode_row_key, pack_cell, row_part, unpack_cell
+from stateflow.state.cache import CachePool
+from stateflow.state.cells import CELL, decode_row_key, encode_row_key, row_part, split_address, unpack_cell
 from stateflow.state.declare import Declaration
-from stateflow.state.keyed import KeyedState
+from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
+from stateflow.state.lanes import Array, Lanes, lanes_of
 from stateflow.state.spec import CellReader
 
-_MISSING = object()
+_UNKNOWN, _ABSENT, _PRESENT = 0, 1, 2
+#: of these types keys are equal when their stored forms are; other keys are known by that form
+_PLAIN: Final = frozenset({str, bytes, bool, date, float, Decimal})
+#: of a slot, about: key, its address, places in the dict and in the arrays
+_SLOT_BYTES, _LANE_BYTES = 250, 10
+
+
+class _IntSlots:
+    """int → slot by binary search: a third of the cost of a dict for many keys at once."""
+
+    def __init__(self) -> None:
+        self.keys = np.zeros(0, np.int64)  # ascending
+        self.slots = np.zeros(0, np.int64)
+
+    def find(self, keys: Array) -> Array:
+        """The slot of each key, -1 for unknown ones."""
+        if not len(self.keys):
+            return np.full(len(keys), -1, np.int64)
+        place = np.searchsorted(self.keys, keys)
+        place[place == len(self.keys)] = 0
+        found: Array = np.where(self.keys[place] == keys, self.slots[place], -1)
+        return found
+
+    def add(self, keys: Array, slots: Array) -> None:
+        """Unknown keys, ascending."""
+        where = np.searchsorted(self.keys, keys)
+        self.keys, self.slots = np.insert(self.keys, where, keys), np.insert(self.slots, where, slots)
+
+    def moved(self, places: Array) -> None:
+        """Slot n is ``places[n]`` now, or gone when that is -1."""
+        slots = places[self.slots]
+        self.keys, self.slots = self.keys[slots >= 0], slots[slots >= 0]
+
+
+class KeySlots:
+    """Key → slot, shared by the columns of one partition."""
+
+    def __init__(self, operator: str) -> None:
+        self._operator = operator
+        self._slots: dict[type, dict[Any, int]] = {}
+        self._ints = _IntSlots()
+        self._last: tuple[pa.Array, Array] | None = None
+        self._batch = 0
+        self._touched = np.zeros(0, np.int64)
+        #: middle of the addresses of each slot's key
+        self.rows: list[bytes] = []
+
+    def of(self, keys: pa.Array) -> Array:
+        """The slot of each key, new ones for keys not seen before. Raises NullKey, EncodeError (NaN)."""
+        if self._last is not None and self._last[0] is keys:
+            return self._last[1]
+        if keys.null_count:
+            raise NullKey("a key is null", remedy="filter such rows before the operator", operator=self._operator)
+        slots = self._of_ints(_as_int64(keys)) if pa.types.is_integer(keys.type) else self._of_objects(keys)
+        if len(self.rows) > len(self._touched):
+            self._touched = grown(self._touched, len(self.rows))
+        self._touched[slots] = self._batch
+        self._last = keys, slots
+        return slots
+
+    def _of_ints(self, keys: Array) -> Array:
+        slots = self._ints.find(keys)
+        if len(slots) and slots.min() < 0:
+            new = np.unique(keys[slots < 0])
+            first = len(self.rows)
+            self.rows += [row_part(encode_row_key(key)) for key in new.tolist()]
+            self._ints.add(new, np.arange(first, len(self.rows)))
+            slots = self._ints.find(keys)
+        return slots
+
+    def _of_objects(self, keys: pa.Array) -> Array:
+        plain: list[Any] = keys.to_pylist()
+        if pa.types.is_struct(keys.type):
+            plain = [tuple(row.values()) for row in plain]
+        kind = type(plain[0]) if plain else object
+        places = plain if kind in _PLAIN else [encode_row_key(key) for key in plain]
+        known = self._slots.setdefault(kind if kind in _PLAIN else object, {})
+        found = list(map(known.get, places))
+        if None in found:
+            for index, slot in enumerate(found):
+                if slot is None:
+                    found[index] = self._add(known, places[index], plain[index])
+        return np.array(found, np.int64)
+
+    def _add(self, known: dict[Any, int], place: Any, key: Hashable) -> int:
+        slot = known.get(place)
+        if slot is None:
+            self.rows.append(row_part(encode_row_key(key)))
+            slot = known[place] = len(self.rows) - 1
+        return slot
+
+    def end_batch(self) -> None:
+        self._batch += 1
+        self._last = None
+
+    def oldest_out(self, keep: int) -> Array:
+        """Forgets all slots but the ``keep`` most recently used. Returns them; they are 0, 1, … from now on."""
+        count = len(self.rows)
+        kept = np.sort(np.argsort(-self._touched[:count], kind="stable")[:keep])
+        place = np.full(count, -1, np.int64)
+        place[kept] = np.arange(len(kept))
+        self._ints.moved(place)
+        moved = place.tolist()
+        for kind, known in self._slots.items():
+            self._slots[kind] = {key: moved[slot] for key, slot in known.items() if moved[slot] >= 0}
+        self.rows = [self.rows[slot] for slot in kept.tolist()]
+        self._touched = self._touched[kept]
+        self._last = None
+        return kept
+
+    def clear(self) -> None:
+        self._slots.clear()
+        self._ints = _IntSlots()
+        self.rows = []
+        self._last = None
+
+
+def _as_int64(keys: pa.Array) -> Array:
+    try:
+        found: Array = keys.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise EncodeError("an integer key is beyond 64 bits", remedy="use it as text") from error
+    return found
+
+
+def grown(array: Array, length: int) -> Array:
+    """The same with room for ``length``, zeros where nothing was."""
+    bigger = np.zeros(max(length, 2 * len(array), 1024), array.dtype)
+    bigger[: len(array)] = array
+    return bigger
 
 
 class ValueColumn:
     """One value state of all keys of a partition.
 
-    ``keys`` is an Arrow array of the key column's values, or a struct array for several key columns.
+    ``keys`` is an Arrow array of the key column's values, or a struct array for several key columns. Pass the same
+    array object to several calls of a batch: its keys are then looked up once.
     """
 
-    def __init__(self, operator: str, declaration: Declaration, reader: CellReader) -> None:
-        if declaration.kind != "value" or declaration.coder.mutable:
+    def __init__(
+        self, operator: str, declaration: Declaration, reader: CellReader, slots: KeySlots, max_value_bytes: int
+    ) -> None:
+        if declaration.kind != "value" or declaration.coder.mutable or declaration.ttl is not None:
             raise DeclarationError(
-                "a batch operator has value states of immutable types only",
-                remedy="use state.value with int, float, bool, str, bytes, date, datetime, Decimal or UUID",
+                "a batch operator has value states of immutable types without ttl only",
+                remedy="use state.value with int, float, bool, str, bytes, date, datetime, Decimal, UUID or tuple",
                 operator=operator,
                 state=declaration.name,
             )
@@ -40,112 +177,180 @@ class ValueColumn:
         self._name = declaration.name
         self._coder = declaration.coder
         payload = declaration.default_payload
-        self._default = None if payload is None else declaration.coder.decode(payload)
+        self._lanes: Lanes = lanes_of(declaration.coder, max_value_bytes)
+        self._default = None if payload is None else self._lanes.of_value(declaration.coder.decode(payload))
         self._head = CELL + declaration.tag
         self._reader = reader
-        self._known: dict[Hashable, Any] = {}  # what the store has, or will have after the batch
-        self._before: dict[Hashable, Any] = {}  # values changed in this batch, as they were
+        self._slots = slots
+        self.invalidate()
+
+    def invalidate(self) -> None:
+        self._values = [np.zeros(0, dtype) for dtype in self._lanes.dtypes]
+        self._known = np.zeros(0, np.uint8)
+        self._dirty = np.zeros(0, np.bool_)
+        #: slots changed in this batch, with what was there before: whether, and the value
+        self._before: list[tuple[Array, Array, list[Array]]] = []
 
     def get_many(self, keys: pa.Array) -> pa.Array:
-        """Values in the order of ``keys``; the default, or null, where none is stored. Raises NullKey."""
-        known, default = self._known, self._default
-        found = [known.get(key, _MISSING) for key in self._keys(keys)]
-        if _MISSING in found:
-            found = [self._load(key) if v is _MISSING else v for key, v in zip(self._keys(keys), found, strict=True)]
-        return pa.array([default if value is None else value for value in found])
+        """Values in the order of ``keys``; the default, or null, where none is stored. Raises NullKey.
+
+        A tuple comes as a struct with the fields ``_0``, ``_1``, …
+        """
+        slots = self._loaded(_whole(keys))
+        values = [lane[slots] for lane in self._values]
+        absent = self._known[slots] == _ABSENT
+        if self._default is None:
+            return self._lanes.to_arrow(values, absent)
+        for lane, default in zip(values, self._default, strict=True):
+            lane[absent] = default
+        return self._lanes.to_arrow(values, np.zeros(len(slots), np.bool_))
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Store a value for each key; null clears. Of a key that comes twice the last value counts.
 
         Raises NullKey, and EncodeError for values of another type than declared; then nothing was stored.
         """
+        keys, values = _whole(keys), _whole(values)
         if len(keys) != len(values):
-            raise EncodeError(
-                f"{len(keys)} keys came with {len(values)} values",
-                remedy="give as many values as keys",
-                operator=self._operator,
-                state=self._name,
-            )
-        new = dict(zip(self._keys(keys), values.to_pylist(), strict=True))
-        self._check(new)
-        known, before = self._known, self._before
-        for key in new.keys() - before.keys():
-            value = known.get(key, _MISSING)
-            before[key] = self._load(key) if value is _MISSING else value
-        known.update(new)
+            raise self._unencodable(f"{len(keys)} keys came with {len(values)} values", "give as many values as keys")
+        slots = self._loaded(keys)
+        null = np.zeros(len(values), np.bool_)
+        if values.null_count:
+            null = values.is_null().to_numpy(zero_copy_only=False)
+        arrays = self._arrays(values, null)
+        fresh = np.unique(slots[~self._dirty[slots]])
+        self._before.append((fresh, self._known[fresh], [lane[fresh] for lane in self._values]))
+        self._dirty[fresh] = True
+        self._known[slots] = np.where(null, _ABSENT, _PRESENT)
+        for lane, array in zip(self._values, arrays, strict=True):
+            lane[slots] = array
 
-    def _check(self, new: Mapping[Hashable, Any]) -> None:
-        exact = self._coder.exact
-        for key, value in new.items():
-            if value is not None and type(value) is not exact:
-                try:
-                    self._coder.encode(value)
-                except (EncodeError, TypeError, ValueError, OverflowError) as error:
-                    raise self._unencodable(error, key) from error
+    def _arrays(self, values: pa.Array, null: Array) -> list[Array]:
+        if null.all():
+            return [np.zeros(len(values), dtype) for dtype in self._lanes.dtypes]
+        try:
+            return self._lanes.of_arrow(values)
+        except EncodeError as error:
+            raise self._unencodable(error.what) from error
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise self._unencodable((str(error).splitlines() or [type(error).__name__])[0]) from error
 
-    def _unencodable(self, error: Exception, key: Hashable) -> EncodeError:
-        what = error.what if isinstance(error, EncodeError) else f"{type(error).__name__}: {error}"
-        return EncodeError(what, remedy="cast the column", operator=self._operator, state=self._name, key=repr(key))
+    def _unencodable(self, what: str, remedy: str = "cast the column", key: str | None = None) -> EncodeError:
+        return EncodeError(what, remedy=remedy, operator=self._operator, state=self._name, key=key)
 
-    def _keys(self, keys: pa.Array) -> list[Hashable]:
-        if keys.null_count:
-            raise NullKey("a key is null", remedy="filter such rows before the operator", operator=self._operator)
-        plain: list[Any] = keys.to_pylist()
-        if pa.types.is_struct(keys.type):
-            return [tuple(row.values()) for row in plain]
-        return plain
+    def _loaded(self, keys: pa.Array) -> Array:
+        """The slots of the keys, their values known."""
+        slots = self._slots.of(keys)
+        if len(self._slots.rows) > len(self._known):
+            length = len(self._slots.rows)
+            self._values = [grown(lane, length) for lane in self._values]
+            self._known, self._dirty = grown(self._known, length), grown(self._dirty, length)
+        unknown = slots[self._known[slots] == _UNKNOWN]
+        if len(unknown):
+            self._load(np.unique(unknown))
+        return slots
 
-    def _load(self, key: Hashable) -> Any:
-        cell = self._reader.get(self._head + row_part(encode_row_key(key)))
-        value = self._known[key] = None if cell is None else self._coder.decode(unpack_cell(cell))
-        return value
+    def _load(self, slots: Array) -> None:
+        get, decode, rows, head = self._reader.get, self._coder.decode, self._slots.rows, self._head
+        of_value, known, lanes = self._lanes.of_value, self._known, self._values
+        known[slots] = _ABSENT
+        for slot in slots.tolist():
+            cell = get(head + rows[slot])
+            if cell is not None:
+                known[slot] = _PRESENT
+                for lane, item in zip(lanes, of_value(decode(unpack_cell(cell))), strict=True):
+                    lane[slot] = item
 
     def collect(self, into: Mutations) -> None:
-        encode, head, known = self._coder.encode, self._head, self._known
-        for key, old in self._before.items():
-            new = known[key]
-            if new is old:
-                continue
-            address = head + row_part(encode_row_key(key))
-            if new is None:
-                into.deletes.append(address)
-                continue
-            try:
-                payload = encode(new)
-            except (EncodeError, TypeError, ValueError, OverflowError) as error:
-                raise self._unencodable(error, key) from error
-            if old is None or payload != encode(old):
-                into.puts.append((address, pack_cell(payload)))
+        if not self._before:
+            return
+        slots = np.concatenate([each[0] for each in self._before])
+        known_before = np.concatenate([each[1] for each in self._before])
+        before = [np.concatenate(lanes) for lanes in zip(*(each[2] for each in self._before), strict=True)]
+        known = self._known[slots]
+        now = [lane[slots] for lane in self._values]
+        put = (known == _PRESENT) & (known_before == _ABSENT)
+        both = (known == _PRESENT) & (known_before == _PRESENT)
+        put[both] = self._lanes.differ([lane[both] for lane in before], [lane[both] for lane in now])
+        head, rows = self._head, self._slots.rows
+        addresses = [head + rows[slot] for slot in slots[put].tolist()]
+        try:
+            cells = self._lanes.cells([lane[put] for lane in now]) if addresses else []
+        except EncodeError as error:
+            key = repr(decode_row_key(split_address(addresses[int(error.where["index"])])[0]))
+            raise self._unencodable(error.what, error.remedy or "cast the column", key) from error
+        into.puts += zip(addresses, cells, strict=True)
+        gone = slots[(known == _ABSENT) & (known_before == _PRESENT)]
+        into.deletes += [head + rows[slot] for slot in gone.tolist()]
 
-    def mark_clean(self, cached_keys: int) -> None:
+    def mark_clean(self) -> None:
+        for slots, _, _ in self._before:
+            self._dirty[slots] = False
         self._before.clear()
-        excess = len(self._known) - cached_keys
-        if excess > 0:
-            for key in [key for key, _ in zip(self._known, range(excess), strict=False)]:
-                del self._known[key]
 
     def rollback(self) -> None:
-        self._known.update(self._before)
+        for slots, known, lanes in self._before:
+            self._dirty[slots] = False
+            self._known[slots] = known
+            for lane, old in zip(self._values, lanes, strict=True):
+                lane[slots] = old
         self._before.clear()
 
-    def invalidate(self) -> None:
-        self._known.clear()
-        self._before.clear()
+    def keep(self, kept: Array) -> None:
+        """Only these slots are left, in this order. Not while anything is dirty."""
+        missing = max(0, int(kept.max(initial=-1)) + 1 - len(self._known))
+        if missing:
+            self._values = [grown(lane, len(lane) + missing) for lane in self._values]
+            self._known = grown(self._known, len(self._known) + missing)
+        self._values = [lane[kept] for lane in self._values]
+        self._known = self._known[kept]
+        self._dirty = np.zeros(len(kept), np.bool_)
+
+
+def _whole(array: Any) -> pa.Array:
+    """One array, of plain values."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
 
 
 class ColumnStates:
     """The states of a batch operator: what KeyedState is for one that processes rows."""
 
+    #: value states without ttl only
+    expires = False
+
     def __init__(
-        self, operator: str, declarations: Mapping[str, Declaration], reader: CellReader, *, cached_keys: int = 262_144
+        self,
+        operator: str,
+        declarations: Mapping[str, Declaration],
+        reader: CellReader,
+        *,
+        cached_keys: int = 262_144,
+        cache: CachePool | None = None,
+        max_value_bytes: int = MAX_VALUE_BYTES,
     ) -> None:
-        self.columns = {name: ValueColumn(operator, d, reader) for name, d in declarations.items()}
-        self._keyed = KeyedState(operator, declarations, reader)
+        self._slots = KeySlots(operator)
+        self.columns = {
+            name: ValueColumn(operator, declaration, reader, self._slots, max_value_bytes)
+            for name, declaration in declarations.items()
+        }
+        self._keyed = KeyedState(operator, declarations, reader, max_value_bytes=max_value_bytes)
         self._cached_keys = cached_keys
+        self._slot_bytes = _SLOT_BYTES + sum(_LANE_BYTES * len(column._values) for column in self.columns.values())
+        self._pool = cache
+        if cache is not None:
+            cache.join()
 
     def attach(self, target: object) -> None:
         """Makes ``target.<state name>`` the columns."""
         target.__dict__.update(self.columns)
+
+    def set_time(self, processing_us: int, event_us: int | None = None) -> None:
+        """Nothing here depends on time."""
+
+    def expired(self, limit: int) -> Mutations:
+        return self.collect()
 
     def collect(self) -> Mutations:
         mutations = Mutations()
@@ -155,16 +360,32 @@ class ColumnStates:
 
     def mark_clean(self) -> None:
         for column in self.columns.values():
-            column.mark_clean(self._cached_keys)
+            column.mark_clean()
+        self._slots.end_batch()
+        most = self._cached_keys
+        if self._pool is not None:
+            most = min(most, self._pool.share // self._slot_bytes)
+        if len(self._slots.rows) > most:
+            kept = self._slots.oldest_out(most * 3 // 4)
+            for column in self.columns.values():
+                column.keep(kept)
 
     def rollback(self) -> None:
         for column in self.columns.values():
             column.rollback()
+        self._slots.end_batch()
 
     def invalidate(self) -> None:
         self._keyed.invalidate()
+        self._slots.clear()
         for column in self.columns.values():
             column.invalidate()
+
+    def close(self) -> None:
+        self.invalidate()
+        if self._pool is not None:
+            self._pool.leave()
+            self._pool = None
 
     def peek(self, key: Hashable) -> SimpleNamespace:
         """The states of one key as tracked objects, from the store; for tests and the harness."""

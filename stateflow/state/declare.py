@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import builtins
 import inspect
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Final, Literal, TypeVar, cast
 
 from stateflow.errors import DeclarationError, EncodeError, UnknownState
 from stateflow.state.cells import tag_of
 from stateflow.state.choose import coder_for
-from stateflow.state.coders import Coder
+from stateflow.state.coders import Coder, Int64
+from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import TrackedMap
+from stateflow.state.tracked_reducing import TrackedCounter, TrackedReducing
 from stateflow.state.tracked_set import TrackedSet
 from stateflow.state.tracked_value import TrackedValue
+from stateflow.state.ttl import Domain, Refresh, Ttl
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-Kind = Literal["value", "map", "set"]
+Kind = Literal["value", "map", "set", "list", "reducing", "counter"]
 
 
 class Nothing(Coder[None]):
@@ -35,7 +40,8 @@ class Nothing(Coder[None]):
         return None
 
 
-_NOTHING: Final = Nothing()
+NOTHING: Final = Nothing()
+_PLACES: Final = Int64()
 
 
 class Declaration:
@@ -45,14 +51,17 @@ class Declaration:
     while no key is bound raises UnknownState.
 
     Attributes:
-        name: the stored name, by default the attribute's.
-        kind: ``"value"``, ``"map"`` or ``"set"``.
-        coder: of the value or the map's values.
-        key_coder: of map keys and set members, None for a value.
+        name: the stored name, by default the attribute's. A declaration with a name of its own can be used at
+            run time, as a *tag*, without being an attribute of an operator.
+        kind: what of state.value, map, set, list, reducing and counter made it.
+        coder: of the value, the map's values or the list's elements.
+        key_coder: of map keys, set members and places in a list, None for a value.
         default_payload: the encoded default of a value, None for none.
+        ttl: None when nothing expires.
+        reduce: the function of a reducing state.
     """
 
-    __slots__ = ("attribute", "coder", "default_payload", "key_coder", "kind", "name")
+    __slots__ = ("_tag", "attribute", "coder", "default_payload", "key_coder", "kind", "name", "reduce", "ttl")
 
     def __init__(
         self,
@@ -62,6 +71,8 @@ class Declaration:
         key_coder: Coder[Any] | None = None,
         default: Any = None,
         name: str | None = None,
+        ttl: Ttl | None = None,
+        reduce: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         if name is not None and (not isinstance(name, str) or not name or "\0" in name):
             raise DeclarationError(f"{name!r} cannot name a state", remedy="use a non-empty str without NUL")
@@ -75,7 +86,10 @@ class Declaration:
         self.coder = coder
         self.key_coder = key_coder
         self.name = name or ""
+        self.ttl = ttl
+        self.reduce = reduce
         self.attribute = ""
+        self._tag = b""
         try:
             self.default_payload = None if default is None else coder.encode(default)
         except EncodeError as error:
@@ -88,6 +102,7 @@ class Declaration:
         if not self.attribute:
             self.attribute = attribute
             self.name = self.name or attribute
+            self._tag = b""
 
     def __get__(self, instance: object | None, owner: builtins.type | None = None) -> Any:
         if instance is None:
@@ -101,33 +116,52 @@ class Declaration:
     @property
     def coders(self) -> tuple[Coder[Any], ...]:
         """Key coder first, as far as the kind has one."""
-        if self.key_coder is None:
+        if self.key_coder is None or self.kind == "list":
             return (self.coder,)
         return (self.key_coder,) if self.kind == "set" else (self.key_coder, self.coder)
 
     @property
     def tag(self) -> bytes:
         """8 bytes, part of the address of each of its cells."""
-        return tag_of(self.name, self.kind, tuple(coder.name for coder in self.coders))
+        if not self._tag:
+            self._tag = tag_of(self.name, self.kind, tuple(coder.name for coder in self.coders))
+        return self._tag
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able: ``{"name", "kind", "coders": [names], "tag": hex}``."""
+        """JSON-able: ``{"name", "kind", "coders": [names], "tag": hex}``, with a ttl also
+        ``"ttl": {"us", "domain", "refresh"}``."""
         coders = [coder.name for coder in self.coders]
-        return {"name": self.name, "kind": self.kind, "coders": coders, "tag": self.tag.hex()}
+        described: dict[str, Any] = {"name": self.name, "kind": self.kind, "coders": coders, "tag": self.tag.hex()}
+        if self.ttl is not None:
+            described["ttl"] = {"us": self.ttl.us, "domain": self.ttl.domain, "refresh": self.ttl.refresh}
+        return described
 
     def __repr__(self) -> str:
         return f"<state {self.name or '?'}: {self.kind}({', '.join(coder.name for coder in self.coders)})>"
 
 
+# Common to all: ``name`` is the stored name, by default the attribute's. With ``ttl`` (seconds or a timedelta) what
+# is stored goes that long after it was written, or with ``ttl_refresh="read_write"`` also read, in ``ttl_domain``
+# "processing" or "event" time; entries of maps, sets and lists one by one. All raise DeclarationError for a type
+# without a coder.
+
+
 def value(
-    type_: type[T], default: T | None = None, *, coder: Coder[T] | None = None, name: str | None = None
+    type_: type[T],
+    default: T | None = None,
+    *,
+    coder: Coder[T] | None = None,
+    name: str | None = None,
+    ttl: float | timedelta | None = None,
+    ttl_domain: Domain = "processing",
+    ttl_refresh: Refresh = "write",
 ) -> TrackedValue[T]:
     """One variable per key. A mutable default is copied for each key.
 
     Raises DeclarationError for a type without a coder and a default that its coder cannot encode.
     """
-    declaration = Declaration("value", coder or coder_for(type_), default=default, name=name)
-    return cast(TrackedValue[T], declaration)
+    lives = Ttl.of(ttl, ttl_domain, ttl_refresh)
+    return cast(TrackedValue[T], Declaration("value", coder or coder_for(type_), default=default, name=name, ttl=lives))
 
 
 def map(
@@ -137,20 +171,75 @@ def map(
     key_coder: Coder[K] | None = None,
     coder: Coder[V] | None = None,
     name: str | None = None,
+    ttl: float | timedelta | None = None,
+    ttl_domain: Domain = "processing",
+    ttl_refresh: Refresh = "write",
 ) -> TrackedMap[K, V]:
     """A dict per key. ``coder`` is of the values.
 
     Raises DeclarationError for a type without a coder, and for a key type that has no deterministic one.
     """
-    keys = key_coder or coder_for(key_type)
-    declaration = Declaration("map", coder or coder_for(value_type), key_coder=keys, name=name)
+    keys, lives = key_coder or coder_for(key_type), Ttl.of(ttl, ttl_domain, ttl_refresh)
+    declaration = Declaration("map", coder or coder_for(value_type), key_coder=keys, name=name, ttl=lives)
     return cast(TrackedMap[K, V], declaration)
 
 
-def set(type_: type[T], *, coder: Coder[T] | None = None, name: str | None = None) -> TrackedSet[T]:
+def set(
+    type_: type[T],
+    *,
+    coder: Coder[T] | None = None,
+    name: str | None = None,
+    ttl: float | timedelta | None = None,
+    ttl_domain: Domain = "processing",
+    ttl_refresh: Refresh = "write",
+) -> TrackedSet[T]:
     """A set per key. Raises DeclarationError for a member type that has no deterministic coder."""
-    declaration = Declaration("set", _NOTHING, key_coder=coder or coder_for(type_), name=name)
-    return cast(TrackedSet[T], declaration)
+    members, lives = coder or coder_for(type_), Ttl.of(ttl, ttl_domain, ttl_refresh)
+    return cast(TrackedSet[T], Declaration("set", NOTHING, key_coder=members, name=name, ttl=lives))
+
+
+def list(
+    type_: type[T],
+    *,
+    coder: Coder[T] | None = None,
+    name: str | None = None,
+    ttl: float | timedelta | None = None,
+    ttl_domain: Domain = "processing",
+    ttl_refresh: Refresh = "write",
+) -> TrackedList[T]:
+    """A list per key, of elements of ``type_``."""
+    elements, lives = coder or coder_for(type_), Ttl.of(ttl, ttl_domain, ttl_refresh)
+    return cast(TrackedList[T], Declaration("list", elements, key_coder=_PLACES, name=name, ttl=lives))
+
+
+def reducing(
+    type_: type[T],
+    fn: Callable[[T, T], T],
+    *,
+    coder: Coder[T] | None = None,
+    name: str | None = None,
+    ttl: float | timedelta | None = None,
+    ttl_domain: Domain = "processing",
+    ttl_refresh: Refresh = "write",
+) -> TrackedReducing[T]:
+    """Per key what ``fn(so far, new)`` makes of everything added; ``max`` and ``operator.add`` are such functions."""
+    if not callable(fn):
+        raise DeclarationError(f"{fn!r} cannot reduce", remedy="pass a function of two values")
+    lives = Ttl.of(ttl, ttl_domain, ttl_refresh)
+    declaration = Declaration("reducing", coder or coder_for(type_), name=name, ttl=lives, reduce=fn)
+    return cast(TrackedReducing[T], declaration)
+
+
+def counter(
+    *,
+    name: str | None = None,
+    ttl: float | timedelta | None = None,
+    ttl_domain: Domain = "processing",
+    ttl_refresh: Refresh = "write",
+) -> TrackedCounter:
+    """A 64-bit whole number per key, 0 at first."""
+    lives = Ttl.of(ttl, ttl_domain, ttl_refresh)
+    return cast(TrackedCounter, Declaration("counter", Int64(), default=0, name=name, ttl=lives))
 
 
 def declarations_of(cls: builtins.type) -> dict[str, Declaration]:

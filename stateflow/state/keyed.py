@@ -1,13 +1,13 @@
 """KeyedState: the cached states of one partition of one operator, and their net change per batch.
 
-Life of a batch: ``bind`` per row, then either ``collect``, the durable write and ``mark_clean``, or
-``rollback``. Between ``collect`` and ``mark_clean`` the state must be left alone.
+Life of a batch: ``set_time``, ``bind`` per row, then either ``collect``, the durable write and ``mark_clean``, or
+``rollback``. Between ``collect`` and ``mark_clean`` the state must be left alone. A sweep is a batch without rows:
+``expired``, the durable write and ``mark_clean``.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from datetime import date
 from decimal import Decimal
 from types import SimpleNamespace
@@ -15,17 +15,16 @@ from typing import Any, Final
 from uuid import UUID
 
 from stateflow.changes import Mutations
-from stateflow.errors import SchemaMismatch, UnsupportedKeyType
-from stateflow.state.cells import CELL, decode_row_key, encode_row_key, row_part, split_address, unpack_cell
-from stateflow.state.collection import Collection
+from stateflow.errors import DeclarationError, DecodeError, UnsupportedKeyType
+from stateflow.state.cache import Budget, Bundle, CachePool, Caches, Meter, evict_entries, evict_keys, is_held
+from stateflow.state.cells import decode_row_key, encode_row_key, row_part, split_address, unpack_cell_with_expiry
+from stateflow.state.classes import tracked_class
 from stateflow.state.declare import Declaration, check_names
+from stateflow.state.runtime_tags import Erasure, Tag, TagRegister
 from stateflow.state.spec import CellReader, StateSpec
-from stateflow.state.tracked_map import CanonicalTrackedMap, TrackedMap
-from stateflow.state.tracked_set import CanonicalTrackedSet, TrackedSet
-from stateflow.state.tracked_value import MutableTrackedValue, TrackedValue
+from stateflow.state.sweep import Sweep
 
-#: one key's tracked objects by attribute
-Bundle = dict[str, Any]
+MAX_VALUE_BYTES: Final = 64 << 20
 
 # Python finds 1, 1.0 and True equal, their row keys differ: one cache per type. Within each of these
 # types keys are equal when their row keys are. Not so datetimes: one in the hour that a clock change repeats
@@ -38,6 +37,10 @@ class _ByRowKey:
     """Stands for the cache of keys whose own equality says too little; they are cached by row key."""
 
 
+class _ByPlace:
+    """Stands for the cache of run-time states: by key and namespace, as in an address, then by tag."""
+
+
 class KeyedState:
     """All states of one partition.
 
@@ -45,8 +48,11 @@ class KeyedState:
         operator: its name, for errors.
         declarations: by the attribute they are bound to.
         reader: the committed cells.
-        cached_keys: keys kept decoded after a commit, at most.
-        cached_entries: map entries and set members kept decoded after a commit, about.
+        cached_keys: keys kept decoded after a commit, at most; a key counts anew in each namespace.
+        cached_entries: entries of maps, sets and lists kept decoded after a commit, about.
+        cache: what is kept after a commit may take about a share of this; None for no such bound. See
+            :func:`stateflow.state.cache.weight_of` for what counts. ``close`` gives the share back.
+        max_value_bytes: a longer encoded value, entry or element is refused.
     """
 
     def __init__(
@@ -57,37 +63,123 @@ class KeyedState:
         *,
         cached_keys: int = 262_144,
         cached_entries: int = 1_048_576,
+        cache: CachePool | None = None,
+        max_value_bytes: int = MAX_VALUE_BYTES,
     ) -> None:
         check_names(dict(declarations), operator)
         self._operator = operator
         self._declarations = dict(declarations)
         self._cached_keys = cached_keys
         self._cached_entries = cached_entries
+        self._max_value_bytes = max_value_bytes
+        self._meter = Meter(reader)
+        self._pool = cache
+        if cache is not None:
+            cache.join()
+        self._budget = None if cache is None else Budget(cache, len(self._declarations))
+        self._reader: CellReader = reader if self._budget is None else self._meter
         #: tracked objects written, or handed out mutable, since the last commit
         self._written: list[Any] = []
         self._collected = False
-        self._specs = {
-            attribute: StateSpec(
-                operator,
-                declaration.name,
-                declaration.coder,
-                tag=declaration.tag,
-                key_coder=declaration.key_coder,
-                default_payload=declaration.default_payload,
-                reader=reader,
-                log=self._written,
-            )
-            for attribute, declaration in self._declarations.items()
-        }
+        #: times of this batch in microseconds since 1970
+        self._processing_us: int | None = None
+        self._event_us: int | None = None
+        #: by tag
+        self._states: dict[bytes, Tag] = {}
+        self._specs: list[StateSpec] = []
+        self._expiring: list[StateSpec] = []
+        self._sweep = Sweep(reader, ())
+        self._register = TagRegister(reader)
+        self._erasures: dict[tuple[bytes, bytes], Erasure] = {}
+        for attribute, declaration in self._declarations.items():
+            self._add_state(declaration, attribute)
         self._makers = [
-            (attribute, _tracked_class(declaration)._bound, self._specs[attribute])
-            for attribute, declaration in self._declarations.items()
+            (tag.attribute, tracked_class(tag.declaration)._bound, tag.spec) for tag in self._states.values()
         ]
-        self._caches: dict[type, dict[Any, Bundle]] = {}
+        self._caches: Caches = {}
         self._hot_class: type = _ByRowKey
         self._hot_bundle = self._cache_of(_ByRowKey).get
         self._bound: Bundle | None = None
         self._target: object = None
+
+    def _add_state(self, declaration: Declaration, attribute: str | None) -> Tag:
+        spec = StateSpec(
+            self._operator,
+            declaration.name,
+            declaration.coder,
+            tag=declaration.tag,
+            key_coder=declaration.key_coder,
+            default_payload=declaration.default_payload,
+            reader=self._reader,
+            log=self._written,
+            ttl=declaration.ttl,
+            reduce=declaration.reduce,
+            max_value_bytes=self._max_value_bytes,
+        )
+        tag = self._states[declaration.tag] = Tag(declaration, spec, attribute)
+        self._specs.append(spec)
+        if declaration.ttl is not None:
+            self._expiring.append(spec)
+            self._sweep.add(spec.cell_head)
+            self._hand_time(spec)
+        return tag
+
+    # --- time -------------------------------------------------------------------------------------------
+
+    def set_time(self, processing_us: int, event_us: int | None = None) -> None:
+        """The time of the batch that begins, in microseconds since 1970; what it ends cannot be seen any more.
+
+        Call it before the first row, and not again before the commit or rollback. ``event_us`` is the watermark, None
+        while there is none: nothing with a ttl in event time expires then. Time does not go back, an earlier one
+        is as good as none.
+        """
+        self._processing_us, self._event_us = processing_us, event_us
+        for spec in self._expiring:
+            self._hand_time(spec)
+
+    @property
+    def expires(self) -> bool:
+        """Whether any state has a ttl: then ``set_time`` and, now and then, ``expired`` are needed."""
+        return bool(self._expiring)
+
+    def _hand_time(self, spec: StateSpec) -> None:
+        assert spec.ttl is not None
+        now_us = self._processing_us if spec.ttl.domain == "processing" else self._event_us
+        if now_us is not None:
+            spec.set_now(now_us)
+
+    def _check_time(self) -> None:
+        """What is stored without knowing the time would never expire."""
+        if self._expiring and self._processing_us is None:
+            for tracked in self._written:
+                if isinstance(tracked, Erasure) or tracked._spec.ttl is None:
+                    continue
+                raise RuntimeError(f"state {tracked._spec.name!r} has a ttl: call set_time() before the batch")
+
+    def expired(self, limit: int = 1_000) -> Mutations:
+        """Looks at up to ``limit`` stored cells of states with a ttl, from where the last call stopped, and drops
+        those that have expired.
+
+        For between two batches: write what it returns and call ``mark_clean``, or call ``rollback``. Within
+        a batch it may be called before ``collect``, which then has these removals, too. Cells that have no expiry,
+        from before the ttl was declared or before the first watermark, get one that starts now.
+        """
+        for address, data in self._sweep.next(limit):
+            spec = self._states[address[1:9]].spec
+            key, namespace, entry = split_address(address)
+            try:
+                _, expiry = unpack_cell_with_expiry(data)
+            except DecodeError as error:
+                raise spec.decode_error(error, row_part(key, namespace), entry=entry.hex()) from error
+            if spec.expiry_us is not None if expiry is None else expiry <= spec.now_us:
+                self._stored_object(address[1:9], key, namespace)._meet(entry)
+        return self.collect()
+
+    def _stored_object(self, tag: bytes, row_key: bytes, namespace: bytes) -> Any:
+        state = self._states[tag]
+        if not namespace and state.attribute is not None:
+            return self._bundle_of(decode_row_key(row_key))[state.attribute]
+        return self._at_row(state, row_part(row_key, namespace))
 
     # --- one row ----------------------------------------------------------------------------------------
 
@@ -106,7 +198,11 @@ class KeyedState:
 
     def peek(self, key: Hashable) -> SimpleNamespace:
         """The tracked objects of a key as attributes. They are the real ones: do not write to them."""
-        return SimpleNamespace(**(self._cached(key) or self._new_bundle(key)))
+        return SimpleNamespace(**self._bundle_of(key))
+
+    def _bundle_of(self, key: Hashable) -> Bundle:
+        bundle = self._cached(key)
+        return self._new_bundle(key) if bundle is None else bundle
 
     def _cache_of(self, cls: type) -> dict[Any, Bundle]:
         cache = self._caches.get(cls)
@@ -136,14 +232,69 @@ class KeyedState:
             raise
 
     def _new_bundle(self, key: Hashable) -> Bundle:
-        try:
-            row = row_part(encode_row_key(key))
-        except TypeError as error:
-            raise UnsupportedKeyType(f"a key cannot be stored: {error}", key=repr(key)[:80]) from error
+        row = self._row_of(key)
         bundle: Bundle = {attribute: make(spec, row) for attribute, make, spec in self._makers}
         cls, place = self._place(key)
         self._caches[cls][place] = bundle
         return bundle
+
+    def _row_of(self, key: Hashable, namespace: bytes = b"") -> bytes:
+        try:
+            return row_part(encode_row_key(key), namespace)
+        except TypeError as error:
+            raise UnsupportedKeyType(f"a key cannot be stored: {error}", key=repr(key)[:80]) from error
+
+    # --- states addressed at run time -------------------------------------------------------------------
+
+    def at(self, key: Hashable, namespace: bytes, declaration: Any) -> Any:
+        """The tracked object of a state under a key and a namespace, the global one being ``b""``.
+
+        The declaration is one of the operator's, or a *tag*: one with a name of its own. There is one object per
+        place, committed and rolled back with the rest; in the global namespace of the operator's states it is the
+        one ``bind`` gives. States of one name that differ in kind or coder share nothing.
+        Raises DeclarationError for a tag without a name, and for one that differs from another for the same cells in
+        its default or ttl.
+        """
+        if not isinstance(declaration, Declaration) or not declaration.name:
+            raise DeclarationError(
+                f"{declaration!r} is no tag", remedy='make one with a name: state.value(int, name="n")'
+            )
+        state = self._states.get(declaration.tag)
+        if state is None:
+            state = self._add_state(declaration, None)
+            self._register.add(declaration)
+        elif state.declaration is not declaration:
+            state.check(declaration, self._operator)
+        if not namespace and state.attribute is not None:
+            return self._bundle_of(key)[state.attribute]
+        return self._at_row(state, self._row_of(key, namespace))
+
+    def _at_row(self, state: Tag, row: bytes) -> Any:
+        cache, tag = self._cache_of(_ByPlace), state.declaration.tag
+        bundle = cache.get(row)
+        if bundle is None:
+            bundle = cache[row] = {}
+        tracked = bundle.get(tag)
+        if tracked is None:
+            tracked = bundle[tag] = state.make(row)
+            erasure = self._erasures.pop((tag, row), None)
+            if erasure is not None:
+                self._written.remove(erasure)
+                tracked.clear()
+        return tracked
+
+    def clear_namespace(self, key: Hashable, namespace: bytes) -> None:
+        """Empties every state of a key in a namespace, those that other runs made at run time included."""
+        row = self._row_of(key, namespace)
+        for state in self._states.values():
+            if not namespace and state.attribute is not None:
+                self._bundle_of(key)[state.attribute].clear()
+            else:
+                self._at_row(state, row).clear()
+        for tag in self._register.stored().keys() - self._states.keys():
+            if (tag, row) not in self._erasures:
+                erasure = self._erasures[tag, row] = Erasure(tag, row, self._reader)
+                self._written.append(erasure)
 
     # --- one batch --------------------------------------------------------------------------------------
 
@@ -153,9 +304,13 @@ class KeyedState:
         Changes nothing: ``rollback`` may follow, or another ``collect``. Raises EncodeError that names
         operator, state, key and map key for a value its coder refuses.
         """
+        self._check_time()
         into = Mutations()
         for tracked in self._written:
             tracked._collect(into)
+        self._register.collect(into)
+        if self._budget is not None:
+            self._budget.written(into.puts)
         self._collected = True
         return into
 
@@ -170,29 +325,43 @@ class KeyedState:
         written = self._written
         for tracked in written:
             tracked._settle()
-        keys = sum(len(cache) for cache in self._caches.values())
-        recent = frozenset(map(id, written)) if keys > self._cached_keys else frozenset()
+        self._register.settle()
+        keys = sum(map(len, self._caches.values()))
+        entries = sum([spec.entries_cached for spec in self._specs])
+        crowded = keys > self._cached_keys
+        heavy = self._budget is not None and self._budget.is_over(keys, entries, self._meter)
+        recent = frozenset(map(id, written)) if crowded or heavy else frozenset()
         self._end_batch()
-        if keys > self._cached_keys:
+        if crowded:
             # a little more than needed, so that not every small batch has to look for victims
-            excess = keys - self._cached_keys + self._cached_keys // 16
-            self._evict_keys(excess, recent)
-        if sum(spec.entries_cached for spec in self._specs.values()) > self._cached_entries:
-            self._evict_entries()
+            evict_keys(self._caches, keys - self._cached_keys + self._cached_keys // 16, recent)
+        if entries > self._cached_entries:
+            evict_entries(self._caches, self._specs, self._cached_entries * 3 // 4)
+        if heavy and self._budget is not None:
+            self._budget.cut(self._caches, entries, self._meter, recent)
 
     def rollback(self) -> None:
         """Forgets everything since the last ``mark_clean``; in-place changes too."""
         for tracked in self._written:
             tracked._forget()
+        self._register.forget()
         self._end_batch()
+
+    def close(self) -> None:
+        """Drops the cache and gives its share of the pool back. Use it no more."""
+        self.invalidate()
+        if self._pool is not None:
+            self._pool.leave()
+            self._pool = None
 
     def invalidate(self) -> None:
         """Drops the cache, and with it everything not collected: the store was changed underneath."""
         self._end_batch()
+        self._register.invalidate()
         for cache in self._caches.values():
             held = {}
             for key, bundle in cache.items():
-                if _is_held(bundle):
+                if is_held(bundle):
                     held[key] = bundle
             cache.clear()
             cache.update(held)
@@ -203,53 +372,8 @@ class KeyedState:
     def _end_batch(self) -> None:
         # in place: every spec has this list
         self._written.clear()
+        self._erasures.clear()
         self._collected = False
-
-    # --- bounds of the cache ----------------------------------------------------------------------------
-
-    def _evict_keys(self, excess: int, recent: frozenset[int]) -> None:
-        """Drops up to ``excess`` keys, oldest first, those with an object in ``recent`` (by id) last."""
-        for spared in (recent, frozenset[int]()):
-            for cache in self._caches.values():
-                victims: list[Any] = []
-                again: list[Any] = []
-                for key, bundle in cache.items():
-                    if len(victims) >= excess:
-                        break
-                    if not spared.isdisjoint(map(id, bundle.values())):
-                        again.append(key)
-                    elif not _is_held(bundle):
-                        victims.append(key)
-                for key in victims:
-                    del cache[key]
-                for key in again:
-                    cache[key] = cache.pop(key)
-                excess -= len(victims)
-            if excess <= 0:
-                return
-
-    def _evict_entries(self) -> None:
-        """Drops the entries of the oldest keys' collections until three quarters of the bound are left."""
-        collections = [
-            tracked
-            for cache in self._caches.values()
-            for bundle in cache.values()
-            for tracked in bundle.values()
-            if isinstance(tracked, Collection)
-        ]
-        for spec in self._specs.values():
-            spec.entries_cached = 0
-        for tracked in collections:
-            tracked._spec.entries_cached += len(tracked._items)
-        surplus = sum(spec.entries_cached for spec in self._specs.values()) - self._cached_entries * 3 // 4
-        for tracked in collections:
-            if surplus <= 0:
-                break
-            entries = len(tracked._items)
-            if entries:
-                tracked._spec.entries_cached -= entries
-                surplus -= entries
-                tracked._forget()
 
     # --- schema -----------------------------------------------------------------------------------------
 
@@ -262,70 +386,3 @@ def _tells_itself_apart(key: Any) -> bool:
     """Whether keys of this kind are equal exactly when their row keys are."""
     cls = key.__class__
     return cls in _SINGLE or (cls is tuple and _IN_TUPLE.issuperset(map(type, key)))
-
-
-def _tracked_class(declaration: Declaration) -> Any:
-    match declaration.kind:
-        case "value":
-            return MutableTrackedValue if declaration.coder.mutable else TrackedValue
-        case "map":
-            return CanonicalTrackedMap if _needs_canonical_keys(declaration) else TrackedMap
-        case "set":
-            return CanonicalTrackedSet if _needs_canonical_keys(declaration) else TrackedSet
-
-
-def _needs_canonical_keys(declaration: Declaration) -> bool:
-    return declaration.key_coder is not None and not declaration.key_coder.python_equality
-
-
-def _references(bundle: Bundle) -> int:
-    """The most references any object of the bundle has, that of the bundle and of this frame included."""
-    most = 0
-    for tracked in bundle.values():
-        count = sys.getrefcount(tracked)
-        most = max(most, count)
-    return most
-
-
-_UNHELD: Final = _references({"only": StateSpec.__new__(StateSpec)})
-
-
-def _is_held(bundle: Bundle) -> bool:
-    """Whether somebody else, an operator or the user, can still reach a tracked object of this key.
-
-    Such a key must stay cached: a second object for the same cell would not see the first one's writes.
-    """
-    return _references(bundle) > _UNHELD
-
-
-def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], operator: str) -> None:
-    """Compares two :meth:`KeyedState.schema`. Added and dropped states are fine.
-
-    Raises SchemaMismatch when a name is stored with another kind or coder than declared.
-    """
-    before = {each["name"]: each for each in stored}
-    for now in declared:
-        was = before.get(now["name"], now)
-        if (was["kind"], list(was["coders"])) != (now["kind"], list(now["coders"])):
-            raise SchemaMismatch(
-                f"state {now['name']!r} is stored as {_signature(was)} but declared as {_signature(now)}",
-                remedy="declare it as it is stored, give the new state another name=, or write migrate_state",
-                operator=operator,
-                state=now["name"],
-            )
-
-
-def _signature(described: dict[str, Any]) -> str:
-    return f"{described['kind']}({', '.join(described['coders'])})"
-
-
-def scan_state(declaration: Declaration, reader: CellReader) -> Iterator[tuple[Any, Any, Any]]:
-    """Everything stored of one state: ``(key, entry key, value)``, in address order.
-
-    The entry key is None for a value state; for a set it is the member and the value is None.
-    """
-    key_coder, decode = declaration.key_coder, declaration.coder.decode
-    for cell, data in reader.scan(CELL + declaration.tag):
-        key, _, entry = split_address(cell)
-        entry_key = None if key_coder is None else key_coder.decode_key(entry)
-        yield decode_row_key(key), entry_key, decode(unpack_cell(data))

@@ -1,38 +1,42 @@
-"""Plain data as msgpack, and dataclasses as plain data.
+"""Plain data as msgpack.
 
-msgpack knows neither tuple, set, date, datetime, Decimal, UUID nor ints beyond 64 bits: they travel as
-extension types, whose numbers are a stored format and never change meaning.
+msgpack knows neither tuple, set, date, datetime, Decimal, UUID, bytearray, numpy arrays nor ints beyond 64 bits: they
+travel as extension types, whose numbers are a stored format and never change meaning. An array comes back in C order,
+writable; numpy's scalars come back as Python's.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
-from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
+from numbers import Number
 from typing import Any
 from uuid import UUID
 
 import msgpack
 
-from stateflow.errors import DeclarationError, DecodeError, EncodeError
+from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import ordered
 
-_TUPLE, _SET, _FROZENSET, _INT, _DATE, _AWARE, _NAIVE, _DECIMAL, _UUID = range(1, 10)
+_TUPLE, _SET, _FROZENSET, _INT, _DATE, _AWARE, _NAIVE, _DECIMAL, _UUID, _BYTEARRAY, _ARRAY = range(1, 12)
+#: kinds of numpy arrays whose bytes say everything: numbers, bool, fixed text and bytes, times
+_ARRAY_KINDS = "biufcSUmM"
 
 #: types msgpack (with the extensions here) stores and returns unchanged, and whose values never change
 IMMUTABLE = (type(None), bool, int, float, str, bytes, date, datetime, Decimal, UUID)
 #: subclasses of these are stored as these
 _SUBCLASSED: tuple[Any, ...] = (float, str, bytes, list, dict)
-_CONTAINERS = (list, dict, tuple, set, frozenset)
+CONTAINERS = (list, dict, tuple, set, frozenset)
+#: how msgpack announces bytes, which is also how it writes a bytearray
+_BIN = (b"\xc4", b"\xc5", b"\xc6")
 
 
 def dumps(value: Any) -> bytes:
     """Raises EncodeError for a type that has no plain form, and for cycles."""
     try:
         data: bytes = msgpack.packb(value, default=_extend, strict_types=True)
+        if any(mark in data for mark in _BIN) and _has_bytearray(value):
+            data = msgpack.packb(_marked(value), default=_extend, strict_types=True)
     except EncodeError:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -56,6 +60,26 @@ def loads(data: bytes) -> Any:
             remedy="the data was written under another declaration or is damaged; restore a checkpoint",
             bytes=data[:32].hex(),
         ) from error
+
+
+def _has_bytearray(value: Any) -> bool:
+    """Looks where ``_extend`` is not asked: at the value itself and into lists and dicts."""
+    cls = value.__class__
+    if cls is list:
+        return any(map(_has_bytearray, value))
+    if cls is dict:
+        return any(map(_has_bytearray, value.values()))
+    return cls is bytearray
+
+
+def _marked(value: Any) -> Any:
+    """``value`` with each bytearray as an extension type."""
+    cls = value.__class__
+    if cls is list:
+        return [_marked(item) for item in value]
+    if cls is dict:
+        return {key: _marked(item) for key, item in value.items()}
+    return msgpack.ExtType(_BYTEARRAY, bytes(value)) if cls is bytearray else value
 
 
 def _extend(value: Any) -> Any:
@@ -82,6 +106,10 @@ def _extend(value: Any) -> Any:
             return msgpack.ExtType(_DECIMAL, str(value).encode())
         case UUID():
             return msgpack.ExtType(_UUID, value.bytes)
+    if is_array_type(value.__class__):
+        return _extend_array(value)
+    if isinstance(value, Number) and hasattr(value, "item"):  # numpy.int64, numpy.float32
+        return value.item()
     for plain_type in _SUBCLASSED:
         if isinstance(value, plain_type):
             return plain_type(value)
@@ -90,6 +118,30 @@ def _extend(value: Any) -> Any:
         remedy="store lists, dicts, sets, tuples, numbers, text, bytes, dates or dataclasses",
         value=repr(value)[:80],
     )
+
+
+def is_array_type(type_: Any) -> bool:
+    """Whether it is numpy.ndarray; numpy is not imported for the question."""
+    return getattr(type_, "__module__", "") == "numpy" and getattr(type_, "__name__", "") == "ndarray"
+
+
+def _extend_array(array: Any) -> msgpack.ExtType:
+    if array.dtype.kind not in _ARRAY_KINDS:
+        raise EncodeError(
+            f"an array of dtype {array.dtype} has no stored form",
+            remedy="store numbers, bool, fixed text or times, or a list",
+        )
+    return msgpack.ExtType(_ARRAY, dumps([array.dtype.str, list(array.shape)]) + array.tobytes())
+
+
+def _shorten_array(body: bytes) -> Any:
+    import numpy as np  # who stored an array has it
+
+    unpacker = msgpack.Unpacker(None, max_buffer_size=len(body))
+    unpacker.feed(body)
+    dtype, shape = unpacker.unpack()
+    # a copy, since bytes cannot be written to
+    return np.frombuffer(body, np.dtype(dtype), offset=unpacker.tell()).reshape(shape).copy()
 
 
 def _shorten(code: int, body: bytes) -> Any:
@@ -111,196 +163,11 @@ def _shorten(code: int, body: bytes) -> Any:
             return Decimal(body.decode("ascii"))
         case 9:
             return UUID(bytes=body)
+        case 10:
+            return bytearray(body)
+        case 11:
+            return _shorten_array(body)
     raise DecodeError(
         f"stored msgpack has extension type {code}, which this version does not know",
         remedy="run the newer stateflow version that wrote it",
     )
-
-
-# --- shapes: dataclasses inside plain data -------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
-    """How values of one type that contain dataclasses are lowered to plain data and lifted back."""
-
-    name: str
-    lower: Callable[[Any], Any]
-    lift: Callable[[Any], Any]
-
-
-class RecordShape:
-    """Lowers a dataclass instance to ``{field: plain value}``.
-
-    ``immutable`` says that neither the instance nor anything in it can change in place.
-    Raises DeclarationError for a field whose type has no plain form.
-    """
-
-    def __init__(self, cls: type) -> None:
-        self.cls = cls
-        self.name = f"struct:{cls.__name__}"
-        self.immutable = is_immutable(cls)
-        self._fields: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(cls)}
-        self._shapes: dict[str, Shape | None] = {}
-
-    @classmethod
-    def of(cls, record: type) -> RecordShape:
-        """One shape per class; a class may hold itself, so it is known before its fields are looked at."""
-        if not (isinstance(record, type) and dataclasses.is_dataclass(record)):
-            raise DeclarationError(f"{record!r} is not a dataclass", remedy="decorate it with @dataclasses.dataclass")
-        known = _records.get(record)
-        if known is None:
-            known = _records[record] = cls(record)
-            try:
-                hints = field_types(record)
-                known._shapes = {name: shape_of(hints[name]) for name in known._fields}
-            except DeclarationError:
-                del _records[record]
-                raise
-        return known
-
-    def lower(self, value: Any) -> dict[str, Any]:
-        if not isinstance(value, self.cls):
-            raise EncodeError(f"a value of type {type(value).__name__} stands where {self.cls.__name__} is declared")
-        plain = {}
-        for name, shape in self._shapes.items():
-            field = getattr(value, name)
-            plain[name] = field if shape is None else shape.lower(field)
-        return plain
-
-    def lift(self, plain: Any) -> Any:
-        if not isinstance(plain, dict):
-            raise DecodeError(f"stored data is no {self.cls.__name__}", found=type(plain).__name__)
-        value: Any = object.__new__(self.cls)
-        for name, shape in self._shapes.items():
-            if name in plain:
-                field = plain[name] if shape is None else shape.lift(plain[name])
-            else:
-                field = self._default(name)
-            object.__setattr__(value, name, field)
-        return value
-
-    def _default(self, name: str) -> Any:
-        field = self._fields[name]
-        if field.default is not dataclasses.MISSING:
-            return field.default
-        if field.default_factory is not dataclasses.MISSING:
-            return field.default_factory()
-        raise DecodeError(
-            f"stored {self.cls.__name__} has no field {name!r} and the field has no default",
-            remedy="give the new field a default, or write migrate_state",
-        )
-
-
-_records: dict[type, RecordShape] = {}
-
-
-def field_types(cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls)
-    except NameError as error:
-        raise DeclarationError(
-            f"a field type of {cls.__name__} cannot be resolved: {error}",
-            remedy="define the named type at module level, before the operator",
-        ) from error
-
-
-def bare(type_: Any) -> Any:
-    """``type_`` without NewType and Annotated around it."""
-    while True:
-        if hasattr(type_, "__supertype__"):
-            type_ = type_.__supertype__
-        elif typing.get_origin(type_) is typing.Annotated:
-            type_ = typing.get_args(type_)[0]
-        else:
-            return type_
-
-
-def is_union(type_: Any) -> bool:
-    return typing.get_origin(type_) in (typing.Union, types.UnionType)
-
-
-def is_immutable(type_: Any, _within: tuple[type, ...] = ()) -> bool:
-    """Whether a value of ``type_`` and everything in it is fixed for good."""
-    type_ = bare(type_)
-    origin, args = typing.get_origin(type_), typing.get_args(type_)
-    if type_ in IMMUTABLE or type_ is None or type_ in _within:
-        return True
-    if is_union(type_) or origin in (tuple, frozenset):
-        return all(arg is Ellipsis or is_immutable(arg, _within) for arg in args)
-    if isinstance(type_, type) and dataclasses.is_dataclass(type_):
-        frozen = type_.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        return bool(frozen) and all(is_immutable(hint, (*_within, type_)) for hint in field_types(type_).values())
-    return False
-
-
-def shape_of(type_: Any) -> Shape | None:
-    """None when values of ``type_`` are plain already. Raises DeclarationError for unsupported types."""
-    type_ = bare(type_)
-    if type_ in IMMUTABLE or type_ in _CONTAINERS or type_ in (None, Any, object):
-        return None
-    if isinstance(type_, type) and dataclasses.is_dataclass(type_):
-        record = RecordShape.of(type_)
-        return Shape(record.name, record.lower, record.lift)
-    origin, args = typing.get_origin(type_), typing.get_args(type_)
-    if is_union(type_):
-        return _union_shape(type_, args)
-    if origin in _CONTAINERS:
-        return _container_shape(origin, args)
-    raise DeclarationError(
-        f"there is no coder for {getattr(type_, '__name__', type_)}",
-        remedy="use int, float, bool, str, bytes, datetime, date, Decimal, UUID, list, dict, set, tuple or a "
-        "dataclass, or pass coder=",
-    )
-
-
-def _union_shape(type_: Any, args: tuple[Any, ...]) -> Shape | None:
-    shapes = [shape for shape in map(shape_of, args) if shape is not None]
-    if not shapes:
-        return None
-    if len(shapes) > 1 or len(args) != 2 or type(None) not in args:
-        raise DeclarationError(
-            f"a union with a dataclass in it cannot be told apart when read: {type_}",
-            remedy="use Optional[…] of one dataclass",
-        )
-    inner = shapes[0]
-    return Shape(
-        f"{inner.name}?",
-        lambda value: None if value is None else inner.lower(value),
-        lambda value: None if value is None else inner.lift(value),
-    )
-
-
-def _container_shape(origin: Any, args: tuple[Any, ...]) -> Shape | None:
-    shapes = [None if arg is Ellipsis else shape_of(arg) for arg in args]
-    if all(shape is None for shape in shapes):
-        return None
-    name = f"{origin.__name__}[{','.join('_' if shape is None else shape.name for shape in shapes)}]"
-    lowers = [_same if shape is None else shape.lower for shape in shapes]
-    lifts = [_same if shape is None else shape.lift for shape in shapes]
-    if origin is dict:
-        if shapes[0] is not None:
-            raise DeclarationError("a dataclass cannot be the key of a stored dict", remedy="use a tuple as key")
-        lower, lift = lowers[1], lifts[1]
-        return Shape(
-            name,
-            lambda value: {key: lower(item) for key, item in value.items()},
-            lambda value: {key: lift(item) for key, item in value.items()},
-        )
-    if origin in (set, frozenset):
-        raise DeclarationError("a dataclass cannot be the member of a stored set", remedy="use a list or a dict")
-    if origin is tuple and Ellipsis not in args:
-        return Shape(
-            name,
-            lambda value: tuple([lower(item) for lower, item in zip(lowers, value, strict=True)]),
-            lambda value: tuple([lift(item) for lift, item in zip(lifts, value, strict=True)]),
-        )
-    return Shape(
-        name,
-        lambda value: origin([lowers[0](item) for item in value]),
-        lambda value: origin([lifts[0](item) for item in value]),
-    )
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any, Final, Protocol
 
 from stateflow.errors import DeclarationError, DecodeError, EncodeError, NullKey, UnsupportedKeyType
 from stateflow.state import plain
-from stateflow.state.cells import CELL, COUNT, decode_row_key, encode_row_key, split_address
+from stateflow.state.cells import (
+    CELL,
+    COUNT,
+    HEADER,
+    LATEST_US,
+    decode_row_key,
+    encode_row_key,
+    header_until,
+    split_address,
+)
 from stateflow.state.coders import Coder, Msgpack, Struct
+from stateflow.state.namespace import Namespace
+from stateflow.state.records import is_record
+from stateflow.state.ttl import Ttl
 
 
 class CellReader(Protocol):
-    """The committed cells of one partition."""
+    """The committed cells of one partition.
+
+    A reader may also have ``scan_from(start, end)``, the cells of ``[start, end)`` in byte order: a sweep then goes
+    on where it stopped without walking over what it has seen.
+    """
 
     def get(self, cell: bytes, /) -> bytes | None: ...
 
@@ -40,13 +56,26 @@ MISSING: Final = Marker("missing")
 PACKED: Final = Marker("packed")
 #: nobody has asked the store yet
 UNREAD: Final = Marker("unread")
+#: in the store, but its time is over
+EXPIRED: Final = Marker("expired")
 
 #: what a coder of the user's own may raise for a value that does not fit
 ENCODE_FAILURES = (EncodeError, TypeError, ValueError, AttributeError, OverflowError)
+#: and for bytes that do not
+DECODE_FAILURES = (DecodeError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError)
+
+#: the time when there is none yet: nothing has expired
+_NEVER_US: Final = -(1 << 63)
 
 
 class StateSpec:
-    """One state of one partition. ``reader`` None makes standalone objects, which never touch a store."""
+    """One state of one partition. ``reader`` None makes standalone objects, which never touch a store.
+
+    Attributes:
+        now_us: time of this batch in the domain of ``ttl``; without one before any expiry.
+        expiry_us: when what this batch writes is gone, None for never.
+        header: what comes before the payload of everything this batch writes.
+    """
 
     __slots__ = (
         "cell_head",
@@ -58,14 +87,20 @@ class StateSpec:
         "encode",
         "entries_cached",
         "exact",
+        "expiry_us",
         "get",
+        "header",
         "key_coder",
         "log",
         "mutable",
         "name",
+        "now_us",
         "operator",
+        "reduce",
+        "refresh_below_us",
         "scan",
         "standalone",
+        "ttl",
     )
 
     def __init__(
@@ -79,12 +114,18 @@ class StateSpec:
         default_payload: bytes | None = None,
         reader: CellReader | None = None,
         log: list[Any] | None = None,
+        ttl: Ttl | None = None,
+        reduce: Callable[[Any, Any], Any] | None = None,
+        max_value_bytes: int | None = None,
     ) -> None:
         self.operator = operator
         self.name = name
         self.coder = coder
         self.key_coder: Coder[Any] = key_coder or _KEYS
-        self.encode, self.decode = coder.encode, coder.decode
+        self.encode: Callable[[Any], bytes] = coder.encode
+        self.decode: Callable[[bytes], Any] = coder.decode
+        if max_value_bytes is not None and not coder.fixed_width:
+            self.encode = _bounded(coder.encode, max_value_bytes)
         self.mutable, self.exact = coder.mutable, coder.exact
         self.default_payload = default_payload
         #: of immutable coders only; a mutable default is decoded for each use
@@ -97,6 +138,21 @@ class StateSpec:
         self.log: list[Any] = [] if log is None else log
         #: map entries and set members loaded or inserted since somebody last counted
         self.entries_cached = 0
+        self.reduce = reduce
+        self.ttl = ttl
+        self.now_us = _NEVER_US
+        self.expiry_us: int | None = None
+        self.header = HEADER
+        #: a read of an entry with less than this left is written down; None when reads do not count
+        self.refresh_below_us = ttl.refresh_below_us if ttl is not None and ttl.refresh == "read_write" else None
+
+    def set_now(self, now_us: int) -> None:
+        """The time of the batch that begins, of a state with ttl. It never goes back: what is gone stays gone."""
+        assert self.ttl is not None
+        if now_us > self.now_us:
+            self.now_us = now_us
+            self.expiry_us = min(now_us + self.ttl.us, LATEST_US)
+            self.header = header_until(self.expiry_us)
 
     def fresh_default(self) -> Any:
         if self.mutable and self.default_payload is not None:
@@ -143,24 +199,55 @@ class StateSpec:
 
     def encode_error(self, error: Exception, row: bytes, **where: Any) -> EncodeError:
         """``error`` with the place it happened at; ``row`` is the key's part of the address."""
-        place: dict[str, Any] = {"operator": self.operator, "state": self.name, "key": key_of(row), **where}
+        place = self._place(row, where)
         if isinstance(error, EncodeError):
-            return EncodeError(error.what, remedy=error.remedy, **place, **error.where)
+            return EncodeError(error.what, remedy=error.remedy, **{**error.where, **place})
         return EncodeError(f"coder {self.coder.name} failed: {error!r}", remedy="mend the coder", **place)
+
+    def decode_error(self, error: Exception, row: bytes, **where: Any) -> DecodeError:
+        """The same for stored bytes that cannot be read."""
+        place = self._place(row, where)
+        if isinstance(error, DecodeError):
+            return DecodeError(error.what, remedy=error.remedy, **{**error.where, **place})
+        return DecodeError(f"coder {self.coder.name} failed: {error!r}", remedy="mend the coder", **place)
+
+    def _place(self, row: bytes, where: dict[str, Any]) -> dict[str, Any]:
+        place = {"operator": self.operator or None, "state": self.name, "key": key_of(row)}
+        namespace = split_address(CELL + bytes(8) + row)[1] if row else b""
+        if namespace:
+            place["namespace"] = Namespace(namespace)
+        return {**place, **where}
+
+    def refuses(self, key: Any) -> bool:
+        """Whether a key is refused as NaN is, though Python already fails to hash it."""
+        if isinstance(key, tuple):
+            return any(map(self.refuses, key))
+        return not self.standalone and isinstance(key, Decimal) and key.is_snan()
 
     def count_differs(self, row: bytes, counted: int, stored: int) -> DecodeError:
         return DecodeError(
             f"a stored count says {stored} entries, the store holds {counted}",
             remedy="the store is damaged; restore a checkpoint",
-            operator=self.operator,
-            state=self.name,
-            key=key_of(row),
+            **self._place(row, {}),
         )
 
 
 def key_of(row: bytes) -> Any:
     """The stream key inside the middle part of an address."""
     return decode_row_key(split_address(CELL + bytes(8) + row)[0]) if row else None
+
+
+def _bounded(encode: Callable[[Any], bytes], bytes_max: int) -> Callable[[Any], bytes]:
+    def bounded(value: Any) -> bytes:
+        payload = encode(value)
+        if len(payload) > bytes_max:
+            raise EncodeError(
+                f"a value takes {len(payload)} bytes, at most {bytes_max} are allowed",
+                remedy="use a map or a list, whose entries are stored one by one, or raise max_value_bytes",
+            )
+        return payload
+
+    return bounded
 
 
 def _no_cell(cell: bytes) -> bytes | None:
@@ -223,7 +310,7 @@ def fingerprint(value: Any) -> Any:
     if type(value) in plain.IMMUTABLE:
         return (type(value), value)
     try:
-        if dataclasses.is_dataclass(value):
+        if is_record(type(value)):
             return Struct(type(value)).encode(value)
         return _ANYTHING.encode(value)
     except (EncodeError, DeclarationError):
@@ -232,4 +319,5 @@ def fingerprint(value: Any) -> Any:
 
 _ANYTHING = Msgpack()
 _KEYS = _AnyKey()
-STANDALONE: Final = StateSpec("", "", _AnyValue())
+STANDALONE_VALUES: Final = _AnyValue()
+STANDALONE: Final = StateSpec("", "", STANDALONE_VALUES)

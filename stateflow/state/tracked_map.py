@@ -54,7 +54,11 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         items = self._items
-        if key in items and key in self._base:
+        try:
+            written = key in items and key in self._base
+        except TypeError:
+            written = False  # _put says why
+        if written:
             items[key] = value
         else:
             self._put(key, value)
@@ -74,7 +78,7 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
         return default
 
     def setdefault(self, key: K, default: Any = None, /) -> Any:
-        if self._present(key):
+        if self._present_or_refused(key):
             return self._value(key)
         self._put(key, default)
         return default

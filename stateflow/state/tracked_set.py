@@ -43,7 +43,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
             return self._present(_frozen(member))
 
     def add(self, member: T) -> None:
-        if not self._present(member):
+        if not self._present_or_refused(member):
             self._put(member, None)
 
     def discard(self, member: T) -> None:

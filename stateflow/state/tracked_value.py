@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from stateflow.changes import Mutations
-from stateflow.state.cells import HEADER, unpack_cell
-from stateflow.state.spec import ENCODE_FAILURES, STANDALONE, UNREAD, StateSpec, fingerprint
+from stateflow.errors import DecodeError
+from stateflow.state.cells import unpack_cell
+from stateflow.state.spec import DECODE_FAILURES, ENCODE_FAILURES, STANDALONE, UNREAD, StateSpec, fingerprint
 
 T = TypeVar("T")
 
@@ -50,6 +51,10 @@ class TrackedValue(Generic[T]):
         @value.setter
         def value(self, value: T) -> None: ...
 
+        def _get(self) -> T: ...
+
+        def _set(self, value: T) -> None: ...
+
     else:
 
         def _get(self):
@@ -69,7 +74,7 @@ class TrackedValue(Generic[T]):
 
     def clear(self) -> None:
         """Back to the declared default (None for a standalone value); the stored cell goes."""
-        self.value = self._spec.fresh_default()
+        self._set(self._spec.fresh_default())
         self._implicit = True
 
     def changes(self) -> dict[str, Any]:
@@ -107,16 +112,34 @@ class TrackedValue(Generic[T]):
         self._stored = UNREAD
         return self
 
+    def _log(self) -> None:
+        self._dirty = True
+        self._spec.log.append(self)
+
     def _read(self) -> bytes | None:
         data = self._spec.get(self._spec.cell_head + self._row)
-        payload = self._stored = None if data is None else unpack_cell(data)
+        try:
+            payload = None if data is None else self._unpack(data)
+        except DecodeError as error:
+            raise self._spec.decode_error(error, self._row) from error
+        self._stored = payload
         return payload
+
+    def _unpack(self, data: bytes) -> bytes:
+        return unpack_cell(data)
 
     def _load(self) -> T:
         spec = self._spec
         payload = self._read() if self._stored is UNREAD else self._stored
-        now: T = spec.fresh_default() if payload is None else spec.decode(payload)
+        now: T = spec.fresh_default() if payload is None else self._decoded(payload)
         self._now = now
+        return now
+
+    def _decoded(self, payload: bytes) -> T:
+        try:
+            now: T = self._spec.decode(payload)
+        except DECODE_FAILURES as error:
+            raise self._spec.decode_error(error, self._row) from error
         return now
 
     def _collect(self, into: Mutations) -> None:
@@ -140,7 +163,7 @@ class TrackedValue(Generic[T]):
             if payload is None:
                 into.deletes.append(spec.cell_head + self._row)
             else:
-                into.puts.append((spec.cell_head + self._row, HEADER + payload))
+                into.puts.append((spec.cell_head + self._row, spec.header + payload))
 
     def _settle(self) -> None:
         """What ``_collect`` found is in the store now."""

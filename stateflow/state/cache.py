@@ -1,0 +1,196 @@
+"""The bounds of a partition's cache: what leaves it when there is too much, and what its bytes are taken for.
+
+All of it runs between batches, when everything is clean.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from typing import Any, Final
+
+from stateflow.state.collection import Collection
+from stateflow.state.spec import PACKED, CellReader, StateSpec
+
+#: one key's tracked objects, by attribute; or those of a key in a namespace, by tag
+Bundle = dict[Any, Any]
+#: keys by their type, as far as their own equality says enough
+Caches = dict[type, dict[Any, Bundle]]
+
+# Approximations, in bytes: of a bundle with its key, of a tracked object with its two or three slots that hold objects,
+# of an entry's places in the dicts of its collection.
+_BUNDLE, _OBJECT, _ENTRY = 350, 200, 130
+_OPAQUE, _SMALL = 200, 64
+
+
+def evict_keys(caches: Caches, excess: int, recent: frozenset[int]) -> None:
+    """Drops up to ``excess`` keys, oldest first, those with an object in ``recent`` (by id) last."""
+    for spared in (recent, frozenset[int]()):
+        for cache in caches.values():
+            victims: list[Any] = []
+            again: list[Any] = []
+            for key, bundle in cache.items():
+                if len(victims) >= excess:
+                    break
+                if not spared.isdisjoint(map(id, bundle.values())):
+                    again.append(key)
+                elif not is_held(bundle):
+                    victims.append(key)
+            for key in victims:
+                del cache[key]
+            for key in again:
+                cache[key] = cache.pop(key)
+            excess -= len(victims)
+        if excess <= 0:
+            return
+
+
+def evict_entries(caches: Caches, specs: Iterable[StateSpec], entries_max: int) -> None:
+    """Drops the entries of the oldest keys' collections until at most ``entries_max`` are left."""
+    collections = [tracked for tracked in _tracked(caches) if isinstance(tracked, Collection)]
+    specs = list(specs)
+    for spec in specs:
+        spec.entries_cached = 0
+    for tracked in collections:
+        tracked._spec.entries_cached += len(tracked._items)
+    surplus = sum(spec.entries_cached for spec in specs) - entries_max
+    for tracked in collections:
+        if surplus <= 0:
+            break
+        entries = len(tracked._items)
+        if entries:
+            tracked._spec.entries_cached -= entries
+            surplus -= entries
+            tracked._forget()
+
+
+def evict_bytes(caches: Caches, bytes_max: int, recent: frozenset[int]) -> int:
+    """Drops keys, oldest first, those with an object in ``recent`` (by id) last, until about three quarters of
+    ``bytes_max`` are left, if it is more than seven eighths. Returns what is left."""
+    weights = {id(bundle): weight_of(key, bundle) for cache in caches.values() for key, bundle in cache.items()}
+    total = sum(weights.values())
+    if total <= bytes_max * 7 // 8:
+        return total
+    for spared in (recent, frozenset[int]()):
+        for cache in caches.values():
+            for key in list(cache):
+                if total <= bytes_max * 3 // 4:
+                    return total
+                bundle = cache[key]
+                if spared.isdisjoint(map(id, bundle.values())) and not is_held(bundle):
+                    total -= weights[id(bundle)]
+                    del cache[key], bundle
+    return total
+
+
+def weight_of(key: Any, bundle: Bundle) -> int:
+    """About how many bytes a cached key takes: getsizeof of keys, payloads and decoded values, tuples one level
+    deep and objects of the user's own as 200 bytes, plus fixed costs of key, object and entry."""
+    weight = _BUNDLE + _size_of(key)
+    for tracked in bundle.values():
+        weight += _OBJECT
+        if isinstance(tracked, Collection):
+            packed = tracked._packed
+            for entry, value in tracked._items.items():
+                weight += _ENTRY + _size_of(entry) + _size_of(packed[entry] if value is PACKED else value)
+            for absent in tracked._absent or ():
+                weight += _ENTRY // 2 + _size_of(absent)
+        else:
+            weight += _size_of(tracked._stored) + _size_of(getattr(tracked, "_now", None))
+    return weight
+
+
+def _size_of(value: Any) -> int:
+    if isinstance(value, tuple):
+        return sys.getsizeof(value) + sum(map(sys.getsizeof, value))
+    if isinstance(value, str | bytes | int | float | Decimal | None):
+        return sys.getsizeof(value)
+    return _OPAQUE
+
+
+def _tracked(caches: Caches) -> Iterator[Any]:
+    for cache in caches.values():
+        for bundle in cache.values():
+            yield from bundle.values()
+
+
+def _references(bundle: Bundle) -> int:
+    """The most references any object of the bundle has, that of the bundle and of this frame included."""
+    most = 0
+    for tracked in bundle.values():
+        count = sys.getrefcount(tracked)
+        most = max(most, count)
+    return most
+
+
+_UNHELD: Final = _references({"only": StateSpec.__new__(StateSpec)})
+
+
+def is_held(bundle: Bundle) -> bool:
+    """Whether somebody else, an operator or the user, can still reach a tracked object of this key.
+
+    Such a key must stay cached: a second object for the same cell would not see the first one's writes.
+    """
+    return _references(bundle) > _UNHELD
+
+
+class Meter:
+    """A reader that adds up, roughly, what is read through it and thus may be cached."""
+
+    def __init__(self, reader: CellReader) -> None:
+        self._reader = reader
+        self.bytes = 0
+
+    def get(self, cell: bytes) -> bytes | None:
+        data = self._reader.get(cell)
+        self.bytes += _ENTRY + len(cell) + (0 if data is None else 2 * len(data))
+        return data
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for cell, data in self._reader.scan(prefix):
+            self.bytes += _ENTRY + len(cell) + 2 * len(data)
+            yield cell, data
+
+
+class CachePool:
+    """Bytes that the caches of all partitions of a process share, in equal parts."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._members = 0
+
+    def join(self) -> None:
+        self._members += 1
+
+    def leave(self) -> None:
+        self._members -= 1
+
+    @property
+    def share(self) -> int:
+        return self._bytes_max // max(1, self._members)
+
+
+class Budget:
+    """Keeps a cache under its share of a pool: adds up what is read, written, inserted and bound, rather too much than
+    too little, and only when that is over the limit weighs what is there."""
+
+    def __init__(self, pool: CachePool, states: int) -> None:
+        self._pool = pool
+        self._key_bytes = _BUNDLE + states * _OBJECT + 100
+        self._weighed = self._keys = self._entries = self._added = 0
+
+    def written(self, puts: Iterable[tuple[bytes, bytes]]) -> None:
+        # small ones are part of what an object and an entry are taken for
+        self._added += 2 * sum([size for cell, data in puts if (size := len(cell) + len(data)) > _SMALL])
+
+    def is_over(self, keys: int, entries: int, meter: Meter) -> bool:
+        """Whether there may be too much; ``entries`` is how many were loaded or inserted, by the specs' count."""
+        grown = (keys - self._keys) * self._key_bytes + max(0, entries - self._entries) * _ENTRY
+        return self._weighed + self._added + meter.bytes + grown > self._pool.share
+
+    def cut(self, caches: Caches, entries: int, meter: Meter, recent: frozenset[int]) -> None:
+        """Weighs what is there and drops what is too much."""
+        self._weighed = evict_bytes(caches, self._pool.share, recent)
+        self._keys, self._entries = sum(map(len, caches.values())), entries
+        self._added = meter.bytes = 0

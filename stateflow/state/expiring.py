@@ -1,0 +1,427 @@
+"""Tracked objects of states with a ttl.
+
+Time is fixed within a batch, and what it ends is *dropped in that batch*: an expired value, entry or element that
+is met counts as removed by whoever met it, so that the rest of the machinery (net change, count, rollback, putting it
+again) needs to know nothing of time. What has expired but was not met stays in the store, and in the count, unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from stateflow.changes import Mutations
+from stateflow.state.cells import unpack_cell_with_expiry
+from stateflow.state.collection import Collection
+from stateflow.state.spec import DECODE_FAILURES, EXPIRED, PACKED, UNREAD, StateSpec
+from stateflow.state.tracked_list import TrackedList
+from stateflow.state.tracked_map import CanonicalTrackedMap, TrackedMap
+from stateflow.state.tracked_reducing import TrackedCounter, TrackedReducing
+from stateflow.state.tracked_set import CanonicalTrackedSet, TrackedSet, _frozen
+from stateflow.state.tracked_value import TrackedValue
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+
+class Lifetimes(Generic[K]):
+    """When the loaded entries of one collection expire."""
+
+    __slots__ = ("_groups", "_heap", "_queued", "expiry", "rewritten", "touched")
+
+    def __init__(self) -> None:
+        #: of every loaded stored entry that expires
+        self.expiry: dict[K, int] = {}
+        #: entries assigned, or read late enough, in this batch: they get a new expiry though their value be the same
+        self.touched: set[K] = set()
+        #: entries the last ``_collect`` puts
+        self.rewritten: list[K] = []
+        #: expiry → entries that had it; they may have got another since
+        self._groups: dict[int, list[K]] = {}
+        #: the keys of ``_groups``
+        self._heap: list[int] = []
+        #: how many entries ``_groups`` names
+        self._queued = 0
+
+    def is_due(self, now_us: int) -> bool:
+        """Whether an entry may have expired."""
+        return bool(self._heap) and self._heap[0] <= now_us
+
+    def due(self, now_us: int) -> Iterator[K]:
+        """Entries that have expired and were not touched; each comes once."""
+        while self.is_due(now_us):
+            at_us = heappop(self._heap)
+            group = self._groups.pop(at_us)
+            self._queued -= len(group)
+            for key in group:
+                if self.expiry.get(key) == at_us and key not in self.touched:
+                    yield key
+
+    def set(self, key: K, at_us: int | None) -> None:
+        if at_us is None:
+            self.expiry.pop(key, None)
+            return
+        self.expiry[key] = at_us
+        group = self._groups.get(at_us)
+        if group is None:
+            self._groups[at_us] = [key]
+            heappush(self._heap, at_us)
+        else:
+            group.append(key)
+        self._queued += 1
+        if self._queued > 2 * len(self.expiry) + 64:
+            self._regroup()
+
+    def _regroup(self) -> None:
+        """Forgets the expiries that entries no longer have."""
+        groups: dict[int, list[K]] = {}
+        for key, at_us in self.expiry.items():
+            groups.setdefault(at_us, []).append(key)
+        self._groups, self._heap, self._queued = groups, list(groups), len(self.expiry)
+        heapify(self._heap)
+
+
+class Expiring(Collection[K]):
+    """What collections with a ttl do in another way."""
+
+    __slots__ = ()
+
+    _times: Lifetimes[K]
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._times = Lifetimes()
+
+    # --- time -------------------------------------------------------------------------------------------
+
+    def _age(self) -> None:
+        """Drops the loaded entries whose time is over."""
+        times, now_us, items = self._times, self._spec.now_us, self._items
+        if times.is_due(now_us):
+            for key in times.due(now_us):
+                if key in items:
+                    del items[key]
+                    self._bury(key)
+
+    def _bury(self, key: K) -> None:
+        """An expired entry counts as removed in this batch."""
+        if not self._dirty:
+            self._log()
+        self._base[key] = EXPIRED
+        self._count -= 1
+        self._order = None
+
+    def _touch(self, key: K) -> None:
+        self._times.touched.add(key)
+        if not self._dirty:
+            self._log()
+
+    def _read_now(self, key: K) -> None:
+        """A live entry was read: it may have to live longer."""
+        spec, times = self._spec, self._times
+        if spec.refresh_below_us is None or key in times.touched or spec.expiry_us is None:
+            return
+        expiry = times.expiry.get(key)
+        if expiry is None:
+            if key not in self._base:
+                self._touch(key)
+        elif expiry - spec.now_us < spec.refresh_below_us:
+            self._touch(key)
+
+    def _meet(self, entry: bytes) -> None:
+        """For the sweep: drops a stored entry that has expired, gives an expiry to one without."""
+        key = self._spec.key_coder.decode_key(entry)
+        self._age()
+        live = Collection._present(self, key)
+        if live and not (key in self._times.expiry or key in self._base or self._spec.expiry_us is None):
+            self._touch(key)
+
+    # --- reading ----------------------------------------------------------------------------------------
+
+    def _present(self, key: Any) -> bool:
+        self._age()
+        if not super()._present(key):
+            return False
+        self._read_now(key)
+        return True
+
+    def _take_in(self, key: K, data: bytes) -> None:
+        try:
+            _, expiry = unpack_cell_with_expiry(data)
+        except DECODE_FAILURES as error:
+            raise self._unreadable(error, key) from error
+        if expiry is not None and expiry <= self._spec.now_us:
+            self._bury(key)
+            return
+        super()._take_in(key, data)
+        if expiry is not None:
+            self._times.set(key, expiry)
+
+    def _live_order(self) -> list[K]:
+        self._age()
+        return super()._ordered()
+
+    def _ordered(self) -> list[K]:
+        order = self._live_order()
+        if self._spec.refresh_below_us is not None:
+            for key in order:
+                self._read_now(key)
+        return order
+
+    def __len__(self) -> int:
+        """Looks at every entry once: the stored count has those that expired, too."""
+        self._age()
+        self._load_all()
+        return self._count
+
+    # --- writing ----------------------------------------------------------------------------------------
+
+    def _put(self, key: K, value: Any) -> None:
+        super()._put(key, value)
+        self._times.touched.add(key)
+
+    # --- net change -------------------------------------------------------------------------------------
+
+    def _net(self) -> dict[K, bytes | None]:
+        net = super()._net()
+        items, times, expiry = self._items, self._times, self._spec.expiry_us
+        for key in times.touched:
+            if key in items and key not in net and times.expiry.get(key) != expiry:
+                value = items[key]
+                net[key] = self._packed[key] if value is PACKED else self._encoded(key, value)
+        times.rewritten = [key for key, payload in net.items() if payload is not None]
+        return net
+
+    def _everything(self) -> dict[K, bytes | None]:
+        self._times.rewritten = list(self._items)
+        return super()._everything()
+
+    def _settle(self) -> None:
+        items, times, expiry = self._items, self._times, self._spec.expiry_us
+        for key in times.expiry.keys() - items.keys() if self._cleared else self._base:
+            if key not in items:
+                times.set(key, None)
+        super()._settle()
+        times.touched = set()
+        for key in times.rewritten:
+            times.set(key, expiry)
+        times.rewritten = []
+
+
+class ExpiringMap(Expiring[K], TrackedMap[K, V]):
+    """A TrackedMap whose entries expire one by one."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: K) -> V:
+        if not self._present(key):
+            raise KeyError(key)
+        return self._value(key)  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._put(key, value)
+
+    def __contains__(self, key: object) -> bool:
+        return self._present(key)
+
+    def get(self, key: K, default: Any = None, /) -> Any:
+        return self._value(key) if self._present(key) else default
+
+
+class CanonicalExpiringMap(CanonicalTrackedMap[K, V], ExpiringMap[K, V]):
+    """For keys that Python does not find equal though they are stored as one."""
+
+    __slots__ = ()
+
+
+class ExpiringSet(Expiring[T], TrackedSet[T]):
+    """A TrackedSet whose members expire one by one; adding one again keeps it alive."""
+
+    __slots__ = ()
+
+    def __contains__(self, member: object) -> bool:
+        try:
+            return self._present(member)
+        except TypeError:
+            return self._present(_frozen(member))
+
+    def add(self, member: T) -> None:
+        self._put(member, None)
+
+
+class CanonicalExpiringSet(CanonicalTrackedSet[T], ExpiringSet[T]):
+    """For members that Python does not find equal though they are stored as one."""
+
+    __slots__ = ()
+
+
+class ExpiringList(Expiring[int], TrackedList[T]):
+    """A TrackedList whose elements expire one by one, those behind them moving up.
+
+    Only ``append`` and ``clear`` do without reading all of it: what has an index depends on what has expired.
+    An element that another one's insertion moves counts as written.
+    """
+
+    __slots__ = ()
+
+    def _unpack_count(self, payload: bytes) -> int:
+        count = super()._unpack_count(payload)
+        self._holes = True
+        return count
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._holes = True
+
+    def _drop_all(self) -> None:
+        super()._drop_all()
+        self._holes = True
+
+    def _ordered(self) -> list[int]:
+        return self._live_order()
+
+    def _size(self) -> int:
+        return Expiring.__len__(self)
+
+    def _at(self, place: int) -> T:
+        self._read_now(place)
+        return super()._at(place)
+
+    def _values(self, low: int, high: int) -> list[T]:
+        for place in self._places(low, high):
+            self._read_now(place)
+        return super()._values(low, high)
+
+    def _assign(self, place: int, value: T) -> None:
+        super()._assign(place, value)
+        self._times.touched.add(place)
+
+    def _add(self, place: int, value: T) -> None:
+        super()._add(place, value)
+        self._times.touched.add(place)
+
+
+# --- one value -----------------------------------------------------------------------------------------
+
+
+class ExpiringValue(TrackedValue[T]):
+    """A TrackedValue that goes back to its default, mutable or not, when its time is over."""
+
+    __slots__ = ("_expiry", "_rewritten", "_touched")
+
+    #: of the stored cell, None for none
+    _expiry: int | None
+    #: the last ``_collect`` puts the cell
+    _rewritten: bool
+    #: assigned, or read late enough, in this batch: gets a new expiry though the value be the same
+    _touched: bool
+
+    if not TYPE_CHECKING:
+
+        def _get(self):
+            spec = self._spec
+            try:
+                now = self._now
+            except AttributeError:
+                now = self._load()
+            else:
+                if self._expiry is not None and self._expiry <= spec.now_us and not self._touched:
+                    now = self._expire()
+            if spec.refresh_below_us is not None and not self._touched:
+                self._read_now()
+            if spec.mutable and not self._dirty:
+                self._log()
+            return now
+
+        def _set(self, value):
+            self._now = value
+            self._implicit = False
+            self._touched = True
+            if not self._dirty:
+                self._log()
+
+        value = property(_get, _set, doc="The current value; changing it in place is tracked.")
+
+    @classmethod
+    def _bound(cls, spec: StateSpec, row: bytes) -> Any:
+        self: Any = super()._bound(spec, row)
+        self._expiry = None
+        self._touched = self._rewritten = False
+        return self
+
+    def _unpack(self, data: bytes) -> bytes:
+        payload, self._expiry = unpack_cell_with_expiry(data)
+        return payload
+
+    def _load(self) -> T:
+        if self._stored is UNREAD:
+            self._read()
+        if self._expiry is not None and self._expiry <= self._spec.now_us:
+            return self._expire()
+        now = super()._load()
+        self._implicit = self._stored is None
+        return now
+
+    def _expire(self) -> T:
+        """The stored cell counts as cleared in this batch."""
+        now: T = self._spec.fresh_default()
+        self._now = now
+        self._implicit = True
+        self._stored, self._expiry = EXPIRED, None
+        if not self._dirty:
+            self._log()
+        return now
+
+    def _read_now(self) -> None:
+        """The value was read: it may have to live longer."""
+        spec, expiry = self._spec, self._expiry
+        if expiry is None:
+            late = self._stored.__class__ is bytes and spec.expiry_us is not None
+        else:
+            late = expiry - spec.now_us < spec.refresh_below_us  # type: ignore[operator]
+        if late:
+            self._touch()
+
+    def _touch(self) -> None:
+        self._touched = True
+        if not self._dirty:
+            self._log()
+
+    def _meet(self, entry: bytes) -> None:
+        """For the sweep: clears a value that has expired, gives an expiry to one without."""
+        if not self._dirty:
+            self._load()
+            unlimited = self._stored is not None and self._expiry is None
+            if unlimited and not self._dirty and self._spec.expiry_us is not None:
+                self._touch()
+
+    def _collect(self, into: Mutations) -> None:
+        super()._collect(into)
+        spec, payload = self._spec, self._next
+        self._rewritten = payload is not None and payload != self._stored
+        if self._touched and payload is not None and not self._rewritten and self._expiry != spec.expiry_us:
+            into.puts.append((spec.cell_head + self._row, spec.header + payload))
+            self._rewritten = True
+
+    def _settle(self) -> None:
+        super()._settle()
+        if self._rewritten:
+            self._expiry = self._spec.expiry_us
+        elif self._stored is None:
+            self._expiry = None
+        self._touched = self._rewritten = False
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._expiry = None
+        self._touched = self._rewritten = False
+
+
+class ExpiringReducing(TrackedReducing[T], ExpiringValue[T]):
+    __slots__ = ()
+
+
+class ExpiringCounter(TrackedCounter, ExpiringValue[int]):
+    __slots__ = ()

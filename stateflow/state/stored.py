@@ -1,0 +1,125 @@
+"""What lies in a store: state schemas, run-time tags, and the entries of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stateflow.errors import SchemaMismatch
+from stateflow.state import plain
+from stateflow.state.cells import (
+    CELL,
+    TAGS,
+    decode_row_key,
+    pack_cell,
+    split_address,
+    unpack_cell,
+    unpack_cell_with_expiry,
+)
+from stateflow.state.declare import Declaration
+from stateflow.state.namespace import Namespace
+from stateflow.state.spec import DECODE_FAILURES, CellReader, StateSpec
+
+
+def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], operator: str) -> None:
+    """Compares two :meth:`KeyedState.schema`. Added and dropped states are fine.
+
+    Raises SchemaMismatch when a name is stored with another kind or coder than declared.
+    """
+    before = {each["name"]: each for each in stored}
+    for now in declared:
+        was = before.get(now["name"], now)
+        if (was["kind"], list(was["coders"])) != (now["kind"], list(now["coders"])):
+            raise SchemaMismatch(
+                f"state {now['name']!r} is stored as {_signature(was)} but declared as {_signature(now)}",
+                remedy="declare it as it is stored, give the new state another name=, or write migrate_state",
+                operator=operator,
+                state=now["name"],
+            )
+
+
+def _signature(described: dict[str, Any]) -> str:
+    return f"{described['kind']}({', '.join(described['coders'])})"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One stored entry of a state.
+
+    Attributes:
+        entry: the map key, the set member or the index in a list, None for a single value.
+        value: None for a set.
+        expiry_us: when it is gone, in the state's ttl domain; None for never.
+    """
+
+    key: Any
+    namespace: Namespace
+    entry: Any
+    value: Any
+    expiry_us: int | None
+
+
+def scan_entries(
+    declaration: Declaration,
+    reader: CellReader,
+    *,
+    processing_us: int | None = None,
+    event_us: int | None = None,
+) -> Iterator[StoredEntry]:
+    """Everything stored of one state, in all namespaces, in address order.
+
+    Of a state with ttl entries that have expired at the time given for its domain are left out; without that time they
+    come, too. Raises DecodeError that names state, key and entry.
+    """
+    spec = StateSpec("", declaration.name, declaration.coder, key_coder=declaration.key_coder)
+    now = _time_of(declaration, processing_us, event_us)
+    row, index, start = b"", 0, len(CELL) + len(declaration.tag)
+    for address, data in reader.scan(CELL + declaration.tag):
+        key, namespace, entry = split_address(address)
+        before, row = row, address[start : len(address) - len(entry)]
+        if row != before:
+            index = 0  # of the next live element
+        try:
+            payload, expiry = unpack_cell_with_expiry(data)
+            if now is not None and expiry is not None and expiry <= now:
+                continue
+            where: Any = None
+            if declaration.kind == "list":
+                where, index = index, index + 1
+            elif declaration.key_coder is not None:
+                where = declaration.key_coder.decode_key(entry)
+            value = declaration.coder.decode(payload)
+        except DECODE_FAILURES as error:
+            raise spec.decode_error(error, row, entry=entry.hex()) from error
+        yield StoredEntry(decode_row_key(key), Namespace(namespace), where, value, expiry)
+
+
+def scan_state(
+    declaration: Declaration,
+    reader: CellReader,
+    *,
+    namespace: bytes = b"",
+    processing_us: int | None = None,
+    event_us: int | None = None,
+) -> Iterator[tuple[Any, Any, Any]]:
+    """``(key, entry, value)`` of :func:`scan_entries` for one namespace."""
+    for stored in scan_entries(declaration, reader, processing_us=processing_us, event_us=event_us):
+        if stored.namespace == namespace:
+            yield stored.key, stored.entry, stored.value
+
+
+def _time_of(declaration: Declaration, processing_us: int | None, event_us: int | None) -> int | None:
+    if declaration.ttl is None:
+        return None
+    return processing_us if declaration.ttl.domain == "processing" else event_us
+
+
+def stored_tags(reader: CellReader) -> dict[bytes, dict[str, Any]]:
+    """The states that were made at run time: tag → :meth:`Declaration.describe`."""
+    return {cell[len(TAGS) :]: plain.loads(unpack_cell(data)) for cell, data in reader.scan(TAGS)}
+
+
+def tag_cell(declaration: Declaration) -> tuple[bytes, bytes]:
+    """What makes a run-time tag known to :func:`stored_tags`."""
+    return TAGS + declaration.tag, pack_cell(plain.dumps(declaration.describe()))

@@ -1,0 +1,53 @@
+"""A walk over the stored cells of states with ttl, a part at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stateflow.state.cells import range_end
+from stateflow.state.spec import CellReader
+
+
+class Sweep:
+    """Remembers where it stopped, not what it saw: cells may come and go between two calls.
+
+    Args:
+        heads: what the addresses of the cells to walk over start with.
+    """
+
+    def __init__(self, reader: CellReader, heads: Iterable[bytes]) -> None:
+        self._reader = reader
+        self._heads = sorted(heads)
+        self._seen = b""
+
+    def add(self, head: bytes) -> None:
+        self._heads = sorted([*self._heads, head])
+
+    def next(self, limit: int) -> list[tuple[bytes, bytes]]:
+        """Up to ``limit`` cells behind those of the last call; fewer at the end, from where the next call begins
+        again."""
+        found: list[tuple[bytes, bytes]] = []
+        for head in self._heads:
+            if self._seen >= range_end(head):
+                continue
+            for cell in self._behind(head):
+                if len(found) >= limit:
+                    self._seen = found[-1][0] if found else self._seen
+                    return found
+                found.append(cell)
+        self._seen = b""
+        return found
+
+    def _behind(self, head: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The cells under ``head`` that were not seen in this round."""
+        seen = self._seen
+        if not seen.startswith(head):
+            yield from self._reader.scan(head)
+            return
+        scan_from = getattr(self._reader, "scan_from", None)
+        if scan_from is not None:
+            yield from scan_from(seen + b"\x00", range_end(head))
+            return
+        for cell in self._reader.scan(head):
+            if cell[0] > seen:
+                yield cell

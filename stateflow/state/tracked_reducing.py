@@ -1,0 +1,77 @@
+"""TrackedReducing and TrackedCounter: values that are added to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stateflow.state.coders import Coder
+from stateflow.state.spec import STANDALONE_VALUES, StateSpec
+from stateflow.state.tracked_value import MutableTrackedValue, TrackedValue
+
+T = TypeVar("T")
+
+
+class TrackedReducing(TrackedValue[T]):
+    """What a function made of everything added: ``add(x)`` makes ``value`` ``fn(value, x)``, the first x as it is.
+
+    ``value`` is None while nothing was added and after ``clear()``. ``fn`` may change its first argument in place,
+    if it returns it. ``TrackedReducing(fn)`` stands alone, in memory.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, fn: Callable[[T, T], T], value: T | None = None, /) -> None:
+        super().__init__(value)  # type: ignore[arg-type]
+        self._spec = StateSpec("", "", STANDALONE_VALUES, reduce=fn)
+
+    if not TYPE_CHECKING:
+        value = property(lambda self: self._get(), doc="What was added, reduced; None for nothing.")
+
+    def add(self, value: T) -> None:
+        now = self._get()
+        self._set(value if now is None else self._spec.reduce(now, value))  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"TrackedReducing({self.value!r})"
+
+
+class MutableTrackedReducing(TrackedReducing[T], MutableTrackedValue[T]):
+    """For values that can change in place."""
+
+    __slots__ = ()
+
+
+class TrackedCounter(TrackedValue[int]):
+    """A whole number that starts at 0: ``counter.value += 1``, ``counter.add(n)``, ``clear()``.
+
+    ``TrackedCounter()`` stands alone, in memory.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, value: int = 0, /) -> None:
+        super().__init__(value)
+        self._spec = _STANDALONE_COUNTER
+
+    def add(self, n: int = 1) -> None:
+        self._set(self._get() + n)
+
+    def __repr__(self) -> str:
+        return f"TrackedCounter({self.value!r})"
+
+
+class _Zero(Coder[Any]):
+    """The default of a standalone counter."""
+
+    name = "zero"
+    mutable = False
+
+    def encode(self, value: Any) -> bytes:
+        raise NotImplementedError
+
+    def decode(self, data: bytes) -> int:
+        return 0
+
+
+_STANDALONE_COUNTER = StateSpec("", "", _Zero(), default_payload=b"")
