@@ -29,6 +29,9 @@ class MemoryStore:
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter([(key, self._entries[key]) for key in self._range(prefix, prefix_end(prefix))])
 
+    def scan_from(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return iter([(key, self._entries[key]) for key in self._range(start, end)])
+
     def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
         for start, end in mutations.clears:
             for key in self._range(start, end):

@@ -8,18 +8,23 @@ checkpoint flushes the memtable first.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    DBCompactionStyle,
     DBCompressionType,
     Options,
     Rdict,
     ReadOptions,
+    UniversalCompactOptions,
     WriteBatch,
     WriteBufferManager,
     WriteOptions,
@@ -28,6 +33,12 @@ from rocksdict import (
 from stateflow.changes import Mutations
 from stateflow.errors import DataDirLocked, StateMissing
 from stateflow.storage.store import prefix_end
+
+_ADDRESS = itemgetter(0)
+#: of overwritten and deleted entries beside the live ones, before everything is merged into one
+SIZE_AMPLIFICATION_PERCENT = 100
+#: sorted runs a lookup may have to ask, before some are merged
+RUNS_MAX = 8
 
 
 class RocksEngine:
@@ -41,6 +52,10 @@ class RocksEngine:
     def __init__(self, block_cache_bytes: int = 256 << 20, write_buffer_bytes: int = 256 << 20) -> None:
         self._cache = Cache(block_cache_bytes)
         self._buffers = WriteBufferManager.new_write_buffer_manager_with_cache(write_buffer_bytes, False, self._cache)
+
+    def open_read_only(self, directory: Path) -> RocksStore:
+        """As its files are, with nothing written: for a snapshot that others hold hard links of."""
+        return RocksStore(Rdict(str(directory), options=self._options(False), access_type=AccessType.read_only()))
 
     def open(self, directory: Path, *, create: bool = False) -> RocksStore:
         """Raises StateMissing when there is no database and ``create`` is false, DataDirLocked when
@@ -70,8 +85,15 @@ class RocksEngine:
         options.set_block_based_table_factory(table)
         options.set_write_buffer_manager(self._buffers)
         options.set_write_buffer_size(64 << 20)
+        options.set_allow_concurrent_memtable_write(False)  # a partition has one writer
         options.set_compression_type(DBCompressionType.lz4())
-        options.set_level_compaction_dynamic_level_bytes(True)
+        # Runs of like size are merged, and the large oldest one only when the others have grown to its size: a
+        # checkpoint uploads what is new, and levelled compaction makes everything new each few checkpoints.
+        compaction = UniversalCompactOptions()
+        compaction.max_size_amplification_percent = SIZE_AMPLIFICATION_PERCENT
+        options.set_compaction_style(DBCompactionStyle.universal())
+        options.set_universal_compaction_options(compaction)
+        options.set_level_zero_file_num_compaction_trigger(RUNS_MAX)
         options.set_max_background_jobs(2)
         options.set_keep_log_file_num(1)
         options.set_max_open_files(128)
@@ -85,13 +107,20 @@ class RocksStore:
         self.get = db.get  # one call less on the hot path
         self._sync = WriteOptions()
         self._sync.sync = True
+        self._closing = threading.Lock()  # a flush comes from another thread than the close it may meet
+        self._closed = False
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._range(prefix, prefix_end(prefix))
+
+    def scan_from(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._range(start, end)
+
+    def _range(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
-        end = prefix_end(prefix)
         if end is not None:
             options.set_iterate_upper_bound(end)
-        return _scan(self._db.items(from_key=prefix, read_opt=options), options)
+        return _scan(self._db.items(from_key=start, read_opt=options), options)
 
     def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -100,7 +129,8 @@ class RocksStore:
         delete, put = batch.delete, batch.put
         for key in mutations.deletes:
             delete(key)
-        for key, value in mutations.puts:
+        # in order: neighbours share the way into the memtable, which halves the cost of a large batch
+        for key, value in sorted(mutations.puts, key=_ADDRESS):
             put(key, value)
         if sync:
             self._db.write(batch, self._sync)
@@ -112,10 +142,14 @@ class RocksStore:
         Checkpoint(self._db).create_checkpoint(str(directory))
 
     def flush(self) -> None:
-        self._db.flush()
+        with self._closing:
+            if not self._closed:
+                self._db.flush()
 
     def close(self) -> None:
-        self._db.close()
+        with self._closing:
+            self._closed = True
+            self._db.close()
 
 
 def _scan(entries: Any, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:

@@ -24,6 +24,10 @@ class PartitionStore(Protocol):
         """Entries whose key starts with ``prefix``, in byte order, as of some moment since the call."""
         ...
 
+    def scan_from(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries of ``[start, end)``, in byte order, as of some moment since the call."""
+        ...
+
     def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
         """Clears, then deletes, then puts. With ``sync`` it survives power loss once this returns,
         without it the end of this process (kill -9) only."""
@@ -34,7 +38,7 @@ class PartitionStore(Protocol):
         ...
 
     def flush(self) -> None:
-        """Get buffered writes into files, so that the next ``snapshot`` has less to do."""
+        """Get buffered writes into files, so that the next ``snapshot`` has less to do. No error once closed."""
         ...
 
     def close(self) -> None: ...
