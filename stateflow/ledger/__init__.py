@@ -1,5 +1,24 @@
-"""The append-only record of what was decided and done."""
+"""The append-only record of what was decided and done, in SQL.
 
-from stateflow.ledger.ledger import App, Ledger, Record, RecordState
+Three views of one set of records: items that are processed in steps (``Ledger``), stages of pipelines
+(``StateManager``), and batches of work with their entities and jobs (``Board``).
+"""
 
-__all__ = ["App", "Ledger", "Record", "RecordState"]
+from stateflow.ledger.board import Board
+from stateflow.ledger.config import state_manager_from_yaml
+from stateflow.ledger.ledger import Ledger
+from stateflow.ledger.manager import StateManager
+from stateflow.ledger.records import App, Entry, Fault, Item, Record, RecordState
+
+__all__ = [
+    "App",
+    "Board",
+    "Entry",
+    "Fault",
+    "Item",
+    "Ledger",
+    "Record",
+    "RecordState",
+    "StateManager",
+    "state_manager_from_yaml",
+]

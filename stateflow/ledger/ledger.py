@@ -1,234 +1,435 @@
-"""Items and their records in SQL: append-only, one writer per item at a time by compare-and-set.
-
-The state of an item is nothing but its records. Legal predecessors are checked at write::
-
-    NEW         first record of an item
-    PROCESSING  first, or after NEW, PROCESSED or RESOLVED; previous: none or the NEW record
-    PROCESSED   previous: its PROCESSING
-    FAILED      previous: its PROCESSING
-"""
+"""The ledger as programs use it: items, their records, and work on them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+import math
+import random  # noqa: TID251 - the default of an argument
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any, Literal
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    create_engine,
-    event,
-    insert,
-    select,
-)
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy import delete, insert, select, update
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import IllegalRecord, InvalidArgument, Locked, Unavailable
+from stateflow.errors import ApplicationError, IllegalRecord, InvalidArgument, InvalidPayload, LeaseLost, Locked
+from stateflow.ledger import payloads, queries, reading, rules, writing
+from stateflow.ledger.database import Database
+from stateflow.ledger.rebuild import rebuild
+from stateflow.ledger.records import App, Entry, Fault, Head, Item, Kind, Record, RecordState, Who
+from stateflow.ledger.schema import ARCHIVE, ITEM, RECORD, SCHEMA
+from stateflow.ledger.upgrade import prepare
+from stateflow.ledger.verify import faults_of, payload_faults, verify
+from stateflow.ledger.work import held
 
-
-class RecordState(StrEnum):
-    NEW = "NEW"
-    PROCESSING = "PROCESSING"
-    PROCESSED = "PROCESSED"
-    FAILED = "FAILED"
-
-
-@dataclass(frozen=True, slots=True)
-class App:
-    name: str
-    version: str
-    instance: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Immutable. ``seq`` counts an item's records from 0; ``timestamp_us`` is UTC microseconds."""
-
-    record_id: int
-    item_id: str
-    seq: int
-    app: App
-    state: RecordState
-    previous_record_id: int | None
-    author: str
-    timestamp_us: int
-    run_id: str
-    payload: Any
-
-
-_METADATA = MetaData()
-_RECORDS = Table(
-    "ledger_record",
-    _METADATA,
-    Column("record_id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-    Column("item_id", String(255), nullable=False),
-    Column("seq", Integer, nullable=False),
-    Column("app_name", String(128), nullable=False),
-    Column("app_version", String(64), nullable=False),
-    Column("app_instance", String(128)),
-    Column("state", String(16), nullable=False),
-    Column("previous_record_id", BigInteger),
-    Column("author", String(128), nullable=False),
-    Column("timestamp_us", BigInteger, nullable=False),
-    Column("run_id", String(64), nullable=False),
-    Column("payload", Text),
-    UniqueConstraint("item_id", "seq", name="ledger_record_item_seq"),
-    sqlite_autoincrement=True,
-)
-_LEGAL: dict[RecordState, frozenset[RecordState | None]] = {
-    RecordState.NEW: frozenset({None}),
-    RecordState.PROCESSING: frozenset({None, RecordState.NEW}),
-    RecordState.PROCESSED: frozenset({RecordState.PROCESSING}),
-    RecordState.FAILED: frozenset({RecordState.PROCESSING}),
-}
-_BLOCKING = frozenset({RecordState.PROCESSING, RecordState.FAILED})
+OnBlocked = Literal["skip", "raise"]
+Work = Callable[[Item], Any]
+LEASE_S = 300.0
+#: who writes what a person or the ledger itself does to an item
+SELF = App("stateflow.ledger")
 
 
 class Ledger:
-    """Args: url: an SQLAlchemy URL, e.g. ``sqlite:///ledger.db``. Raises InvalidArgument when it cannot be opened."""
+    """Opens a ledger, and makes or upgrades its schema. Safe to use from several threads.
 
-    def __init__(self, url: str, *, author: str = "stateflow", run_id: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
-        self._author, self._run_id, self._clock = author, run_id, clock
+    Args:
+        url: an SQLAlchemy URL: ``sqlite:///ledger.db``, ``postgresql://…``, ``mariadb://…``, ``mssql://…``.
+        author: who writes, in every record. run_id: one run of a program; made up when left out.
+        lease_s: seconds after which a lock whose holder is silent may be taken over.
+
+    Raises InvalidArgument when it cannot be opened, LedgerTooNew, LedgerReadOnly.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        author: str = "stateflow",
+        run_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        lease_s: float = LEASE_S,
+        busy_timeout_s: float = 5.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.run_id = uuid.uuid4().hex if run_id is None else run_id
+        if not rules.is_id(author, 128) or (self.run_id and not rules.is_id(self.run_id, 64)):
+            raise InvalidArgument("an author has 1 to 128 characters, a run id at most 64", remedy="choose others")
+        self._author, self._clock, self.lease_s = author, clock, _lease(lease_s)
+        self.database = Database(url, rng=rng or random.Random(), busy_timeout_s=busy_timeout_s)
         try:
-            self._engine: Engine = create_engine(url)
-            if self._engine.dialect.name == "sqlite":
-                event.listen(self._engine, "connect", _prepare_sqlite)
-            _METADATA.create_all(self._engine)
-        except (SQLAlchemyError, ImportError, ValueError) as error:
-            raise InvalidArgument(
-                f"the ledger cannot be opened: {str(error).splitlines()[0]}",
-                remedy="name a writable SQLite file (sqlite:///path/ledger.db) or a reachable database",
-                ledger=_without_secrets(url),
-            ) from error
+            prepare(self.database)
+        except BaseException:
+            self.database.close()
+            raise
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    def close(self) -> None:
+        self.database.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- writing ------------------------------------------------------------------------------------------
 
     def put(
-        self, item_id: str, app: App, state: RecordState, previous: Record | None = None, payload: Any = None
+        self,
+        item_id: str,
+        app: App,
+        state: RecordState | str,
+        previous: Record | int | None = None,
+        payload: Any = None,
+        *,
+        payload_schema: str | None = None,
+        lease_s: float | None = None,
     ) -> Record:
         """Append one record, durably.
 
-        Raises IllegalRecord, Locked when another writer was first or holds the item, Unavailable when the database
-        does not answer; nothing was written then.
+        Args:
+            previous: the record this one answers, or its id; see the table in ``rules``.
+            payload_schema: a registered schema that the payload must satisfy.
+            lease_s: of a PROCESSING; None for the ledger's, ``math.inf`` for a lock that only a record ends.
+
+        Raises IllegalRecord, InvalidPayload, Locked when another holds the item or answered first, LeaseLost,
+        Unavailable; nothing was written then.
         """
-        if not item_id or len(item_id) > 255:
-            raise IllegalRecord("an item id has 1 to 255 characters", remedy="choose another", item=item_id[:40])
-        if (None if previous is None else previous.state) not in _LEGAL[state]:
-            raise IllegalRecord(
-                f"{state} cannot follow {previous.state if previous else 'nothing'}",
-                remedy="read the item's records again",
-                item=item_id,
-            )
-        if previous is not None and previous.item_id != item_id:
-            raise IllegalRecord("the previous record is of another item", remedy="pass its own", item=item_id)
-        values: dict[str, Any] = {
-            "item_id": item_id,
-            "app_name": app.name,
-            "app_version": app.version,
-            "app_instance": app.instance,
-            "state": state.value,
-            "previous_record_id": previous.record_id if previous else None,
-            "author": self._author,
-            "timestamp_us": self._clock.now_us(),
-            "run_id": self._run_id,
-            "payload": None if payload is None else json.dumps(payload, sort_keys=True),
-        }
-        try:
-            with self._engine.begin() as connection:
-                seq = self._next_seq(connection, item_id, state, previous)
-                key = connection.execute(insert(_RECORDS).values(seq=seq, **values)).inserted_primary_key
-        except IntegrityError as error:
-            raise Locked("another writer was first", remedy="read the item again", item=item_id) from error
-        except SQLAlchemyError as error:
-            raise Unavailable(
-                f"the ledger cannot be written: {str(error).splitlines()[0]}",
-                remedy="see to its database; the record was not written",
-                item=item_id,
-            ) from error
-        return Record(
-            int(key[0]) if key else 0,
-            item_id,
-            seq,
-            app,
-            state,
-            values["previous_record_id"],
-            self._author,
-            values["timestamp_us"],
-            self._run_id,
-            payload,
-        )
+        return self.put_many([Entry(item_id, app, state, previous, payload, payload_schema, lease_s)])[0]
 
-    @staticmethod
-    def _next_seq(connection: Connection, item_id: str, state: RecordState, previous: Record | None) -> int:
-        newest = connection.execute(
-            select(_RECORDS.c.record_id, _RECORDS.c.seq, _RECORDS.c.state)
-            .where(_RECORDS.c.item_id == item_id)
-            .order_by(_RECORDS.c.seq.desc())
-            .limit(1)
-        ).first()
-        if newest is None and previous is None:
-            return 0
-        if newest is None:
-            raise Locked("the item has no records here", remedy="read the item again", item=item_id)
-        if previous is None and state is RecordState.NEW:
-            raise IllegalRecord("the item is there already", remedy="read it", item=item_id)
-        if previous is not None and previous.seq != newest.seq:
-            raise Locked("another writer was first", remedy="read the item again", item=item_id, seq=newest.seq)
-        if state is RecordState.PROCESSING and newest.state in _BLOCKING:
-            raise Locked(
-                f"the item is {newest.state}",
-                remedy="wait for its holder, or resolve it",
-                item=item_id,
-                blocking_record=newest.record_id,
-            )
-        return int(newest.seq) + 1
-
-    def records(self, item_id: str | None = None) -> Iterator[Record]:
-        """In the order they were written."""
-        query = select(_RECORDS).order_by(_RECORDS.c.record_id)
-        if item_id is not None:
-            query = query.where(_RECORDS.c.item_id == item_id)
-        with self._engine.connect() as connection:
-            for row in connection.execute(query).yield_per(1000):
-                yield Record(
-                    row.record_id,
-                    row.item_id,
-                    row.seq,
-                    App(row.app_name, row.app_version, row.app_instance),
-                    RecordState(row.state),
-                    row.previous_record_id,
-                    row.author,
-                    row.timestamp_us,
-                    row.run_id,
-                    None if row.payload is None else json.loads(row.payload),
+    def put_many(self, entries: Iterable[Entry]) -> list[Record]:
+        """Append records in this order in one transaction: all of them, or none and the error of the first refused."""
+        ordered = list(entries)
+        for entry in ordered:
+            if Kind.of(entry.payload_schema) is not Kind.ITEM:
+                raise InvalidPayload(
+                    f"the schema {entry.payload_schema!r} is the ledger's own",
+                    remedy="name another",
+                    item=entry.item_id,
                 )
+        return self.append(ordered)
 
-    def close(self) -> None:
-        self._engine.dispose()
+    def append(self, entries: Sequence[Entry], guard: writing.Guard | None = None) -> list[Record]:
+        """``put_many`` for the views of this package, whose kinds of items are their own."""
+        for entry in entries:
+            rules.check_item_id(entry.item_id)
+            if entry.lease_s is not None:
+                _lease(entry.lease_s)
+        if not entries:
+            return []
+        stamp = writing.Stamp(self._author, self.run_id, self._clock.now_us(), self.lease_s)
+        return self.database.write(lambda connection: writing.append(connection, entries, stamp, guard))
+
+    def resolve(self, item_id: str, note: str) -> Record:
+        """A person dealt with what blocks the item. Raises IllegalRecord when nothing does."""
+        blocking = self._known(item_id).blocking
+        if blocking is None:
+            raise IllegalRecord("nothing blocks the item", remedy="leave it as it is", item=item_id)
+        return self.put(item_id, SELF, RecordState.RESOLVED, blocking, {"note": note})
+
+    def skip(self, item_id: str, app: App | str = "*", note: str | None = None) -> Record:
+        """From now on this application (``*``: every one) must leave the item alone."""
+        self._known(item_id)
+        who = App(app) if isinstance(app, str) else app
+        return self.put(item_id, who, RecordState.SKIPPED, None, None if note is None else {"note": note})
+
+    def renew(self, lock: Record, lease_s: float | None = None) -> bool:
+        """Hold a lock for its lease from now on. False when it is no longer held, or has no lease."""
+        seconds = self.lease_s if lease_s is None else _lease(lease_s)
+        if math.isinf(seconds):
+            return False
+        statement = writing.renew_lease(lock.item_id, lock.record_id, seconds)
+        return self.database.write(lambda connection: int(connection.execute(statement).rowcount)) == 1
+
+    def register_schema(self, name: str, schema: Mapping[str, Any]) -> None:
+        """Payloads may name it from now on. A name keeps its schema for ever. Raises InvalidArgument."""
+        body = payloads.check_schema(name, schema)
+        if not rules.is_id(name, 128):
+            raise InvalidArgument("a schema's name has 1 to 128 characters", remedy="choose another")
+
+        def register(connection: Any) -> Mapping[str, Any]:
+            known = reading.load_schema(connection, name)
+            if known is None:
+                connection.execute(insert(SCHEMA).values(name=name, body=body))
+            return schema if known is None else known
+
+        if self.database.write(register) != schema:
+            raise InvalidArgument("the name has another schema already", remedy="choose a new name", schema=name)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def item(self, item_id: str) -> Item | None:
+        """An item with its records, checked; None when there is none."""
+        return next(iter(self.items([item_id])), None)
+
+    def _known(self, item_id: str) -> Item:
+        rules.check_item_id(item_id)
+        item = self.item(item_id)
+        if item is None:
+            raise IllegalRecord("there is no such item", remedy="see `stateflow ledger show`", item=item_id)
+        return item
+
+    def items(self, ids: Iterable[str]) -> list[Item]:
+        """Those that are there, in the order of their ids."""
+        found: list[Item] = []
+        with self.database.reading() as connection:
+            schemas: dict[str, Mapping[str, Any]] = {}
+            for some in reading.chunks(ids):
+                rows: list[tuple[Any, bool]] = []
+                for table, archived in ((RECORD, False), (ARCHIVE, True)):
+                    query = select(table).where(table.c.item_id.in_(some)).order_by(table.c.item_id, table.c.seq)
+                    rows += [(row, archived) for row in connection.execute(query)]
+                for name in {row.payload_schema for row, _ in rows} - schemas.keys() - {None}:
+                    schema = reading.load_schema(connection, name)
+                    schemas |= {} if schema is None else {name: schema}
+                rows.sort(key=lambda each: (each[0].item_id, each[0].seq))
+                found += [_item(item_id, list(group), schemas) for item_id, group in groupby(rows, _item_id)]
+        return found
+
+    def records(self, item_id: str | None = None, *, after: int = 0, archived: bool = False) -> Iterator[Record]:
+        """A stream in the order they were written; no transaction stays open between two pages.
+
+        Args:
+            item_id: only this item's, archived or not. after: only records with a higher id.
+            archived: also those that ``archive`` put away.
+
+        Raises LedgerCorrupt at a record that cannot be read.
+        """
+        if item_id is not None:
+            yield from self._records_of(item_id, after)
+            return
+        while True:
+            with self.database.reading() as connection:
+                rows = connection.execute(reading.page_of_records(after, archived=archived)).all()
+            yield from map(reading.record_of, rows)
+            if len(rows) < reading.PAGE:
+                return
+            after = rows[-1].record_id
+
+    def _records_of(self, item_id: str, after: int) -> Iterator[Record]:
+        for put_away in (True, False):
+            seq = -1
+            while True:
+                with self.database.reading() as connection:
+                    rows = connection.execute(reading.page_of_item(item_id, seq, archived=put_away)).all()
+                yield from (reading.record_of(row) for row in rows if row.record_id > after)
+                if len(rows) < reading.PAGE:
+                    break
+                seq = rows[-1].seq
+
+    def newest_record_id(self) -> int:
+        """0 when there is none."""
+        newest = select(RECORD.c.record_id).order_by(RECORD.c.record_id.desc()).limit(1)
+        with self.database.reading() as connection:
+            return connection.execute(newest).scalar() or 0
+
+    def query(self, prepared_by: App | str | None = None, requester: App | str | None = None) -> list[str]:
+        """Ids of items that ``prepared_by`` has processed and ``requester`` may process now, in order."""
+        with self.database.reading() as connection:
+            free, silent = queries.ready(_who(prepared_by), _who(requester))
+            return sorted({*connection.execute(free).scalars(), *connection.execute(silent).scalars()})
+
+    def fetch(self, processed_by: App | str | None = None, state: RecordState | str | None = None) -> list[str]:
+        """Ids of items that an application has processed, or that are in a state, or both; in order."""
+        wanted = None if state is None else _state(state)
+        with self.database.reading() as connection:
+            return list(connection.execute(queries.fetched(_who(processed_by), wanted)).scalars())
+
+    def unprocessed(
+        self,
+        prepared_by: App | str | None = None,
+        requester: App | str | None = None,
+        predicate: Callable[[Item], bool] | None = None,
+        on_blocked: OnBlocked = "skip",
+    ) -> list[Item]:
+        """Items that ``requester`` has still to process. Blocked ones are left out, or raise Locked."""
+        if on_blocked not in ("skip", "raise"):
+            raise InvalidArgument(f"on_blocked cannot be {on_blocked!r}", remedy="use 'skip' or 'raise'")
+        with self.database.reading() as connection:
+            _, silent = queries.ready(_who(prepared_by), _who(requester))
+            query = queries.unprocessed(_who(prepared_by), _who(requester))
+            if on_blocked == "skip":
+                query, _ = queries.ready(_who(prepared_by), _who(requester))
+            free = set(connection.execute(silent).scalars())
+            ids = {*connection.execute(query).scalars(), *free}
+        items = [item for item in self.items(ids) if predicate is None or predicate(item)]
+        for item in items:
+            if on_blocked == "raise" and item.blocking is not None and item.item_id not in free:
+                raise _locked(item)
+        return items
+
+    # -- work ---------------------------------------------------------------------------------------------
+
+    def process_new_item(self, item_id: str, app: App, work: Work, acquire_payload: Any = None) -> Record:
+        """Discover an item and work on it; see ``process_item``. IllegalRecord when it is there already."""
+        new = Entry(item_id, app, RecordState.NEW)
+        lock = self.append([new, Entry(item_id, app, RecordState.PROCESSING, new, acquire_payload)])[1]
+        return held(self, lock, work)
+
+    def process_item(self, item_id: str, app: App, work: Work, acquire_payload: Any = None) -> Record:
+        """Acquire an item, call ``work(item)`` and record how it ended; also when this application did so before.
+
+        ``work`` may return a payload for the PROCESSED record, which is returned. While it runs the lock is renewed.
+
+        Raises Locked when the item is held, IllegalRecord when it is to be skipped or is not there, ApplicationError
+        when ``work`` raised (FAILED is recorded), LeaseLost when the lock was resolved meanwhile.
+        """
+        return held(self, self.put(item_id, app, RecordState.PROCESSING, None, acquire_payload), work)
+
+    def process_all(
+        self,
+        app: App,
+        predicate: Callable[[Item], bool] | None,
+        work: Work,
+        acquire_payload: Any = None,
+        on_blocked: OnBlocked = "skip",
+        *,
+        prepared_by: App | str | None = None,
+    ) -> list[Record]:
+        """``process_item`` for every item this application has not processed, once however many do this at once.
+
+        An item whose work fails does not hold up the others; the first failure is raised when all were tried.
+        """
+        done: list[Record] = []
+        failures: list[Exception] = []
+        for item in self.unprocessed(prepared_by, app, predicate, on_blocked):
+            try:
+                lock = self._acquire_unprocessed(item.item_id, app, acquire_payload)
+                if lock is not None:
+                    done.append(held(self, lock, work))
+            except Locked:
+                if on_blocked == "raise":
+                    raise
+            except (ApplicationError, LeaseLost) as failure:
+                failures.append(failure)
+        if failures:
+            for other in failures[1:]:
+                failures[0].add_note(str(other))
+            raise failures[0]
+        return done
+
+    def _acquire_unprocessed(self, item_id: str, app: App, payload: Any) -> Record | None:
+        """None when another process of this application was done with it first, or it is to be skipped by now."""
+        done = False
+
+        def still_to_do(heads: Mapping[str, Head]) -> None:
+            nonlocal done
+            done = any(rules.covers(who, Who.of(app)) for who in heads[item_id].processed) or any(
+                rules.skips(who, Who.of(app)) for who in heads[item_id].skipped
+            )
+            if done:
+                raise IllegalRecord("it was done meanwhile", remedy="leave it", item=item_id)
+
+        try:
+            return self.append([Entry(item_id, app, RecordState.PROCESSING, None, payload)], still_to_do)[0]
+        except IllegalRecord:
+            if done:
+                return None
+            raise
+
+    # -- keeping ------------------------------------------------------------------------------------------
+
+    def resolve_expired(self) -> list[Record]:
+        """Resolve every lock whose lease has ended, so that nothing of a dead holder stays blocked."""
+        with self.database.reading() as connection:
+            silent = connection.execute(reading.expired_leases()).all()
+        resolved: list[Record] = []
+        for item_id, record_id in silent:
+            try:
+                resolved += self.append([writing.lease_ended(item_id, record_id, SELF)])
+            except Locked:
+                continue  # its holder, or somebody else, was quicker
+        return resolved
+
+    def verify(self) -> list[Fault]:
+        """Every fault of the ledger: of records, of payloads, and of what is derived from them. Writes nothing."""
+        with self.database.reading() as connection:
+            return list(verify(connection))
+
+    def rebuild(self) -> int:
+        """Make the projections anew from the records. Returns the number of items. Raises LedgerCorrupt."""
+        return self.database.write(rebuild)
+
+    def archive(self, older_than: timedelta | datetime) -> int:
+        """Put away the records of items that are done and whose newest record is older; returns how many items.
+
+        What is open stays: new, held, failed, resolved but not done since, or a stage before its last action. Archived
+        items keep their ids, and are read by ``item`` and ``records(archived=True)``; nothing can be added to them.
+        """
+        if isinstance(older_than, timedelta):
+            before_us = self._clock.now_us() - round(older_than / timedelta(microseconds=1))
+        elif older_than.tzinfo is None:
+            raise InvalidArgument("a time without a zone says nothing", remedy="use datetime.now(timezone.utc)")
+        else:
+            before_us = round(older_than.timestamp() * 1e6)
+        total = 0
+        while moved := self.database.write(lambda connection: _archive(connection, before_us)):
+            total += moved
+        return total
 
 
-def _without_secrets(url: str) -> str:
-    """Enough of a URL to recognise it by."""
-    if url.startswith("sqlite:"):
-        return url
-    scheme, found, _ = url.partition("://")
-    return f"{scheme}://…" if found else "…"
+def _archive(connection: Any, before_us: int) -> int:
+    found = queries.archivable(before_us, 200)
+    ids = list(connection.execute(found).scalars())
+    locked = {row.item_id for row in connection.execute(reading.heads_for_update(ids))} if ids else set()
+    ids = sorted(locked & set(connection.execute(found).scalars())) if ids else []
+    if ids:
+        columns = RECORD.columns.keys()
+        records = select(RECORD).where(RECORD.c.item_id.in_(ids))
+        connection.execute(insert(ARCHIVE).from_select(columns, records))
+        connection.execute(delete(RECORD).where(RECORD.c.item_id.in_(ids)))
+        connection.execute(update(ITEM).where(ITEM.c.item_id.in_(ids)).values(archived=1))
+    return len(ids)
 
 
-def _prepare_sqlite(connection: Any, _: Any) -> None:
-    """WAL with full sync: a record that was reported survives power loss; readers never block the writer."""
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA busy_timeout=5000")
-    cursor.close()
+def _item(item_id: str, rows: list[tuple[Any, bool]], schemas: Mapping[str, Mapping[str, Any]]) -> Item:
+    records = tuple(reading.record_of(row, strict=False) for row, _ in rows)
+    faults = [*faults_of(item_id, records)]
+    for row, _ in rows:
+        faults += payload_faults(row, schemas)
+    return Item(
+        item_id,
+        records,
+        rules.state_of(records),
+        rules.blocking(records),
+        tuple(faults),
+        any(archived for _, archived in rows),
+        Kind.of(records[0].payload_schema),
+    )
+
+
+def _locked(item: Item) -> Locked:
+    assert item.blocking is not None
+    error = Locked(
+        f"the item is {item.blocking.state}",
+        remedy="wait for its holder, or resolve it",
+        item=item.item_id,
+        blocking_record=item.blocking.record_id,
+    )
+    error.blocking_record = item.blocking
+    return error
+
+
+def _item_id(row: tuple[Any, bool]) -> str:
+    return str(row[0].item_id)
+
+
+def _who(app: App | str | None) -> Who | None:
+    return None if app is None else Who.of(app)
+
+
+def _state(state: RecordState | str) -> RecordState:
+    try:
+        return RecordState(state)
+    except ValueError:
+        raise InvalidArgument(f"{state!r} is no state", remedy=f"use {', '.join(RecordState)}") from None
+
+
+def _lease(seconds: float) -> float:
+    if not seconds > 0:
+        raise InvalidArgument(f"a lease of {seconds} s is none", remedy="use more than 0, or math.inf")
+    return seconds

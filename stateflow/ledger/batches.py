@@ -1,0 +1,227 @@
+"""Batches, their entities and jobs: what may become of them. Pure; ``board`` keeps them in the ledger.
+
+::
+
+    batch   WAITING_FOR_JOB → NEW → GENERATE_IID → IN_PROGRESS → DONE | FAILED | CANCELLED | PAUSED
+    entity  WAITING → COMPLETED | FAILED
+    job     WAITING → IN_PROCESS → PROCESSED | FAILED | TERMINATED
+
+GENERATE_IID lists what there is to do. FAILED is a failure of the batch itself: a failed entity is counted, and the
+batch goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeVar
+
+from stateflow.errors import InvalidArgument, InvalidTransition
+from stateflow.ledger.records import RecordState
+
+
+class BatchStatus(StrEnum):
+    WAITING_FOR_JOB = "WAITING_FOR_JOB"
+    NEW = "NEW"
+    GENERATE_IID = "GENERATE_IID"
+    IN_PROGRESS = "IN_PROGRESS"
+    PAUSED = "PAUSED"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class EntityStatus(StrEnum):
+    WAITING = "WAITING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+
+
+class JobStatus(StrEnum):
+    WAITING = "WAITING"
+    IN_PROCESS = "IN_PROCESS"
+    PROCESSED = "PROCESSED"
+    FAILED = "FAILED"
+    TERMINATED = "TERMINATED"
+
+
+_B, _E, _J = BatchStatus, EntityStatus, JobStatus
+#: from a status to those it may become; retries are the way back from an end
+BATCH: Mapping[BatchStatus, frozenset[BatchStatus]] = {
+    _B.WAITING_FOR_JOB: frozenset({_B.NEW, _B.CANCELLED, _B.FAILED}),
+    _B.NEW: frozenset({_B.GENERATE_IID, _B.CANCELLED, _B.PAUSED, _B.FAILED}),
+    _B.GENERATE_IID: frozenset({_B.IN_PROGRESS, _B.CANCELLED, _B.PAUSED, _B.FAILED}),
+    _B.IN_PROGRESS: frozenset({_B.DONE, _B.FAILED, _B.CANCELLED, _B.PAUSED}),
+    _B.PAUSED: frozenset({_B.GENERATE_IID, _B.IN_PROGRESS, _B.CANCELLED}),
+    _B.FAILED: frozenset({_B.GENERATE_IID, _B.IN_PROGRESS, _B.CANCELLED}),
+    _B.DONE: frozenset({_B.IN_PROGRESS}),
+    _B.CANCELLED: frozenset({_B.GENERATE_IID, _B.IN_PROGRESS}),
+}
+ENTITY: Mapping[EntityStatus, frozenset[EntityStatus]] = {
+    _E.WAITING: frozenset({_E.COMPLETED, _E.FAILED}),
+    _E.FAILED: frozenset({_E.WAITING}),
+    _E.COMPLETED: frozenset(),
+}
+JOB: Mapping[JobStatus, frozenset[JobStatus]] = {
+    _J.WAITING: frozenset({_J.IN_PROCESS, _J.TERMINATED}),
+    _J.IN_PROCESS: frozenset({_J.PROCESSED, _J.FAILED, _J.TERMINATED, _J.WAITING}),
+    _J.FAILED: frozenset({_J.WAITING}),
+    _J.PROCESSED: frozenset(),
+    _J.TERMINATED: frozenset({_J.WAITING}),
+}
+#: what a status says about the item; what is neither done, failed nor in hand is RESOLVED: free to be taken up
+RECORD_STATE: Mapping[StrEnum, RecordState] = {
+    _B.GENERATE_IID: RecordState.PROCESSING,
+    _B.IN_PROGRESS: RecordState.PROCESSING,
+    _B.DONE: RecordState.PROCESSED,
+    _B.FAILED: RecordState.FAILED,
+    _B.WAITING_FOR_JOB: RecordState.RESOLVED,
+    _B.NEW: RecordState.RESOLVED,
+    _B.PAUSED: RecordState.RESOLVED,
+    _B.CANCELLED: RecordState.RESOLVED,
+}
+ENTITY_RECORD_STATE: Mapping[EntityStatus, RecordState] = {
+    _E.WAITING: RecordState.RESOLVED,
+    _E.COMPLETED: RecordState.PROCESSED,
+    _E.FAILED: RecordState.FAILED,
+}
+JOB_RECORD_STATE: Mapping[JobStatus, RecordState] = {
+    _J.WAITING: RecordState.RESOLVED,
+    _J.IN_PROCESS: RecordState.PROCESSING,
+    _J.PROCESSED: RecordState.PROCESSED,
+    _J.FAILED: RecordState.FAILED,
+    _J.TERMINATED: RecordState.RESOLVED,
+}
+
+
+S = TypeVar("S", bound=StrEnum)
+
+
+def check_transition(what: str, name: str, table: Mapping[S, frozenset[S]], now: S, to: S) -> None:
+    """Raises InvalidTransition."""
+    if to not in table[now]:
+        allowed = ", ".join(sorted(table[now])) or "nothing"
+        raise InvalidTransition(
+            f"a {what} that is {now} cannot become {to}", remedy=f"it may become {allowed}", **{what: name}
+        )
+
+
+# -- retries --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPlan:
+    """``relist``: the stored list was not complete, so it is made again. ``entities``: whom to try, by status."""
+
+    relist: bool
+    entities: frozenset[EntityStatus]
+
+
+def plan_retry(bid: str, status: BatchStatus, *, listed: bool, allow_cancelled: bool = False) -> RetryPlan:
+    """What a retry of this batch does. Raises InvalidTransition when there is nothing to retry."""
+    unfinished = frozenset({EntityStatus.WAITING, EntityStatus.FAILED})
+    if status is BatchStatus.DONE:
+        return RetryPlan(False, frozenset({EntityStatus.FAILED}))
+    if status in (BatchStatus.PAUSED, BatchStatus.FAILED) or (status is BatchStatus.CANCELLED and allow_cancelled):
+        return RetryPlan(not listed, unfinished)
+    remedy = "pass allow_cancelled" if status is BatchStatus.CANCELLED else "wait until it has ended"
+    raise InvalidTransition(f"a batch that is {status} is not retried", remedy=remedy, batch=bid)
+
+
+# -- progress -------------------------------------------------------------------------------------------------
+
+
+def pace_per_s(finished: int, started_us: int | None, now_us: int) -> float | None:
+    """Entities per second since the start; None before one has finished."""
+    if not finished or started_us is None or now_us <= started_us:
+        return None
+    return finished / ((now_us - started_us) / 1e6)
+
+
+def eta_us(total: int, finished: int, pace: float | None, now_us: int) -> int | None:
+    return None if pace is None else now_us + round((total - finished) / pace * 1e6)
+
+
+# -- where a job may run, and when ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """``label:2-4 soft 30``: on 2 recommended and at most 4 nodes with the label; after 30 s, anywhere."""
+
+    place: str
+    recommended: int | None = None
+    at_most: int | None = None
+    mode: Literal["hard", "soft"] = "hard"
+    falls_back_after_s: float | None = None
+
+
+_AFFINITY = re.compile(
+    r"(?P<place>[^\s:]+)(?::(?P<low>\d+)(?:-(?P<high>\d+))?)?(?:\s+(?P<mode>hard|soft)(?:\s+(?P<s>[\d.]+))?)?"
+)
+
+
+def parse_affinity(text: str) -> Affinity:
+    """``place[:recommended[-at most]] [hard | soft seconds]``. Raises InvalidArgument."""
+    match = _AFFINITY.fullmatch(text.strip())
+    try:
+        if match is None:
+            raise ValueError
+        low = int(match["low"]) if match["low"] else None
+        high = int(match["high"]) if match["high"] else low
+        after = float(match["s"]) if match["s"] else None
+        soft = match["mode"] == "soft"
+        if (low is not None and high is not None and not 1 <= low <= high) or soft != (after is not None):
+            raise ValueError
+    except ValueError:
+        raise InvalidArgument(f"{text!r} is no affinity", remedy="write edge-1, gpu:2-4 or gpu:2-4 soft 30") from None
+    return Affinity(match["place"], low, high, "soft" if soft else "hard", after)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """``once <ISO time>``, ``every <seconds>`` (from the end of the run before), ``cron <five fields>``."""
+
+    kind: Literal["once", "every", "cron"]
+    value: str
+
+
+_CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Raises InvalidArgument."""
+    from datetime import datetime
+
+    kind, _, value = text.strip().partition(" ")
+    try:
+        if kind == "once" and datetime.fromisoformat(value).tzinfo is not None:
+            return Schedule("once", value)
+        if kind == "every" and float(value) > 0:
+            return Schedule("every", value)
+        if kind == "cron" and _is_cron(value.split()):
+            return Schedule("cron", " ".join(value.split()))
+    except ValueError:
+        pass
+    raise InvalidArgument(
+        f"{text!r} is no schedule", remedy="write once 2030-01-01T00:00:00Z, every 3600, or cron 0 3 * * *"
+    )
+
+
+def _is_cron(fields: list[str]) -> bool:
+    return len(fields) == 5 and all(
+        _is_cron_part(part, low, high)
+        for field, (low, high) in zip(fields, _CRON_RANGES, strict=True)
+        for part in field.split(",")
+    )
+
+
+def _is_cron_part(part: str, low: int, high: int) -> bool:
+    match = re.fullmatch(r"(?:\*|(\d+)(?:-(\d+))?)(?:/(\d+))?", part)
+    if match is None or match[3] == "0":
+        return False
+    first = int(match[1]) if match[1] else low
+    last = int(match[2]) if match[2] else first
+    return low <= first <= last <= high

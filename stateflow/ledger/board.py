@@ -1,0 +1,276 @@
+"""``Board``: batches, entities and jobs in the ledger. It records what is decided; carrying it out is others' work."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Select, func, select
+
+from stateflow.errors import IllegalRecord, InvalidTransition, Locked
+from stateflow.ledger import batches, rules
+from stateflow.ledger.batches import BatchStatus, EntityStatus, JobStatus, RetryPlan
+from stateflow.ledger.ledger import Ledger
+from stateflow.ledger.reading import newest_first
+from stateflow.ledger.records import App, Entry, Item, Kind, RecordState
+from stateflow.ledger.schema import BATCH, ENTITY, JOB
+from stateflow.ledger.views import VIEWS
+from stateflow.ledger.writing import unchanged
+
+APP = App("stateflow.board")
+SLOWEST = 10
+
+
+class Board:
+    """Raises InvalidTransition for what a state machine forbids, IllegalRecord for what is not there."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    # -- batches ------------------------------------------------------------------------------------------
+
+    def create_batch(
+        self,
+        name: str,
+        command: str,
+        *,
+        owner: str | None = None,
+        affinity: str | None = None,
+        job_affinity: str | None = None,
+        waits_for_job: bool = False,
+        bid: str | None = None,
+    ) -> str:
+        """Returns its id."""
+        for given in (affinity, job_affinity):
+            if given is not None:
+                batches.parse_affinity(given)
+        bid = bid or uuid.uuid4().hex
+        status = BatchStatus.WAITING_FOR_JOB if waits_for_job else BatchStatus.NEW
+        columns = {"name": name, "command": command, "owner": owner, "affinity": affinity, "job_affinity": job_affinity}
+        self.ledger.append([_new(Kind.BATCH, bid, columns | {"status": status.value})])
+        return bid
+
+    def batch(self, bid: str) -> dict[str, Any]:
+        """Its columns, the counts of its entities, its pace, when it will end, and its slowest entities."""
+        with self.ledger.database.reading() as connection:
+            row = connection.execute(select(BATCH).where(BATCH.c.bid == bid)).mappings().first()
+            if row is None:
+                raise IllegalRecord("there is no such batch", remedy="see the list of batches", batch=bid)
+            counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted(bid))}
+            slow = connection.execute(slowest(bid)).mappings().all()
+        done, failed = counts.get(EntityStatus.COMPLETED, 0), counts.get(EntityStatus.FAILED, 0)
+        total, now = sum(counts.values()), row["ended_us"] or self.ledger.clock.now_us()
+        pace = batches.pace_per_s(done + failed, row["started_us"], now)
+        return dict(row) | {
+            "total_entities": total,
+            "succeeded": done,
+            "failed": failed,
+            "pace": pace,
+            "eta": None if row["ended_us"] else batches.eta_us(total, done + failed, pace, now),
+            "extra_stats": {
+                "slowest": [
+                    {"id": r["entity"], "ms": r["ms"], "status": r["status"], "result": r["result"]} for r in slow
+                ]
+            },
+        }
+
+    def batches(self, status: BatchStatus | str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
+        """The columns of all, or of those in a status, newest first."""
+        query = select(BATCH) if status is None else select(BATCH).where(BATCH.c.status == BatchStatus(status).value)
+        with self.ledger.database.reading() as connection:
+            return list(newest_first(connection, query, BATCH.c.first_record_id, limit))
+
+    def move_batch(self, bid: str, to: BatchStatus | str) -> None:
+        """To its next status."""
+        to, seen = BatchStatus(to), self._seen(Kind.BATCH, bid)
+        row = seen.row
+        batches.check_transition("batch", bid, batches.BATCH, BatchStatus(row["status"]), to)
+        now = self.ledger.clock.now_us()
+        columns: dict[str, Any] = {"status": to.value}
+        if to in (BatchStatus.GENERATE_IID, BatchStatus.IN_PROGRESS):
+            columns |= {"started_us": row["started_us"] or now, "ended_us": None}
+        elif to in (BatchStatus.DONE, BatchStatus.FAILED, BatchStatus.CANCELLED):
+            columns |= {"ended_us": now}
+        self._append([seen.to(batches.RECORD_STATE[to], columns)])
+
+    def list_entities(self, bid: str, entities: Iterable[str], *, complete: bool = True) -> None:
+        """Store what the batch has to do; ``complete`` once that is all. Those already listed are left as they are."""
+        seen = self._seen(Kind.BATCH, bid)
+        if seen.row["status"] != BatchStatus.GENERATE_IID:
+            raise InvalidTransition("entities are listed in GENERATE_IID", remedy="move the batch there", batch=bid)
+        names = list(dict.fromkeys(entities))
+        with self.ledger.database.reading() as connection:
+            known = set(connection.execute(select(ENTITY.c.entity).where(ENTITY.c.bid == bid)).scalars())
+        fresh = [
+            _new(Kind.ENTITY, entity_id(bid, name), {"bid": bid, "entity": name, "status": EntityStatus.WAITING.value})
+            for name in names
+            if name not in known
+        ]
+        self._append([seen.to(RecordState.PROCESSING, {"listed": int(complete)})], fresh)
+
+    def end_entity(
+        self, bid: str, entity: str, status: EntityStatus | str, *, ms: int | None = None, result: Any = None
+    ) -> bool:
+        """COMPLETED or FAILED. False when it was completed already: a late duplicate is counted once."""
+        to, item_id = EntityStatus(status), entity_id(bid, entity)
+        seen = self._seen(Kind.ENTITY, item_id)
+        now = EntityStatus(seen.row["status"])
+        if now in (EntityStatus.COMPLETED, to):
+            return False
+        batches.check_transition("entity", entity, batches.ENTITY, now, to)
+        columns = {"status": to.value, "ms": ms, "result": None if result is None else json.dumps(result)}
+        try:
+            self._append([seen.to(batches.ENTITY_RECORD_STATE[to], columns)])
+        except Locked:
+            return False  # the duplicate of another process was quicker
+        return True
+
+    def entities(self, bid: str, status: EntityStatus | str | None = None) -> list[dict[str, Any]]:
+        """In the order of listing."""
+        with self.ledger.database.reading() as connection:
+            rows = connection.execute(listed_entities(bid, None if status is None else EntityStatus(status)))
+            return [dict(row) for row in rows.mappings()]
+
+    def retry_batch(self, bid: str, *, allow_cancelled: bool = False) -> tuple[RetryPlan, list[str]]:
+        """Take a batch up again: failed entities wait once more. Returns the plan and the entities to do."""
+        seen = self._seen(Kind.BATCH, bid)
+        plan = batches.plan_retry(
+            bid, BatchStatus(seen.row["status"]), listed=bool(seen.row["listed"]), allow_cancelled=allow_cancelled
+        )
+        failed = self.entities(bid, EntityStatus.FAILED) if EntityStatus.FAILED in plan.entities else []
+        waiting = self.entities(bid, EntityStatus.WAITING) if EntityStatus.WAITING in plan.entities else []
+        items = {item.item_id: item for item in self.ledger.items(each["item_id"] for each in failed)}
+        again = [_Seen(items[each["item_id"]], each).to(RecordState.RESOLVED, {"status": "WAITING"}) for each in failed]
+        to = BatchStatus.GENERATE_IID if plan.relist else BatchStatus.IN_PROGRESS
+        columns = {"status": to.value, "ended_us": None}
+        self._append([*again, seen.to(batches.RECORD_STATE[to], columns)])
+        ordered = sorted([*failed, *waiting], key=lambda each: int(each["first_record_id"]))
+        return plan, [each["entity"] for each in ordered]
+
+    # -- jobs ---------------------------------------------------------------------------------------------
+
+    def create_job(
+        self,
+        name: str,
+        *,
+        bid: str | None = None,
+        affinity: str | None = None,
+        schedule: str | None = None,
+        fire_us: int | None = None,
+    ) -> str:
+        """A job, or with ``fire_us`` the run of a scheduled one: of a name and fire time there is one for ever.
+
+        Raises IllegalRecord when another controller made the same run first.
+        """
+        if affinity is not None:
+            batches.parse_affinity(affinity)
+        if schedule is not None:
+            batches.parse_schedule(schedule)
+        job_id = f"job/{name}/{uuid.uuid4().hex if fire_us is None else fire_us}"
+        columns = {"name": name, "bid": bid, "affinity": affinity, "schedule": schedule, "fire_us": fire_us}
+        self.ledger.append([_new(Kind.JOB, job_id, columns | {"status": JobStatus.WAITING.value})])
+        return job_id
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return dict(self._seen(Kind.JOB, job_id).row)
+
+    def jobs(self, status: JobStatus | str) -> list[dict[str, Any]]:
+        with self.ledger.database.reading() as connection:
+            return [dict(row) for row in connection.execute(listed_jobs(JobStatus(status))).mappings()]
+
+    def claim_job(self, job_id: str, worker: str) -> dict[str, Any]:
+        """IN_PROCESS by this worker, one try more. Raises Locked when another was first."""
+        seen = self._seen(Kind.JOB, job_id)
+        columns = {"worker": worker, "tries": seen.row["tries"] + 1, "started_us": self.ledger.clock.now_us()}
+        self._move_job(seen, JobStatus.IN_PROCESS, columns | {"ended_us": None})
+        return self.job(job_id)
+
+    def move_job(self, job_id: str, to: JobStatus | str) -> None:
+        """An end, or WAITING to be taken over by another worker."""
+        to = JobStatus(to)
+        ended = None if to is JobStatus.WAITING else self.ledger.clock.now_us()
+        self._move_job(self._seen(Kind.JOB, job_id), to, {"ended_us": ended})
+
+    def _move_job(self, seen: _Seen, to: JobStatus, columns: dict[str, Any]) -> None:
+        batches.check_transition("job", seen.item.item_id, batches.JOB, JobStatus(seen.row["status"]), to)
+        self._append([seen.to(batches.JOB_RECORD_STATE[to], columns | {"status": to.value})])
+
+    # -- parts --------------------------------------------------------------------------------------------
+
+    def _seen(self, kind: Kind, item_id: str) -> _Seen:
+        """The item before its row: were the row older, its records would be others than those seen."""
+        item = next(iter(self.ledger.items([item_id])), None)
+        view = VIEWS[kind]
+        with self.ledger.database.reading() as connection:
+            row = connection.execute(select(view.table).where(view.table.c[view.key] == item_id)).mappings().first()
+        if row is None or item is None:
+            raise IllegalRecord(f"there is no such {kind}", remedy="create it first", **{kind.value: item_id})
+        return _Seen(item, dict(row))
+
+    def _append(self, changes: Sequence[_Change], fresh: Sequence[Entry] = ()) -> None:
+        """All of it, or Locked when one of the items has changed since it was seen."""
+        seen = {change.item.item_id: change.item.records[-1].seq for change in changes}
+        self.ledger.append([*fresh, *(entry for change in changes for entry in change.entries)], unchanged(seen))
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    item: Item
+    entries: list[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    item: Item
+    row: dict[str, Any]
+
+    def to(self, state: RecordState, columns: dict[str, Any]) -> _Change:
+        """The shortest legal way of the item to this state; its last record sets the columns."""
+        steps = rules.path(self.item.state, state)
+        entries: list[Entry] = []
+        previous: Any = self.item.blocking
+        for place, step in enumerate(steps):
+            payload = {"set": columns if place == len(steps) - 1 else {}}
+            named = None if step is RecordState.PROCESSING else previous
+            previous = Entry(self.item.item_id, APP, step, named, payload, self.item.kind.payload_schema, math.inf)
+            entries.append(previous)
+        return _Change(self.item, entries)
+
+
+def _new(kind: Kind, item_id: str, columns: dict[str, Any]) -> Entry:
+    return Entry(item_id, APP, RecordState.NEW, None, {"set": columns}, kind.payload_schema)
+
+
+def _slow(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": row["entity"], "ms": row["ms"], "status": row["status"], "result": row["result"]}
+
+
+def entity_id(bid: str, entity: str) -> str:
+    return f"batch/{bid}/{entity}"
+
+
+# -- statements -----------------------------------------------------------------------------------------------
+
+
+def counted(bid: str) -> Select[Any]:
+    return select(ENTITY.c.status, func.count()).where(ENTITY.c.bid == bid).group_by(ENTITY.c.status)
+
+
+def slowest(bid: str) -> Select[Any]:
+    return (
+        select(ENTITY).where(ENTITY.c.bid == bid, ENTITY.c.ms.is_not(None)).order_by(ENTITY.c.ms.desc()).limit(SLOWEST)
+    )
+
+
+def listed_entities(bid: str, status: StrEnum | None) -> Select[Any]:
+    query = select(ENTITY).where(ENTITY.c.bid == bid).order_by(ENTITY.c.first_record_id)
+    return query if status is None else query.where(ENTITY.c.status == status.value)
+
+
+def listed_jobs(status: StrEnum) -> Select[Any]:
+    return select(JOB).where(JOB.c.status == status.value).order_by(JOB.c.first_record_id)

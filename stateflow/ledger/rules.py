@@ -1,0 +1,247 @@
+"""What may follow what. Pure: records in, answers out.
+
+=============  ==================================================  =================================
+state          means                                               previous record
+=============  ==================================================  =================================
+NEW            discovered; the first record of every item          none
+PROCESSING     an application holds the item                       none, or the item's NEW
+PROCESSED      released, done                                      the PROCESSING that holds it
+FAILED         released, not done; the item stays blocked          the PROCESSING that holds it
+RESOLVED       a person dealt with it; usable again                the FAILED or PROCESSING that blocks
+SKIPPED        an application (``*``: all) must leave it alone     any of the item's, or none
+=============  ==================================================  =================================
+
+An item is blocked by its earliest PROCESSING without PROCESSED, FAILED or RESOLVED, or FAILED without RESOLVED.
+A blocked item cannot be acquired, nor can one by an application that was told to skip it. A skip never unblocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from stateflow.errors import IllegalRecord, LeaseLost, Locked
+from stateflow.ledger.records import EVERYONE, App, Head, Kind, Record, RecordState, Who
+
+NEW, PROCESSING, PROCESSED, FAILED, RESOLVED, SKIPPED = RecordState
+
+LEGAL_PREVIOUS: dict[RecordState, frozenset[RecordState | None]] = {
+    NEW: frozenset({None}),
+    PROCESSING: frozenset({None, NEW}),
+    PROCESSED: frozenset({PROCESSING}),
+    FAILED: frozenset({PROCESSING}),
+    RESOLVED: frozenset({FAILED, PROCESSING}),
+    SKIPPED: frozenset({None, *RecordState}),
+}
+#: the states that end what a blocking record began
+ANSWERS: dict[RecordState, frozenset[RecordState]] = {
+    PROCESSING: frozenset({PROCESSED, FAILED, RESOLVED}),
+    FAILED: frozenset({RESOLVED}),
+}
+ITEM_ID_MAX = 255
+APP_NAME_MAX, APP_VERSION_MAX, APP_INSTANCE_MAX = 128, 64, 128
+
+
+# -- whom a record concerns -----------------------------------------------------------------------------------
+
+
+def covers(recorded: Who, asked: Who) -> bool:
+    """Whether a record of ``recorded`` says something about ``asked``: same name, and no or the same instance."""
+    return recorded.name == asked.name and recorded.instance in (None, asked.instance)
+
+
+def skips(recorded: Who, asked: Who) -> bool:
+    return recorded.name == EVERYONE or covers(recorded, asked)
+
+
+def processed_by(records: Iterable[Record], app: App | str) -> bool:
+    asked = Who.of(app)
+    return any(record.state == PROCESSED and covers(Who.of(record.app), asked) for record in records)
+
+
+def skipped_for(records: Iterable[Record], app: App | str) -> bool:
+    asked = Who.of(app)
+    return any(record.state == SKIPPED and skips(Who.of(record.app), asked) for record in records)
+
+
+# -- what records amount to -----------------------------------------------------------------------------------
+
+
+def blocking(records: Sequence[Record]) -> Record | None:
+    """Defined for any list, legal or not."""
+    answered = {
+        (record.previous_record_id, blocked)
+        for record in records
+        for blocked, answers in ANSWERS.items()
+        if record.state in answers
+    }
+    for record in records:
+        if record.state in ANSWERS and (record.record_id, record.state) not in answered:
+            return record
+    return None
+
+
+def state_of(records: Sequence[Record]) -> RecordState:
+    """Of the newest that is no skip; SKIPPED when there is no other."""
+    return next((record.state for record in reversed(records) if record.state != SKIPPED), SKIPPED)
+
+
+def fold(records: Sequence[Record]) -> Head:
+    """All records of one item, in order, as what they amount to."""
+    blocked_by = blocking(records)
+    return Head(
+        item_id=records[0].item_id,
+        kind=Kind.of(records[0].payload_schema),
+        seq=records[-1].seq,
+        state=state_of(records),
+        newest_record_id=records[-1].record_id,
+        blocking_record_id=blocked_by.record_id if blocked_by else None,
+        blocking_state=blocked_by.state if blocked_by else None,
+        created_us=records[0].timestamp_us,
+        updated_us=records[-1].timestamp_us,
+        processed=frozenset(Who.of(record.app) for record in records if record.state == PROCESSED),
+        skipped=frozenset(Who.of(record.app) for record in records if record.state == SKIPPED),
+    )
+
+
+def advance(head: Head | None, record: Record) -> Head:
+    """``fold(records + [record])`` from ``fold(records)``, for a record that ``check`` let pass."""
+    if head is None:
+        return fold([record])
+    who = frozenset({Who.of(record.app)})
+    moved = replace(head, seq=record.seq, newest_record_id=record.record_id, updated_us=record.timestamp_us)
+    if record.state == SKIPPED:
+        return replace(moved, skipped=head.skipped | who)
+    blocked = record.state in ANSWERS
+    return replace(
+        moved,
+        state=record.state,
+        blocking_record_id=record.record_id if blocked else None,
+        blocking_state=record.state if blocked else None,
+        processed=head.processed | who if record.state == PROCESSED else head.processed,
+    )
+
+
+# -- what may be written --------------------------------------------------------------------------------------
+
+
+def is_id(value: object, at_most: int) -> bool:
+    """Whether every supported database stores it and tells it apart from every other.
+
+    Some compare without the spaces at the end, and some refuse a NUL.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= at_most or "\0" in value or value.endswith(" "):
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def check_item_id(item_id: object) -> None:
+    """Raises IllegalRecord."""
+    if not is_id(item_id, ITEM_ID_MAX):
+        raise IllegalRecord(
+            f"an item id is text of 1 to {ITEM_ID_MAX} characters, without NUL and without a space at its end",
+            remedy="choose another",
+            item=repr(item_id)[:60],
+        )
+
+
+def check_app(app: App, state: RecordState) -> None:
+    """Raises IllegalRecord."""
+    if app.name == EVERYONE and state is not SKIPPED:
+        raise IllegalRecord(f"{EVERYONE!r} is no application", remedy="use it to skip an item for everyone")
+    for what, text, at_most, may_lack in (
+        ("name", app.name, APP_NAME_MAX, False),
+        ("version", app.version, APP_VERSION_MAX, app.version == ""),
+        ("instance", app.instance, APP_INSTANCE_MAX, app.instance is None),
+    ):
+        if not may_lack and not is_id(text, at_most):
+            raise IllegalRecord(
+                f"an application's {what} has 1 to {at_most} characters, without NUL and without a space at its end",
+                remedy="choose another",
+                app=repr(app.name)[:60],
+            )
+
+
+def check(head: Head | None, item_id: str, app: App, state: RecordState, previous: Record | None) -> None:
+    """Whether this record may be the item's next.
+
+    Raises IllegalRecord for what the table above forbids, Locked when somebody else holds the item or has answered
+    ``previous`` already, LeaseLost when ``previous`` was resolved from under its holder. The caller fills in which
+    record blocks.
+    """
+    found = None if previous is None else previous.state
+    if found not in LEGAL_PREVIOUS[state]:
+        wanted = " or ".join(sorted("none" if each is None else str(each) for each in LEGAL_PREVIOUS[state]))
+        raise IllegalRecord(
+            f"the previous record of {state} is {wanted}, not {found or 'none'}",
+            remedy="read the item's records again",
+            item=item_id,
+        )
+    if previous is not None and previous.item_id != item_id:
+        raise IllegalRecord(
+            "the previous record is of another item", remedy="pass its own", item=item_id, other=previous.item_id
+        )
+    if head is None and state is not NEW:
+        raise IllegalRecord(
+            "there is no such item, and the first record of an item is NEW", remedy="put NEW first", item=item_id
+        )
+    if head is not None and state is NEW:
+        raise IllegalRecord("the item is there already", remedy="read it", item=item_id)
+    if head is None or state is SKIPPED:
+        return
+    if state is PROCESSING:
+        _check_acquire(head, app)
+    else:
+        assert previous is not None
+        _check_answer(head, app, state, previous)
+
+
+def _check_acquire(head: Head, app: App) -> None:
+    if head.blocking_record_id is not None:
+        raise Locked(
+            f"the item is {head.blocking_state}",
+            remedy="wait for its holder, or resolve it",
+            item=head.item_id,
+            blocking_record=head.blocking_record_id,
+        )
+    if any(skips(recorded, Who.of(app)) for recorded in head.skipped):
+        raise IllegalRecord(
+            "the item is to be skipped by this application", remedy="leave it alone", item=head.item_id, app=app.name
+        )
+
+
+def _check_answer(head: Head, app: App, state: RecordState, previous: Record) -> None:
+    if head.blocking_record_id != previous.record_id:
+        where = {"item": head.item_id, "record": previous.record_id, "blocking_record": head.blocking_record_id}
+        if state is not RESOLVED and head.state is RESOLVED:
+            raise LeaseLost("the item was resolved from under its holder", remedy="read the item again", **where)
+        raise Locked("the previous record was answered already", remedy="read the item again", **where)
+    if state is not RESOLVED and Who.of(app) != Who.of(previous.app):
+        raise IllegalRecord(
+            "only the application that holds an item releases it",
+            remedy="release it as the application and instance that acquired it, or resolve it",
+            item=head.item_id,
+            app=app.name,
+            holder=previous.app.name,
+        )
+
+
+# -- sequences ------------------------------------------------------------------------------------------------
+
+_NEXT: dict[RecordState, tuple[RecordState, ...]] = {
+    NEW: (PROCESSING,),
+    PROCESSING: (RESOLVED, PROCESSED, FAILED),  # in this order: what is only carried on was not PROCESSED between
+    PROCESSED: (PROCESSING,),
+    FAILED: (RESOLVED,),
+    RESOLVED: (PROCESSING,),
+}
+
+
+def path(now: RecordState, to: RecordState) -> tuple[RecordState, ...]:
+    """The shortest legal sequence of one or more records after ``now`` whose last is ``to``. Ends in no NEW."""
+    reached: list[tuple[RecordState, ...]] = [(each,) for each in _NEXT[now]]
+    for sequence in reached:
+        if sequence[-1] is to:
+            return sequence
+        reached.extend((*sequence, each) for each in _NEXT[sequence[-1]] if each not in sequence)
+    raise ValueError(f"nothing leads to {to}")

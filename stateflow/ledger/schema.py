@@ -1,0 +1,259 @@
+"""The tables. One definition for all databases; what differs between them is in the types here.
+
+``ledger_record`` is the truth; ``ledger_archive`` holds the records that were put away. ``ledger_item``,
+``ledger_verdict`` and the tables of stages, batches, entities and jobs are projections: written in the transaction that
+writes the records, and derivable from them. ``ledger_lease`` says until when a lock holds, by the database's clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects import mssql, mysql, postgresql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
+
+#: what a fresh ledger has, and what this program reads and writes
+REVISION = "0001"
+VERSION_TABLE = "ledger_version"
+
+METADATA = MetaData()
+
+
+# -- types ----------------------------------------------------------------------------------------------------
+
+
+def text_id(length: int) -> TypeEngine[str]:
+    """Text that is compared byte by byte everywhere: ``a`` and ``A`` are two ids, and their order is the same."""
+    return (
+        String(length)
+        .with_variant(mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), "mysql")
+        .with_variant(mssql.NVARCHAR(length, collation="Latin1_General_BIN2"), "mssql")
+        .with_variant(postgresql.VARCHAR(length, collation="C"), "postgresql")
+    )
+
+
+def long_text() -> TypeEngine[str]:
+    return Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql").with_variant(mssql.NVARCHAR(), "mssql")
+
+
+def big_key() -> TypeEngine[int]:
+    """SQLite numbers rows by itself only where the type is exactly INTEGER."""
+    return BigInteger().with_variant(Integer, "sqlite")
+
+
+class now_us(FunctionElement[int]):  # noqa: N801 - named as the SQL function that it is
+    """Microseconds since 1970-01-01 UTC by the database's clock, at the start of the statement: an index serves it."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+_NOW_US = {
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)",
+    "postgresql": "CAST(extract(epoch FROM statement_timestamp()) * 1000000 AS BIGINT)",
+    "mysql": "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)",
+    "mssql": "DATEDIFF_BIG(microsecond, '1970-01-01', SYSUTCDATETIME())",
+}
+
+
+@compiles(now_us)
+def _compile_now_us(element: now_us, compiler: Any, **_: Any) -> str:
+    return _NOW_US[compiler.dialect.name]
+
+
+# -- records --------------------------------------------------------------------------------------------------
+
+OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+
+
+def _record_columns() -> list[Column[Any]]:
+    return [
+        Column("item_id", text_id(255), nullable=False),
+        Column("seq", Integer, nullable=False),
+        Column("app_name", text_id(128), nullable=False),
+        Column("app_version", text_id(64), nullable=False),
+        Column("app_instance", text_id(128)),
+        Column("state", text_id(16), nullable=False),
+        Column("previous_record_id", BigInteger),
+        Column("author", text_id(128), nullable=False),
+        Column("timestamp_us", BigInteger, nullable=False),
+        Column("run_id", text_id(64), nullable=False),
+        Column("payload", long_text()),
+        Column("payload_schema", text_id(128)),
+    ]
+
+
+RECORD = Table(
+    "ledger_record",
+    METADATA,
+    Column("record_id", big_key(), primary_key=True, autoincrement=True),
+    *_record_columns(),
+    UniqueConstraint("item_id", "seq", name="ledger_record_item_seq"),
+    sqlite_autoincrement=True,
+    **OPTIONS,
+)
+ARCHIVE = Table(
+    "ledger_archive",
+    METADATA,
+    Column("record_id", big_key(), primary_key=True, autoincrement=False),
+    *_record_columns(),
+    UniqueConstraint("item_id", "seq", name="ledger_archive_item_seq"),
+    **OPTIONS,
+)
+ITEM = Table(
+    "ledger_item",
+    METADATA,
+    Column("item_id", text_id(255), primary_key=True),
+    Column("kind", text_id(16), nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("state", text_id(16), nullable=False),
+    Column("newest_record_id", BigInteger, nullable=False),
+    Column("blocking_record_id", BigInteger),
+    Column("blocking_state", text_id(16)),
+    Column("created_us", BigInteger, nullable=False),
+    Column("updated_us", BigInteger, nullable=False),
+    Column("archived", SmallInteger, nullable=False),
+    Index("ledger_item_ready", "kind", "archived", "blocking_record_id", "item_id"),
+    Index("ledger_item_state", "kind", "archived", "state", "item_id"),
+    Index("ledger_item_age", "archived", "state", "updated_us"),
+    **OPTIONS,
+)
+#: who processed an item and who is to skip it. ``app_instance`` is '' for none: NULLs would not be unique
+VERDICT = Table(
+    "ledger_verdict",
+    METADATA,
+    Column("item_id", text_id(255)),
+    Column("verdict", text_id(16)),
+    Column("app_name", text_id(128)),
+    Column("app_instance", text_id(128)),
+    # longer than what SQL Server takes as the key of a clustered index
+    PrimaryKeyConstraint("item_id", "verdict", "app_name", "app_instance", mssql_clustered=False),
+    Index("ledger_verdict_app", "verdict", "app_name", "app_instance", "item_id"),
+    **OPTIONS,
+)
+LEASE = Table(
+    "ledger_lease",
+    METADATA,
+    Column("item_id", text_id(255), primary_key=True),
+    Column("record_id", BigInteger, nullable=False),
+    Column("until_us", BigInteger, nullable=False),
+    Index("ledger_lease_until", "until_us"),
+    **OPTIONS,
+)
+SCHEMA = Table(
+    "ledger_schema",
+    METADATA,
+    Column("name", text_id(128), primary_key=True),
+    Column("body", long_text(), nullable=False),
+    **OPTIONS,
+)
+
+
+# -- views ----------------------------------------------------------------------------------------------------
+
+STAGE = Table(
+    "ledger_stage",
+    METADATA,
+    Column("state_id", text_id(255), primary_key=True),
+    Column("run_id", text_id(64)),
+    Column("job_id", text_id(255)),
+    Column("correlation_id_in", text_id(255)),
+    Column("correlation_id_out", text_id(255)),
+    Column("action", text_id(32)),
+    Column("status", text_id(16)),
+    Column("source_name", long_text()),
+    Column("source_type", long_text()),
+    Column("sink_name", long_text()),
+    Column("sink_type", long_text()),
+    Column("source_entity", text_id(255)),
+    Column("source_filter", long_text()),
+    Column("sink_entity", text_id(255)),
+    Column("sink_filter", long_text()),
+    Column("first_record_pulled", long_text()),
+    Column("last_record_pulled", long_text()),
+    Column("git_sha", text_id(64)),
+    Column("sourcing_start_time", BigInteger),
+    Column("sourcing_end_time", BigInteger),
+    Column("sinking_start_time", BigInteger),
+    Column("sinking_end_time", BigInteger),
+    Column("updated_on", BigInteger, nullable=False),
+    Column("row_count", BigInteger),
+    Column("created_on", BigInteger, nullable=False),
+    Column("manifest_name", long_text()),
+    Column("first_record_id", BigInteger, nullable=False),
+    Index("ledger_stage_order", "first_record_id"),
+    Index("ledger_stage_job", "job_id", "first_record_id"),
+    Index("ledger_stage_entity", "source_entity", "status", "action", "first_record_id"),
+    Index("ledger_stage_in", "correlation_id_in"),
+    Index("ledger_stage_out", "correlation_id_out"),
+    **OPTIONS,
+)
+BATCH = Table(
+    "ledger_batch",
+    METADATA,
+    Column("bid", text_id(255), primary_key=True),
+    Column("name", long_text()),
+    Column("command", long_text()),
+    Column("status", text_id(32), nullable=False),
+    Column("owner", long_text()),
+    Column("affinity", long_text()),
+    Column("job_affinity", long_text()),
+    Column("created_us", BigInteger, nullable=False),
+    Column("started_us", BigInteger),
+    Column("ended_us", BigInteger),
+    Column("listed", SmallInteger, nullable=False),
+    Column("first_record_id", BigInteger, nullable=False),
+    Index("ledger_batch_status", "status", "first_record_id"),
+    Index("ledger_batch_order", "first_record_id"),
+    **OPTIONS,
+)
+ENTITY = Table(
+    "ledger_entity",
+    METADATA,
+    Column("item_id", text_id(255), primary_key=True),
+    Column("bid", text_id(255), nullable=False),
+    Column("entity", text_id(255), nullable=False),
+    Column("status", text_id(16), nullable=False),
+    Column("ms", BigInteger),
+    Column("result", long_text()),
+    Column("first_record_id", BigInteger, nullable=False),
+    Index("ledger_entity_status", "bid", "status", "first_record_id"),
+    Index("ledger_entity_slowest", "bid", "ms"),
+    **OPTIONS,
+)
+JOB = Table(
+    "ledger_job",
+    METADATA,
+    Column("job_id", text_id(255), primary_key=True),
+    Column("bid", text_id(255)),
+    Column("name", text_id(255)),
+    Column("status", text_id(16), nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("worker", text_id(255)),
+    Column("affinity", long_text()),
+    Column("schedule", long_text()),
+    Column("fire_us", BigInteger),
+    Column("started_us", BigInteger),
+    Column("ended_us", BigInteger),
+    Column("first_record_id", BigInteger, nullable=False),
+    Index("ledger_job_status", "status", "first_record_id"),
+    Index("ledger_job_batch", "bid", "first_record_id"),
+    **OPTIONS,
+)
+#: what can be derived from the records
+PROJECTIONS = (ITEM, VERDICT, STAGE, BATCH, ENTITY, JOB)

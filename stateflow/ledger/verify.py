@@ -1,0 +1,232 @@
+"""What is wrong with a ledger: every fault of it, found without trusting anything in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from stateflow.errors import StateflowError
+from stateflow.ledger import payloads, rules
+from stateflow.ledger.reading import PAGE, load_schema, record_of
+from stateflow.ledger.rebuild import rows_by_item
+from stateflow.ledger.records import Fault, Head, Kind, Record, RecordState
+from stateflow.ledger.schema import ARCHIVE, ITEM, LEASE, RECORD, SCHEMA, VERDICT
+from stateflow.ledger.views import VIEWS
+from stateflow.ledger.writing import head_row, verdict_row, verdicts_of
+
+Schemas = Mapping[str, Mapping[str, Any]]
+_STATES = frozenset(RecordState)
+
+
+# -- records, purely ------------------------------------------------------------------------------------------
+
+
+def faults_of(item_id: str, records: Sequence[Record]) -> list[Fault]:
+    """Of one item's records in order, as they stand in the table: states and payloads may be anything."""
+    found: list[Fault] = []
+
+    def fault(code: str, what: str, record: Record | None = None) -> None:
+        found.append(Fault(code, what, item_id, record.record_id if record else None))
+
+    try:
+        rules.check_item_id(item_id)
+    except StateflowError as error:
+        fault("bad_item_id", error.what)
+    by_id = {record.record_id: record for record in records}
+    kind = Kind.of(records[0].payload_schema) if records else Kind.ITEM
+    head: Head | None = None
+    legal: list[Record] = []
+    for place, record in enumerate(records):
+        if record.seq != place:
+            fault("sequence_broken", f"number {record.seq} stands where {place} belongs", record)
+        if record.state not in _STATES:
+            fault("unknown_state", f"{record.state!r} is no state", record)
+            continue
+        if Kind.of(record.payload_schema) is not kind:
+            fault("mixed_kinds", f"a record of a {Kind.of(record.payload_schema)} in a {kind}", record)
+        legal.append(record)
+        if _may_stand(record, by_id, head, fault) and not found:
+            head = rules.advance(head, record)
+        else:
+            head = rules.fold(legal)
+    return found
+
+
+def _may_stand(record: Record, by_id: Mapping[int, Record], head: Head | None, fault: Any) -> bool:
+    """Whether the record may come after those that ``head`` is the fold of."""
+    try:
+        rules.check_app(record.app, record.state)
+    except StateflowError as error:
+        fault("bad_app", error.what, record)
+    previous = None
+    if record.previous_record_id is not None:
+        previous = by_id.get(record.previous_record_id)
+        if previous is None:
+            fault("unknown_previous", f"there is no record {record.previous_record_id} of this item", record)
+            return False
+        if previous.seq >= record.seq:
+            fault("previous_is_later", f"record {previous.record_id} is not before it", record)
+            return False
+    try:
+        rules.check(head, record.item_id, record.app, record.state, previous)
+    except StateflowError as error:
+        fault("illegal_record", error.what, record)
+        return False
+    return True
+
+
+def payload_faults(row: Any, schemas: Schemas) -> Iterator[Fault]:
+    if row.payload is None and row.payload_schema is None:
+        return
+    try:
+        payload = None if row.payload is None else json.loads(row.payload)
+    except ValueError as error:
+        yield Fault("invalid_payload", f"the payload is no JSON: {error}", row.item_id, row.record_id)
+        return
+    if row.payload_schema is None:
+        return
+    schema = schemas.get(row.payload_schema)
+    if schema is None:
+        what = f"its schema {row.payload_schema!r} is not registered"
+        yield Fault("unknown_schema", what, row.item_id, row.record_id)
+        return
+    wrong = payloads.problem(payload, schema)
+    if wrong is not None:
+        yield Fault("invalid_payload", wrong, row.item_id, row.record_id)
+
+
+# -- the whole ledger -----------------------------------------------------------------------------------------
+
+
+def verify(connection: Connection) -> Iterator[Fault]:
+    schemas = load_schemas(connection)
+    heads = _Cursor(connection, ITEM)
+    verdicts = _Cursor(connection, VERDICT)
+    for item_id, rows, archived in rows_by_item(connection):
+        yield from _orphans(heads.before(item_id))
+        yield from _stray_verdicts(verdicts.before(item_id))
+        records = [record_of(row, strict=False) for row in rows]
+        found = faults_of(item_id, records)
+        yield from found
+        for row in rows:
+            yield from payload_faults(row, schemas)
+        yield from _elsewhere(connection, item_id, found, records)
+        if archived and not all(row.archived for row in rows):
+            yield Fault("half_archived", "some of its records are archived, some are not", item_id)
+        yield from _head_faults(item_id, records, archived, heads.at(item_id), verdicts.at(item_id))
+        if not found:
+            yield from _view_faults(connection, records)
+    yield from _orphans(heads.rest())
+    yield from _stray_verdicts(verdicts.rest())
+    yield from _lease_faults(connection)
+
+
+def load_schemas(connection: Connection) -> dict[str, Mapping[str, Any]]:
+    stored = {name: load_schema(connection, name) or {} for name in connection.execute(select(SCHEMA.c.name)).scalars()}
+    return {**payloads.BUILTIN, **stored}
+
+
+def _elsewhere(
+    connection: Connection, item_id: str, found: Sequence[Fault], records: Sequence[Record]
+) -> Iterator[Fault]:
+    """An unknown previous record may be one of another item."""
+    by_id = {record.record_id: record for record in records}
+    for fault in found:
+        if fault.code == "unknown_previous" and fault.record_id is not None:
+            previous_id = by_id[fault.record_id].previous_record_id
+            for table in (RECORD, ARCHIVE):
+                query = select(table.c.item_id).where(table.c.record_id == previous_id)
+                for other in connection.execute(query).scalars():
+                    what = f"record {previous_id} is of item {other!r}"
+                    yield Fault("previous_of_another_item", what, item_id, fault.record_id)
+
+
+def _head_faults(
+    item_id: str, records: Sequence[Record], archived: bool, head: Sequence[Any], verdicts: Sequence[Any]
+) -> Iterator[Fault]:
+    readable = [record for record in records if record.state in _STATES]
+    if not head:
+        yield Fault("head_missing", "its records are not in the projection", item_id)
+    elif readable:
+        wanted = head_row(rules.fold(readable)) | {"archived": int(archived)}
+        wrong = sorted(name for name, value in wanted.items() if head[0]._mapping[name] != value)
+        if wrong:
+            yield Fault("head_differs", f"the projection differs from the records in {', '.join(wrong)}", item_id)
+    if readable:
+        folded = rules.fold(readable)
+        right = {tuple(verdict_row(item_id, *each).values()) for each in verdicts_of(folded)}
+        if right != {tuple(row) for row in verdicts}:
+            yield Fault("verdicts_differ", "who processed or skips it differs from the records", item_id)
+
+
+def _view_faults(connection: Connection, records: Sequence[Record]) -> Iterator[Fault]:
+    kind = Kind.of(records[0].payload_schema)
+    if kind is Kind.ITEM:
+        return
+    view = VIEWS[kind]
+    row = connection.execute(select(view.table).where(view.table.c[view.key] == records[0].item_id)).mappings().first()
+    if row is None or dict(row) != view.fold(list(records)):
+        yield Fault("view_differs", f"the table of {kind} rows differs from the records", records[0].item_id)
+
+
+def _lease_faults(connection: Connection) -> Iterator[Fault]:
+    held = select(ITEM.c.item_id).where(
+        ITEM.c.item_id == LEASE.c.item_id,
+        ITEM.c.blocking_record_id == LEASE.c.record_id,
+        ITEM.c.blocking_state == RecordState.PROCESSING.value,
+    )
+    for row in connection.execute(select(LEASE).where(~held.exists())):
+        yield Fault("stray_lease", "a lease without the lock that it is for", row.item_id, row.record_id)
+
+
+def _orphans(rows: Iterator[Any]) -> Iterator[Fault]:
+    for row in rows:
+        yield Fault("head_without_records", "the projection has an item that has no records", row.item_id)
+
+
+def _stray_verdicts(rows: Iterator[Any]) -> Iterator[Fault]:
+    for row in rows:
+        yield Fault("verdict_without_records", "the projection has a verdict on an item without records", row.item_id)
+
+
+class _Cursor:
+    """A projection's rows in the order of item ids, read in pages, walked once beside the records."""
+
+    def __init__(self, connection: Connection, table: Any) -> None:
+        self._rows = self._pages(connection, table)
+        self._next = next(self._rows, None)
+
+    @staticmethod
+    def _pages(connection: Connection, table: Any) -> Iterator[Any]:
+        after = ""
+        while True:
+            ids = list(
+                connection.execute(
+                    select(table.c.item_id).where(table.c.item_id > after).order_by(table.c.item_id).limit(PAGE)
+                ).scalars()
+            )
+            if not ids:
+                return
+            query = select(table).where(table.c.item_id > after, table.c.item_id <= ids[-1])
+            yield from connection.execute(query.order_by(table.c.item_id)).all()
+            after = ids[-1]
+
+    def before(self, item_id: str) -> Iterator[Any]:
+        while self._next is not None and self._next.item_id < item_id:
+            yield self._next
+            self._next = next(self._rows, None)
+
+    def at(self, item_id: str) -> list[Any]:
+        found = []
+        while self._next is not None and self._next.item_id == item_id:
+            found.append(self._next)
+            self._next = next(self._rows, None)
+        return found
+
+    def rest(self) -> Iterator[Any]:
+        while self._next is not None:
+            yield self._next
+            self._next = next(self._rows, None)

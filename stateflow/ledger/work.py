@@ -1,0 +1,85 @@
+"""Work on an item while its lock is held: renewed while it runs, released when it ends, however it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from stateflow.errors import ApplicationError, StateflowError
+from stateflow.ledger import payloads
+from stateflow.ledger.records import Item, Record, RecordState
+
+if TYPE_CHECKING:
+    from stateflow.ledger.ledger import Ledger
+
+log = logging.getLogger(__name__)
+MESSAGE_MAX, STACK_MAX = 2048, 8192
+
+
+def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
+    """Call ``work(item)``, then release. Returns the PROCESSED record. Raises ApplicationError, LeaseLost."""
+    item = ledger.item(lock.item_id)
+    assert item is not None
+    try:
+        with renewed(ledger, lock):
+            payload = work(item)
+        payloads.encode(payload, lock.item_id)  # what cannot be recorded was not done
+    except BaseException as error:
+        failure = ApplicationError(
+            f"work on the item raised {type(error).__name__}: {_message(error)[:300]}",
+            remedy="mend the cause, then resolve the item",
+            item=lock.item_id,
+            app=lock.app.name,
+            run=ledger.run_id,
+        )
+        _record_failure(ledger, lock, error, failure)
+        if not isinstance(error, Exception):  # Ctrl-C and exit stay what they are
+            raise
+        raise failure from error
+    return ledger.put(lock.item_id, lock.app, RecordState.PROCESSED, lock, payload)
+
+
+def error_payload(error: BaseException) -> dict[str, Any]:
+    stack = "".join(traceback.format_exception(error))
+    return {"error": {"type": type(error).__name__, "message": _message(error), "stack": stack[-STACK_MAX:]}}
+
+
+def _message(error: BaseException) -> str:
+    return str(error)[:MESSAGE_MAX]
+
+
+def _record_failure(ledger: Ledger, lock: Record, error: BaseException, failure: ApplicationError) -> None:
+    try:
+        ledger.put(lock.item_id, lock.app, RecordState.FAILED, lock, error_payload(error))
+    except StateflowError as second:
+        failure.add_note(f"and FAILED could not be recorded: {second}")
+
+
+@contextmanager
+def renewed(ledger: Ledger, lock: Record) -> Iterator[None]:
+    """Renews the lock's lease three times per lease, in a thread, until the block is left."""
+    if math.isinf(ledger.lease_s):
+        yield
+        return
+    done = threading.Event()
+
+    def renew() -> None:
+        while not done.wait(ledger.lease_s / 3):
+            try:
+                if not ledger.renew(lock):
+                    return
+            except StateflowError as error:  # the lease may end, and then the release says so
+                log.warning("the lock on %s could not be renewed: %s", lock.item_id, error)
+
+    thread = threading.Thread(target=renew, name=f"lease of {lock.item_id[:40]}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

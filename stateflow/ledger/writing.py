@@ -1,0 +1,322 @@
+"""Records and their projections into SQL: statements only, what may be written is decided in ``rules``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, insert, literal, select, update
+
+from stateflow.errors import IllegalRecord, InvalidPayload, Locked
+from stateflow.ledger import payloads, rules
+from stateflow.ledger.reading import chunks, expired_leases, load_heads, load_records, load_schema, record_of
+from stateflow.ledger.records import App, Entry, Head, Kind, Record, RecordState, Who
+from stateflow.ledger.schema import ITEM, LEASE, RECORD, VERDICT, now_us
+from stateflow.ledger.views import VIEWS
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What every record of one transaction has in common. ``lease_s``: of locks that name none of their own."""
+
+    author: str
+    run_id: str
+    timestamp_us: int
+    lease_s: float
+
+
+# -- rows --------------------------------------------------------------------------------------------------------
+
+
+def verdicts_of(head: Head) -> set[tuple[RecordState, Who]]:
+    return {(RecordState.PROCESSED, who) for who in head.processed} | {
+        (RecordState.SKIPPED, who) for who in head.skipped
+    }
+
+
+def head_row(head: Head) -> dict[str, Any]:
+    return {
+        "item_id": head.item_id,
+        "kind": head.kind.value,
+        "seq": head.seq,
+        "state": str(head.state),
+        "newest_record_id": head.newest_record_id,
+        "blocking_record_id": head.blocking_record_id,
+        "blocking_state": None if head.blocking_state is None else str(head.blocking_state),
+        "created_us": head.created_us,
+        "updated_us": head.updated_us,
+    }
+
+
+def verdict_row(item_id: str, verdict: RecordState, who: Who) -> dict[str, Any]:
+    return {
+        "item_id": item_id,
+        "verdict": verdict.value,
+        "app_name": who.name,
+        "app_instance": who.instance or "",
+    }
+
+
+# -- writing --------------------------------------------------------------------------------------------------
+
+Guard = Callable[[Mapping[str, Head]], None]
+
+
+def unchanged(seen: Mapping[str, int]) -> Guard:
+    """Of items: that their newest record is still the one with this number. Raises Locked."""
+
+    def check(heads: Mapping[str, Head]) -> None:
+        for item_id, seq in seen.items():
+            if heads[item_id].seq != seq:
+                raise Locked("another writer was first", remedy="read the item again", item=item_id)
+
+    return check
+
+
+def append(connection: Connection, entries: Sequence[Entry], stamp: Stamp, guard: Guard | None = None) -> list[Record]:
+    """Records and projections, all in the caller's transaction, which must be rolled back when this raises.
+
+    ``guard`` looks at the items as they are, locked, before anything is written, and may raise.
+    Raises IllegalRecord, InvalidPayload, Locked, LeaseLost.
+    """
+    before = load_heads(connection, {entry.item_id for entry in entries}, for_update=True)
+    if guard is not None:
+        guard(before)
+    resolutions = _resolve_expired(connection, entries, before)
+    return _Append(connection, stamp, before).run([*resolutions, *entries])[len(resolutions) :]
+
+
+def _resolve_expired(connection: Connection, entries: Sequence[Entry], heads: Mapping[str, Head]) -> list[Entry]:
+    """A dead holder's lock is resolved by whoever acquires next; a failure never is."""
+    wanted = {
+        entry.item_id: entry
+        for entry in entries
+        if entry.state == RecordState.PROCESSING
+        and entry.item_id in heads
+        and heads[entry.item_id].blocking_state is RecordState.PROCESSING
+    }
+    found: list[Entry] = []
+    for some in chunks(wanted):
+        for item_id, record_id in connection.execute(expired_leases(some)):
+            if record_id == heads[item_id].blocking_record_id:
+                found.append(lease_ended(item_id, record_id, wanted[item_id].app))
+    return found
+
+
+def lease_ended(item_id: str, record_id: int, app: App) -> Entry:
+    return Entry(item_id, app, RecordState.RESOLVED, record_id, {"note": "the lease of its holder ended"})
+
+
+class _Append:
+    """Entries in runs within which no item occurs twice: each run's records are inserted by one statement."""
+
+    def __init__(self, connection: Connection, stamp: Stamp, before: dict[str, Head]) -> None:
+        self._connection, self._stamp, self._before = connection, stamp, before
+        self._heads = dict(before)
+        self._schemas: dict[str, Mapping[str, Any] | None] = {}
+        self._known: dict[int, Record] = {}
+        self._written: dict[int, Record] = {}  # by id() of the entry
+        self._leases: dict[str, tuple[int, float]] = {}
+
+    def run(self, entries: Sequence[Entry]) -> list[Record]:
+        named = (_id_of(entry.previous) for entry in entries)
+        self._known = load_records(self._connection, {each for each in named if each is not None})
+        records: list[Record] = []
+        start = 0
+        while start < len(entries):
+            end, seen = start, set[str]()
+            while end < len(entries) and entries[end].item_id not in seen:
+                seen.add(entries[end].item_id)
+                end += 1
+            records += self._insert(entries[start:end])
+            start = end
+        self._write_heads()
+        self._write_leases()
+        self._write_views(records)
+        return records
+
+    def _insert(self, entries: Sequence[Entry]) -> list[Record]:
+        rows = [self._row(entry) for entry in entries]
+        records = [record_of(row | {"record_id": key}) for row, key in zip(rows, self._insert_rows(rows), strict=True)]
+        for entry, record in zip(entries, records, strict=True):
+            self._written[id(entry)] = record
+            self._heads[entry.item_id] = rules.advance(self._heads.get(entry.item_id), record)
+            if record.state is RecordState.PROCESSING:
+                lease_s = self._stamp.lease_s if entry.lease_s is None else entry.lease_s
+                self._leases[entry.item_id] = record.record_id, lease_s
+        return records
+
+    def _insert_rows(self, rows: list[dict[str, Any]]) -> list[int]:
+        if len(rows) > 1 and self._connection.dialect.insert_executemany_returning_sort_by_parameter_order:
+            statement = insert(RECORD).returning(RECORD.c.record_id, sort_by_parameter_order=True)
+            return list(self._connection.execute(statement, rows).scalars())
+        keys = (self._connection.execute(insert(RECORD).values(row)).inserted_primary_key for row in rows)
+        return [int(key[0]) for key in keys if key is not None]
+
+    def _row(self, entry: Entry) -> dict[str, Any]:
+        rules.check_item_id(entry.item_id)
+        try:
+            state = RecordState(entry.state)
+        except ValueError:
+            raise IllegalRecord(
+                f"{entry.state!r} is no state", remedy=f"use {', '.join(RecordState)}", item=entry.item_id
+            ) from None
+        rules.check_app(entry.app, state)
+        head, previous = self._heads.get(entry.item_id), self._previous(entry)
+        kind = Kind.of(entry.payload_schema)
+        if head is not None and head.kind is not kind:
+            raise IllegalRecord(
+                f"the item is a {head.kind}, the record one of a {kind}", remedy="use its own calls", item=entry.item_id
+            )
+        try:
+            rules.check(head, entry.item_id, entry.app, state, previous)
+        except Locked as error:
+            if head is not None and head.blocking_record_id is not None:
+                blocking = self._known.get(head.blocking_record_id) or self._written_as(head.blocking_record_id)
+                error.blocking_record = blocking or load_records(self._connection, [head.blocking_record_id]).get(
+                    head.blocking_record_id
+                )
+            raise
+        return {
+            "item_id": entry.item_id,
+            "seq": 0 if head is None else head.seq + 1,
+            "app_name": entry.app.name,
+            "app_version": entry.app.version,
+            "app_instance": entry.app.instance,
+            "state": state.value,
+            "previous_record_id": None if previous is None else previous.record_id,
+            "author": self._stamp.author,
+            "timestamp_us": self._stamp.timestamp_us,
+            "run_id": self._stamp.run_id,
+            "payload": self._payload(entry),
+            "payload_schema": entry.payload_schema,
+        }
+
+    def _written_as(self, record_id: int) -> Record | None:
+        return next((record for record in self._written.values() if record.record_id == record_id), None)
+
+    def _previous(self, entry: Entry) -> Record | None:
+        if isinstance(entry.previous, Entry):
+            try:
+                return self._written[id(entry.previous)]
+            except KeyError:
+                raise IllegalRecord(
+                    "the previous entry comes later or is not among these", remedy="order them", item=entry.item_id
+                ) from None
+        record_id = _id_of(entry.previous)
+        if record_id is None:
+            return None
+        try:
+            return self._known[record_id]
+        except KeyError:
+            raise IllegalRecord(
+                "there is no such previous record", remedy="read the item again", item=entry.item_id, record=record_id
+            ) from None
+
+    def _payload(self, entry: Entry) -> str | None:
+        text, name = payloads.encode(entry.payload, entry.item_id), entry.payload_schema
+        if name is not None:
+            if not rules.is_id(name, 128):
+                raise InvalidPayload("a schema's name has 1 to 128 characters", remedy="shorten it", item=entry.item_id)
+            if name not in self._schemas:
+                self._schemas[name] = load_schema(self._connection, name)
+            payloads.check(None if text is None else json.loads(text), name, self._schemas[name], entry.item_id)
+        return text
+
+    # -- projections --------------------------------------------------------------------------------------
+
+    def _write_heads(self) -> None:
+        changed = [head for item_id, head in self._heads.items() if head != self._before.get(item_id)]
+        fresh = [head_row(head) | {"archived": 0} for head in changed if head.item_id not in self._before]
+        moved = [
+            {f"new_{column}": value for column, value in head_row(head).items()}
+            for head in changed
+            if head.item_id in self._before
+        ]
+        if fresh:
+            self._connection.execute(insert(ITEM), fresh)
+        if moved:
+            self._connection.execute(UPDATE_HEAD, moved)
+        verdicts = []
+        for head in changed:
+            known = self._before.get(head.item_id)
+            for verdict, who in verdicts_of(head) - (verdicts_of(known) if known else set()):
+                verdicts.append(verdict_row(head.item_id, verdict, who))
+        if verdicts:
+            self._connection.execute(insert(VERDICT), verdicts)
+
+    def _write_leases(self) -> None:
+        released = [
+            {"gone": item_id}
+            for item_id, head in self._before.items()
+            if head.blocking_state is RecordState.PROCESSING
+            and self._heads[item_id].blocking_record_id != head.blocking_record_id
+        ]
+        if released:
+            self._connection.execute(DELETE_LEASE, released)
+        for item_id, (record_id, lease_s) in self._leases.items():
+            if self._heads[item_id].blocking_record_id == record_id and not math.isinf(lease_s):
+                self._connection.execute(grant_lease(item_id, record_id, lease_s))
+
+    def _write_views(self, records: Sequence[Record]) -> None:
+        for kind, view in VIEWS.items():
+            mine = [record for record in records if self._heads[record.item_id].kind is kind]
+            if not mine:
+                continue
+            key = view.table.c[view.key]
+            known: dict[str, dict[str, Any]] = {}
+            for some in chunks({record.item_id for record in mine} & self._before.keys()):
+                for row in self._connection.execute(select(view.table).where(key.in_(some))).mappings():
+                    known[row[view.key]] = dict(row)
+            now: dict[str, dict[str, Any]] = dict(known)
+            for record in mine:
+                now[record.item_id] = view.apply(now.get(record.item_id), record)
+            fresh = [row for item_id, row in now.items() if item_id not in known]
+            moved = [{f"new_{name}": value for name, value in now[item_id].items()} for item_id in known]
+            if fresh:
+                self._connection.execute(insert(view.table), fresh)
+            if moved:
+                self._connection.execute(update_view(kind), moved)
+
+
+def _id_of(previous: Record | int | Entry | None) -> int | None:
+    if previous is None or isinstance(previous, Entry):
+        return None
+    return previous.record_id if isinstance(previous, Record) else int(previous)
+
+
+_HEAD_COLUMNS = (
+    *("seq", "state", "newest_record_id", "blocking_record_id"),
+    *("blocking_state", "updated_us"),
+)
+UPDATE_HEAD = (
+    update(ITEM)
+    .where(ITEM.c.item_id == bindparam("new_item_id"))
+    .values({name: bindparam(f"new_{name}") for name in _HEAD_COLUMNS})
+)
+DELETE_LEASE = delete(LEASE).where(LEASE.c.item_id == bindparam("gone"))
+
+
+def update_view(kind: Kind) -> Any:
+    view = VIEWS[kind]
+    return (
+        update(view.table)
+        .where(view.table.c[view.key] == bindparam(f"new_{view.key}"))
+        .values({each.name: bindparam(f"new_{each.name}") for each in view.table.columns if each.name != view.key})
+    )
+
+
+def grant_lease(item_id: str, record_id: int, lease_s: float) -> Any:
+    until = select(literal(item_id), literal(record_id), now_us() + literal(round(lease_s * 1e6)))
+    return insert(LEASE).from_select(["item_id", "record_id", "until_us"], until)
+
+
+def renew_lease(item_id: str, record_id: int, lease_s: float) -> Any:
+    return (
+        update(LEASE)
+        .where(LEASE.c.item_id == item_id, LEASE.c.record_id == record_id)
+        .values(until_us=now_us() + literal(round(lease_s * 1e6)))
+    )
