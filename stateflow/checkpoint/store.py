@@ -1,162 +1,419 @@
-"""Checkpoint store: ``blobs/<2>/<digest>`` and ``manifests/<operator>/<partition>/<epoch>-<sequence>.json``.
+"""Checkpoint store: upload what is missing, publish last; restore what is proved.
 
-A blob is written before the manifest that names it. A manifest is one new object whose name orders it by
-(epoch, sequence): the newest is the greatest name, so that a late upload of an older owner can never become the
-newest, whatever the store thinks of renames. A torn manifest fails its own checksum and is passed over.
+Publication is one exclusive new object. Its name orders it by (epoch, sequence), and a name that is taken is not
+written again, so that neither a repeated nor a late upload changes what others read.
+
+Collecting (:mod:`stateflow.checkpoint.collecting`) may run at any time. An upload first says which digests it relies
+on, then reads which blobs are condemned; a collection condemns first and then reads what uploads rely on. Whichever
+came second sees the other: the upload stores a condemned blob again under a name of its own, the collection spares
+what an upload relies on.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import logging
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import xxhash
 
-from stateflow.errors import CheckpointCorrupt, ExtraMissing, InvalidArgument, StaleCheckpoint
-from stateflow.types import PartitionId
+from stateflow.checkpoint.backend import Backend, Stored, Throttle
+from stateflow.checkpoint.cache import SiteCache
+from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, INTENTS, TEMPORARY, Catalog, folder_of, savepoint_place
+from stateflow.checkpoint.codec import Codec, key_from_environment
+from stateflow.checkpoint.manifest import Manifest, ManifestFile, blob_name, manifest_name
+from stateflow.checkpoint.objects import TIMEOUT_S, Objects, open_backend
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import (
+    CheckpointCorrupt,
+    CheckpointMissing,
+    InvalidArgument,
+    StaleCheckpoint,
+    StateflowError,
+    Unavailable,
+)
+from stateflow.types import PartitionId, check_name
 
-FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestFile:
-    name: str
-    size: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """One partition at one sequence. ``positions``: source → last batch contained."""
-
-    operator: str
-    partition: int
-    epoch: int
-    sequence: int
-    digest: str
-    positions: dict[str, int]
-    created_us: int
-    replica: str
-    files: tuple[ManifestFile, ...]
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.epoch, self.sequence
-
-    def encode(self) -> bytes:
-        body = json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True)
-        return json.dumps({"body": body, "checksum": xxhash.xxh3_128_hexdigest(body.encode())}).encode()
-
-    @classmethod
-    def decode(cls, data: bytes, place: str) -> Manifest:
-        """Raises CheckpointCorrupt."""
-        try:
-            outer = json.loads(data)
-            body = outer["body"]
-            if xxhash.xxh3_128_hexdigest(body.encode()) != outer["checksum"]:
-                raise ValueError("the checksum differs")
-            fields = json.loads(body)
-            if fields.pop("format") != FORMAT:
-                raise ValueError("the format is unknown")
-            files = tuple(ManifestFile(**file) for file in fields.pop("files"))
-            return cls(files=files, **fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointCorrupt(
-                f"a manifest cannot be read: {error}", remedy="an older checkpoint is used", place=place
-            ) from error
+log = logging.getLogger(__name__)
+#: marks older than this are of processes that died; no upload may take longer
+MARK_LIFE_S = 24 * 3600.0
+RESTORE_THREADS = 4
+#: what no waiting mends
+_NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
+    """``bytes_new`` were uploaded, of ``bytes_total``; both of plain content."""
+
     manifest: Manifest
     bytes_new: int
     bytes_total: int
 
 
 class CheckpointStore:
-    """Args: url: a directory or any fsspec URL. Raises InvalidArgument or ExtraMissing when it cannot be used."""
+    """Thread-safe.
 
-    def __init__(self, url: str, **options: Any) -> None:
+    Args:
+        url: a directory or any fsspec URL.
+        codec: by default no compression, encrypted when STATEFLOW_CHECKPOINT_KEY is set.
+        cache: a site's copies of blobs in front of the store.
+        create: make the directory when it is not there.
+        backend: instead of what the URL names.
+        options: for fsspec.
+
+    Raises InvalidArgument, ExtraMissing; every method raises Unavailable when the store fails or is silent.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        codec: Codec | None = None,
+        cache: SiteCache | None = None,
+        create: bool = True,
+        timeout_s: float = TIMEOUT_S,
+        clock: Clock = SYSTEM_CLOCK,
+        backend: Backend | None = None,
+        **options: Any,
+    ) -> None:
+        self.url = url
+        self.codec = codec or Codec(key=key_from_environment())
+        self.cache = cache
+        self.clock = clock
+        self.objects = Objects(backend or open_backend(url, create=create, **options), url, timeout_s)
+        self.catalog = Catalog(self.objects, self.codec)
+
+    def check_writable(self) -> None:
+        """Raises InvalidArgument for a place where nothing can ever be written, Unavailable when it fails today."""
+        probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(url, **options)
-            self._fs.makedirs(self._root, exist_ok=True)
-        except ImportError as error:
-            raise ExtraMissing(str(error), remedy="install the package it names", url=url) from error
-        except (ValueError, OSError) as error:
+            self.objects.create(probe, b"")
+            self.objects.delete(probe)
+        except (Unavailable, FileNotFoundError) as error:
+            cause = error.__cause__ if isinstance(error, Unavailable) else error
+            if not isinstance(cause, _NEVER) and getattr(cause, "errno", None) != errno.EROFS:
+                raise
             raise InvalidArgument(
-                f"checkpoints cannot be kept there: {error}",
+                f"checkpoints cannot be kept there: {getattr(cause, 'strerror', None) or cause}",
                 remedy="name a writable directory or fsspec URL",
-                url=url,
+                url=self.url,
             ) from error
 
-    def save(self, manifest: Manifest, directory: Path) -> Saved:
-        """Upload what is missing of ``directory``, then publish. Raises StaleCheckpoint unless it is the newest."""
-        newest = next(self.newest(PartitionId(manifest.operator, manifest.partition)), None)
-        if newest is not None and newest.order >= manifest.order:
-            raise StaleCheckpoint(
-                f"checkpoint {newest.order} is there, {manifest.order} is not newer",
-                remedy="nothing to do",
-                operator=manifest.operator,
-                partition=manifest.partition,
-            )
-        new = 0
-        for file in manifest.files:
-            blob = self._blob(file.digest)
-            if not self._has(blob, file.size):
-                self._fs.makedirs(blob.rpartition("/")[0], exist_ok=True)
-                self._fs.put_file(str(directory / file.name), blob)
-                new += file.size
-        place = self._manifests(manifest.operator, manifest.partition)
-        self._fs.makedirs(place, exist_ok=True)
-        self._fs.pipe_file(f"{place}/{manifest.epoch:012d}-{manifest.sequence:016d}.json", manifest.encode())
-        return Saved(manifest, new, sum(file.size for file in manifest.files))
+    # -- saving -------------------------------------------------------------------------------------------
 
-    def newest(self, partition: PartitionId) -> Iterator[Manifest]:
-        """Readable manifests of a partition, newest first."""
-        place = self._manifests(partition.operator, partition.partition)
+    def save(
+        self, manifest: Manifest, directory: Path, *, savepoint: str = "", throttle: Throttle = lambda _: None
+    ) -> Saved:
+        """Upload what is missing of ``directory``, then publish.
+
+        Args:
+            savepoint: keep it under this name too, until that is deleted.
+
+        Raises StaleCheckpoint unless it is the newest; when it is there already that is no error.
+        """
+        attempt = self._free_place(manifest)
+        if isinstance(attempt, Saved):
+            if savepoint:
+                self.keep(attempt.manifest, savepoint)
+            return attempt
+        started = self.clock.monotonic()
+        intent = self._intend(file.digest for file in manifest.files)
         try:
-            names = self._fs.ls(place, detail=False)
-        except FileNotFoundError:
-            return
-        for name in sorted(names, reverse=True):
-            with contextlib.suppress(CheckpointCorrupt):
-                yield Manifest.decode(self._fs.cat_file(name), name)
+            earlier = next(self.catalog.newest(manifest.id), None)
+            files, new = self._upload(manifest, directory, earlier, throttle)
+            manifest = replace(manifest, files=files)
+            self._check_age(started)
+            self._publish(manifest, attempt)
+            if savepoint:
+                self._keep(manifest, savepoint)
+        finally:
+            self._forget(intent)
+        return Saved(manifest, new, manifest.size)
 
-    def restore(self, manifest: Manifest, directory: Path) -> None:
-        """The files of a checkpoint into a new directory. Raises CheckpointCorrupt when a blob is missing or wrong."""
-        directory.mkdir(parents=True)
-        for file in manifest.files:
+    def _free_place(self, manifest: Manifest) -> int | Saved:
+        """The first free attempt at its name, or what is there already, whole. Raises StaleCheckpoint."""
+        attempt = 0
+        for found in self.catalog.checkpoints(manifest.id):
+            if found.order > manifest.order:
+                raise _stale(manifest, found.order)
+            if found.order < manifest.order:
+                break
+            attempt = max(attempt, found.attempt + 1)
             try:
-                self._fs.get_file(self._blob(file.digest), str(directory / file.name))
-            except FileNotFoundError as error:
-                raise self._corrupt(manifest, file, "is missing") from error
-            if xxhash.xxh3_128_hexdigest((directory / file.name).read_bytes()) != file.digest:
-                raise self._corrupt(manifest, file, "has other content than it should")
+                there = self.catalog.read(found)
+            except (CheckpointCorrupt, FileNotFoundError):
+                continue
+            if not there.is_same_state(manifest):
+                raise _stale(manifest, found.order)
+            if all(self.objects.stat(f"{BLOBS}/{file.blob}") for file in there.files):
+                return Saved(there, 0, there.size)
+        return attempt
+
+    def _upload(
+        self, manifest: Manifest, directory: Path, earlier: Manifest | None, throttle: Throttle
+    ) -> tuple[tuple[ManifestFile, ...], int]:
+        marks = self.catalog.marks(CONDEMNED)
+        trusted = all(mark.names is not None for mark in marks)  # a torn mark could condemn anything
+        condemned = frozenset[str]().union(*(mark.names or () for mark in marks))
+        suffix = self.codec.suffix
+        known = {f.digest: f.blob for f in (earlier.files if earlier else ()) if self._suffix_of(f.blob) == suffix}
+        here: dict[str, str] = {}
+        new = 0
+        files = []
+        for file in manifest.files:
+            blob = here.get(file.digest) or known.get(file.digest) or blob_name(file.digest, suffix)
+            if not trusted or blob in condemned:
+                blob = blob_name(file.digest, f"{suffix}.g{uuid.uuid4().hex[:8]}")
+            if file.digest not in here and not self._has(blob, file):
+                self._put(blob, directory / file.name, throttle)
+                new += file.size
+            here[file.digest] = blob
+            if self.cache is not None:
+                self.cache.put(file.digest, directory / file.name)
+            files.append(replace(file, blob=blob))
+        return tuple(files), new
 
     @staticmethod
-    def _corrupt(manifest: Manifest, file: ManifestFile, what: str) -> CheckpointCorrupt:
-        return CheckpointCorrupt(
-            f"blob {file.digest} ({file.name}) {what}",
-            remedy="restore an older checkpoint",
-            operator=manifest.operator,
-            partition=manifest.partition,
-            epoch=manifest.epoch,
-            sequence=manifest.sequence,
-        )
+    def _suffix_of(blob: str) -> str:
+        """Of its name, without the generation."""
+        _, *how = blob.rpartition("/")[2].split(".")
+        return "".join(f".{part}" for part in how if not part.startswith("g"))
 
-    def _has(self, blob: str, size: int) -> bool:
+    def _has(self, blob: str, file: ManifestFile) -> bool:
+        """Whether it is there, as far as its size tells; sizes of encoded ones tell nothing."""
+        stored = self.objects.stat(f"{BLOBS}/{blob}")
+        return stored is not None and (bool(self.codec.suffix) or stored.size == file.size)
+
+    def _put(self, blob: str, path: Path, throttle: Throttle) -> None:
+        name = f"{BLOBS}/{blob}"
+        if not self.codec.suffix:
+            self.objects.upload(name, path, throttle)
+            return
+        encoded = path.with_name(path.name + ".encoded")
         try:
-            return bool(self._fs.size(blob) == size)
-        except FileNotFoundError:
-            return False
+            try:
+                with path.open("rb", buffering=0) as source, encoded.open("wb") as out:
+                    for data in self.codec.encode(iter(lambda: source.read(1 << 20), b"")):
+                        out.write(data)
+            except OSError as error:
+                raise _no_room(error, path.parent) from error
+            self.objects.upload(name, encoded, throttle)
+        finally:
+            encoded.unlink(missing_ok=True)
 
-    def _blob(self, digest: str) -> str:
-        return f"{self._root}/blobs/{digest[:2]}/{digest}"
+    def _intend(self, digests: Iterable[str]) -> str:
+        name = f"{INTENTS}/{uuid.uuid4().hex}.json"
+        self.objects.create(name, json.dumps(sorted(set(digests))).encode())
+        return name
 
-    def _manifests(self, operator: str, partition: int) -> str:
-        return f"{self._root}/manifests/{operator}/p{partition:05d}"
+    def _forget(self, intent: str) -> None:
+        try:
+            self.objects.delete(intent)
+        except (Unavailable, FileNotFoundError) as error:
+            log.warning("an upload's mark stays for a day: %s", error)
+
+    def _check_age(self, started: float) -> None:
+        if self.clock.monotonic() - started > MARK_LIFE_S / 2:
+            raise Unavailable(
+                "the upload took too long to be sure that its blobs are still there",
+                remedy="it is taken again; use a nearer store or more bandwidth",
+                url=self.url,
+            )
+
+    def _publish(self, manifest: Manifest, attempt: int) -> None:
+        name = f"{folder_of(manifest.id)}/{manifest_name(manifest.order, attempt)}"
+        try:
+            self.objects.create(name, self.codec.seal(manifest.encode()))
+        except FileExistsError as error:  # somebody was faster, or an answer was lost
+            there = self._free_place(manifest)
+            if not isinstance(there, Saved):
+                raise _stale(manifest, manifest.order) from error
+
+    # -- savepoints ---------------------------------------------------------------------------------------
+
+    def keep(self, manifest: Manifest, savepoint: str) -> None:
+        """Make a published checkpoint part of a savepoint. Raises StaleCheckpoint when that has another one of it."""
+        intent = self._intend(file.digest for file in manifest.files)
+        try:
+            self._keep(manifest, savepoint)
+        finally:
+            self._forget(intent)
+
+    def adopt(self, manifest: Manifest, epoch: int, replica: str) -> None:
+        """Publish a checkpoint once more as its new owner's first: nothing older can become the newest from here on.
+
+        Raises StaleCheckpoint when a later owner was faster.
+        """
+        manifest = replace(manifest, epoch=epoch, replica=replica, created_us=self.clock.now_us())
+        attempt = self._free_place(manifest)
+        if isinstance(attempt, Saved):
+            return
+        intent = self._intend(file.digest for file in manifest.files)
+        try:
+            self._publish(manifest, attempt)
+        finally:
+            self._forget(intent)
+
+    def _keep(self, manifest: Manifest, savepoint: str) -> None:
+        place = savepoint_place(check_name("savepoint", savepoint), manifest.id)
+        try:
+            self.objects.create(place, self.codec.seal(manifest.encode()))
+        except FileExistsError as error:
+            there = Manifest.decode(self.codec.unseal(self.objects.read(place), place), place)
+            if not there.is_same_state(manifest):
+                raise StaleCheckpoint(
+                    f"savepoint {savepoint} is there already, with another state of {manifest.id}",
+                    remedy="use another name, or delete it first",
+                    url=self.url,
+                ) from error
+
+    def savepoints(self) -> dict[str, list[PartitionId]]:
+        """Partitions by savepoint."""
+        names: dict[str, list[PartitionId]] = {}
+        for found in self.catalog.savepoints():
+            names.setdefault(found.savepoint, []).append(found.partition)
+        return names
+
+    def savepoint(self, name: str, operator: str | None = None) -> list[Manifest]:
+        """Raises CheckpointMissing when there is none of that name, or not all partitions are in it."""
+        found = [each for each in self.catalog.savepoints(name) if operator in (None, each.partition.operator)]
+        manifests = [self.catalog.read(each) for each in found]
+        expected = {(m.operator, p) for m in manifests for p in range(m.partitions)}
+        missing = sorted(expected - {(m.operator, m.partition) for m in manifests})
+        if not manifests or missing:
+            raise CheckpointMissing(
+                f"savepoint {name!r} lacks partitions {[p for _, p in missing]}"
+                if missing
+                else f"no savepoint {name!r}",
+                remedy="see `stateflow savepoint list`",
+                url=self.url,
+                operator=operator,
+            )
+        return manifests
+
+    def delete_savepoint(self, name: str) -> int:
+        """How many partitions it had; its blobs go with the next collection. Raises CheckpointMissing."""
+        found = self.catalog.savepoints(name)
+        if not found:
+            raise CheckpointMissing(f"no savepoint {name!r}", remedy="see `stateflow savepoint list`", url=self.url)
+        for each in found:
+            self.objects.delete(each.name)
+        return len(found)
+
+    def export(self, savepoint: str, to: CheckpointStore) -> int:
+        """A savepoint and its blobs into another store, in that one's encoding; bytes copied. Every file is proved."""
+        copied = 0
+        for manifest in self.savepoint(savepoint):
+            with tempfile.TemporaryDirectory(prefix="stateflow-export-") as folder:
+                directory = Path(folder) / "files"
+                self.restore(manifest, directory)
+                intent = to._intend(file.digest for file in manifest.files)
+                try:
+                    files, new = to._upload(manifest, directory, None, lambda _: None)
+                    to._keep(replace(manifest, files=files), savepoint)
+                finally:
+                    to._forget(intent)
+                copied += new
+        return copied
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def newest(self, partition: PartitionId, passed_over: list[StateflowError] | None = None) -> Iterator[Manifest]:
+        """Readable checkpoints of a partition, newest first; see :meth:`Catalog.newest`."""
+        return self.catalog.newest(partition, passed_over)
+
+    def blobs(self) -> list[Stored]:
+        return self.objects.list(BLOBS)
+
+    def restore(self, manifest: Manifest, directory: Path, *, durable: bool = False) -> None:
+        """The files of a checkpoint into a directory, each proved by its digest.
+
+        Args:
+            durable: they survive power loss when this returns.
+
+        Raises CheckpointCorrupt when a blob is missing or wrong; the directory is then not to be used.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+
+        def one(file: ManifestFile) -> None:
+            self.fetch(manifest, file, directory / file.name)
+            if durable:
+                _sync(directory / file.name)
+
+        with ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="restore") as pool:
+            for done in [pool.submit(one, file) for file in manifest.files]:
+                done.result()
+
+    def fetch(self, manifest: Manifest, file: ManifestFile, path: Path) -> None:
+        """One file of a checkpoint, proved by its digest. Raises CheckpointCorrupt."""
+        try:
+            if self.cache is not None and self.cache.get(file.digest, path):
+                return
+        except OSError as error:
+            raise _no_room(error, path.parent) from error
+        hasher = xxhash.xxh3_128()
+        size = 0
+        out = path.open("wb", buffering=0)
+        try:
+            for data in self.codec.decode(self.objects.chunks(f"{BLOBS}/{file.blob}"), file.blob):
+                hasher.update(data)
+                size += len(data)
+                try:
+                    out.write(data)
+                except OSError as error:
+                    raise _no_room(error, path.parent) from error
+        except FileNotFoundError as error:
+            raise _corrupt(manifest, file, "is missing") from error
+        except CheckpointCorrupt as error:
+            raise _corrupt(manifest, file, "cannot be decoded") from error
+        finally:
+            out.close()
+        if (size, hasher.hexdigest()) != (file.size, file.digest):
+            raise _corrupt(manifest, file, "has other content than it should")
+        if self.cache is not None:
+            self.cache.put(file.digest, path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
+    return StaleCheckpoint(
+        f"checkpoint {there} is there, {manifest.order} is not newer",
+        remedy="restore that one, or give this cluster a checkpoint URL of its own"
+        if there[0] > manifest.epoch
+        else "nothing to do",
+        operator=manifest.operator,
+        partition=manifest.partition,
+    )
+
+
+def _corrupt(manifest: Manifest, file: ManifestFile, what: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(
+        f"blob {file.blob} ({file.name}) {what}",
+        remedy="restore an older checkpoint",
+        operator=manifest.operator,
+        partition=manifest.partition,
+        epoch=manifest.epoch,
+        sequence=manifest.sequence,
+    )
+
+
+def _no_room(error: OSError, directory: Path) -> Unavailable:
+    return Unavailable(
+        f"the local disk refuses: {error.strerror or error}", remedy="free space there and try again", path=directory
+    )

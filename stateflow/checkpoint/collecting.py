@@ -1,0 +1,206 @@
+"""Retention and garbage collection: what to keep is decided by pure functions, the shell only lists and deletes.
+
+Mark and sweep. Referenced is what any readable manifest or savepoint names; spared is what an upload under way relies
+on. The order of steps makes it safe beside uploads: list blobs, condemn the unreferenced, read intents, read the
+manifests once more, delete what is still neither. See :mod:`stateflow.checkpoint.store` for the upload's side.
+
+While a manifest that retention still keeps cannot be read, nothing is swept: its blobs are not known.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, INTENTS, TEMPORARY, Catalog, Found, Mark
+from stateflow.checkpoint.manifest import Manifest, digest_of
+from stateflow.checkpoint.store import MARK_LIFE_S, CheckpointStore
+from stateflow.errors import CheckpointCorrupt, InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Keep the newest ``keep`` readable checkpoints of a partition, and all that are younger than ``age_s``.
+
+    Raises InvalidArgument for less than one or a negative age.
+    """
+
+    keep: int = 3
+    age_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise InvalidArgument("the newest checkpoint is always kept", remedy="keep 1 or more")
+        if not self.age_s >= 0:
+            raise InvalidArgument("an age cannot be negative", remedy="give seconds, 0 or more")
+
+
+def to_drop(checkpoints: Iterable[Found], readable: Collection[str], retention: Retention, now_us: int) -> list[Found]:
+    """Of one partition's checkpoints those that retention does not keep.
+
+    Unreadable ones do not count as kept, and go with the readable ones around them.
+
+    Args:
+        readable: names of those whose manifest could be read.
+    """
+    dropped = []
+    kept = 0
+    for found in sorted(checkpoints, key=lambda each: (each.order, each.attempt), reverse=True):
+        young = now_us - found.modified_us < retention.age_s * 1e6
+        if kept >= retention.keep and not young:
+            dropped.append(found)
+        elif found.name in readable:
+            kept += 1
+    return dropped
+
+
+def to_sweep(
+    blobs: Mapping[str, int], referenced: Collection[str], intents: Iterable[Mark], now_us: int
+) -> dict[str, int] | None:
+    """Blobs (name → bytes) that nobody needs. None: nothing may be swept, for an upload's mark is torn.
+
+    Args:
+        referenced: blobs that manifests name.
+    """
+    relied_on: set[str] = set()
+    for mark in intents:
+        if is_dead(mark, now_us):
+            continue
+        if mark.names is None:
+            return None
+        relied_on |= mark.names
+    return {name: size for name, size in blobs.items() if name not in referenced and digest_of(name) not in relied_on}
+
+
+def is_dead(mark: Mark, now_us: int) -> bool:
+    """Its process must have ended: nothing takes so long."""
+    return now_us - mark.written_us > MARK_LIFE_S * 1e6
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collection did, or with ``dry_run`` would do. ``held_up``: why nothing was swept, empty when it was."""
+
+    dry_run: bool
+    checkpoints_kept: int = 0
+    checkpoints_dropped: int = 0
+    blobs_kept: int = 0
+    blobs_deleted: int = 0
+    bytes_deleted: int = 0
+    held_up: str = ""
+    unreadable: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Collector:
+    """Raises Unavailable; CheckpointNewer and WrongKey when there is what this process must not judge."""
+
+    def __init__(self, store: CheckpointStore, retention: Retention) -> None:
+        self._store = store
+        self._objects = store.objects
+        self._catalog: Catalog = store.catalog
+        self._retention = retention
+        self._read: dict[str, Manifest | CheckpointCorrupt] = {}
+
+    def run(self, *, dry_run: bool = False, drop_corrupt: bool = False) -> Collected:
+        """Args: drop_corrupt: delete manifests that cannot be read, instead of keeping every blob for their sake."""
+        now_us = self._store.clock.now_us()
+        report = Collected(dry_run)
+        blobs = {stored.name[len(BLOBS) + 1 :]: stored.size for stored in self._store.blobs()}
+        checkpoints = self._catalog.checkpoints()
+        self._read_all(checkpoints)
+        dropped = self._dropped(checkpoints, now_us, drop_corrupt)
+        gone = {found.name for found in dropped}
+        for found in dropped:
+            if not dry_run:
+                self._objects.delete(found.name)
+        report.checkpoints_dropped = len(dropped)
+        report.checkpoints_kept = len(checkpoints) - len(dropped)
+        kept = [found for found in checkpoints if found.name not in gone] + self._catalog.savepoints()
+        self._read_all(kept)
+        self._sweep(blobs, kept, gone, now_us, report)
+        return report
+
+    def _dropped(self, checkpoints: list[Found], now_us: int, drop_corrupt: bool) -> list[Found]:
+        readable = {name for name, outcome in self._read.items() if isinstance(outcome, Manifest)}
+        by_partition: dict[Any, list[Found]] = {}
+        for found in checkpoints:
+            by_partition.setdefault(found.partition, []).append(found)
+        dropped = []
+        for group in by_partition.values():
+            mine = to_drop(group, readable, self._retention, now_us)
+            if drop_corrupt:
+                mine += [found for found in group if found.name not in readable and found not in mine]
+            dropped += mine
+        return dropped
+
+    def _sweep(
+        self, blobs: dict[str, int], kept: list[Found], gone: Collection[str], now_us: int, report: Collected
+    ) -> None:
+        condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS), now_us)
+        mark = f"{CONDEMNED}/{uuid.uuid4().hex}.json"
+        if condemned and not report.dry_run:
+            self._objects.create(mark, json.dumps(sorted(condemned)).encode())
+        try:
+            intents = self._catalog.marks(INTENTS)
+            kept = [found for found in self._catalog.checkpoints() if found.name not in gone]
+            kept += self._catalog.savepoints()
+            self._read_all(kept)
+            report.unreadable = sorted(f.name for f in kept if isinstance(self._read.get(f.name), CheckpointCorrupt))
+            swept = None if condemned is None else to_sweep(condemned, self._referenced(kept), intents, now_us)
+            if report.unreadable:
+                report.held_up = (
+                    "manifests cannot be read, so that their blobs are not known: they go when newer checkpoints have "
+                    "replaced them, or at once with --drop-corrupt"
+                )
+            elif swept is None:
+                report.held_up = "an upload's mark is torn: it is passed over a day after it was written"
+            else:
+                for name, size in swept.items():
+                    if not report.dry_run:
+                        self._objects.delete(f"{BLOBS}/{name}")
+                    report.blobs_deleted += 1
+                    report.bytes_deleted += size
+            report.blobs_kept = len(blobs) - report.blobs_deleted
+        finally:
+            if condemned and not report.dry_run:
+                self._objects.delete(mark)
+        if not report.dry_run:
+            self._tidy(now_us)
+
+    def _referenced(self, found: Iterable[Found]) -> set[str]:
+        manifests = (self._read.get(each.name) for each in found)
+        return {file.blob for manifest in manifests if isinstance(manifest, Manifest) for file in manifest.files}
+
+    def _read_all(self, found: Iterable[Found]) -> None:
+        """Each once; one that cannot be read is asked for again each time, for the store may have been at fault."""
+        for each in found:
+            if isinstance(self._read.get(each.name), Manifest):
+                continue
+            try:
+                self._read[each.name] = self._catalog.read(each)
+            except CheckpointCorrupt as error:
+                self._read[each.name] = error
+            except FileNotFoundError:
+                self._read.pop(each.name, None)
+
+    def _tidy(self, now_us: int) -> None:
+        """What processes left that died in the middle."""
+        for folder in (INTENTS, CONDEMNED):
+            for mark in self._catalog.marks(folder):
+                if is_dead(mark, now_us):
+                    self._objects.delete(mark.name)
+        for stored in self._objects.list(TEMPORARY):
+            if now_us - stored.modified_us > MARK_LIFE_S * 1e6:
+                self._objects.delete(stored.name)
+
+
+def collect(
+    store: CheckpointStore, retention: Retention, *, dry_run: bool = False, drop_corrupt: bool = False
+) -> Collected:
+    return Collector(store, retention).run(dry_run=dry_run, drop_corrupt=drop_corrupt)

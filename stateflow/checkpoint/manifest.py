@@ -1,0 +1,143 @@
+"""What one checkpoint says: one partition of one operator at one sequence, and the blobs its files are in.
+
+An object's name orders it: ``<epoch>-<sequence>[-<attempt>].json``. The newest is the greatest, so that a late upload
+by an earlier owner can never become the newest, whatever the store thinks of renames.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import xxhash
+
+from stateflow.errors import CheckpointCorrupt, CheckpointNewer
+from stateflow.types import PartitionId
+
+FORMAT = 2
+_NAME = re.compile(r"(\d{12})-(\d{16})(?:-(\d+))?\.json\Z")
+Order = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """``digest``: xxh3_128 of the plain content, hexadecimal. ``blob``: where that is, see :func:`blob_name`."""
+
+    name: str
+    size: int
+    digest: str
+    blob: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One partition at one sequence.
+
+    ``positions``: source → last batch contained. ``digest``: of the files and the sequence. ``state_digest``: of the
+    decoded entries, empty when it was not computed. ``schema``: the states, as KeyedState.schema() describes them.
+    ``target``: where the operator's class is. ``version``: of the operator's class.
+    """
+
+    operator: str
+    partition: int
+    epoch: int
+    sequence: int
+    digest: str
+    positions: dict[str, int]
+    created_us: int
+    replica: str
+    files: tuple[ManifestFile, ...]
+    watermark_us: int | None = None
+    state_digest: str = ""
+    schema: list[dict[str, Any]] = field(default_factory=list)
+    target: str = ""
+    version: str = ""
+    partitions: int = 0  # of the operator; 0: not known
+    key: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> Order:
+        return self.epoch, self.sequence
+
+    @property
+    def id(self) -> PartitionId:
+        return PartitionId(self.operator, self.partition)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files, plain."""
+        return sum(file.size for file in self.files)
+
+    def is_same_state(self, other: Manifest) -> bool:
+        """Whether both are of the same state, whatever files it is in: those change when a database is opened."""
+        digests = {self.state_digest, other.state_digest} - {""}
+        return (self.id, self.sequence, self.positions, self.watermark_us) == (
+            other.id,
+            other.sequence,
+            other.positions,
+            other.watermark_us,
+        ) and len(digests) < 2
+
+    def encode(self) -> bytes:
+        body = json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True)
+        return json.dumps({"body": body, "checksum": _checksum(body)}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, place: str) -> Manifest:
+        """Raises CheckpointCorrupt; CheckpointNewer for a sound one in a format of a later program."""
+        try:
+            outer = json.loads(data)
+            body = outer["body"]
+            if _checksum(body) != outer["checksum"]:
+                raise ValueError("the checksum differs")
+            values = json.loads(body)
+            format_ = int(values.pop("format"))
+            if format_ > FORMAT:
+                raise CheckpointNewer(
+                    f"a checkpoint has format {format_}, this program reads up to {FORMAT}",
+                    remedy="run the stateflow version that wrote it, or a newer one",
+                    place=place,
+                )
+            if format_ < 1 or not set(values) <= {each.name for each in fields(cls)}:
+                raise ValueError("the format is unknown")
+            files = tuple(_file(each) for each in values.pop("files"))
+            values["key"] = tuple(values.get("key", ()))
+            return cls(files=files, **values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointCorrupt(
+                f"a manifest cannot be read: {error}", remedy="an older checkpoint is used", place=place
+            ) from error
+
+
+def _checksum(body: str) -> str:
+    digest: str = xxhash.xxh3_128_hexdigest(body.encode())
+    return digest
+
+
+def _file(values: dict[str, Any]) -> ManifestFile:
+    file = ManifestFile(**values)
+    if "/" in file.name or file.name in ("", ".", ".."):
+        raise ValueError("a file name is no name")
+    return file if file.blob else ManifestFile(file.name, file.size, file.digest, blob_name(file.digest))
+
+
+def blob_name(digest: str, suffix: str = "") -> str:
+    """Below ``blobs/``: content-addressed by the digest of the plain content; the suffix says how it is encoded."""
+    return f"{digest[:2]}/{digest}{suffix}"
+
+
+def digest_of(blob: str) -> str:
+    """Inverse of :func:`blob_name`, whatever the suffix."""
+    return blob.rpartition("/")[2].partition(".")[0]
+
+
+def manifest_name(order: Order, attempt: int = 0) -> str:
+    return f"{order[0]:012d}-{order[1]:016d}" + (f"-{attempt}" if attempt else "") + ".json"
+
+
+def parse_name(name: str) -> tuple[Order, int] | None:
+    """(order, attempt) of a manifest's object name; None when it is none."""
+    match = _NAME.search(name)
+    return None if match is None else ((int(match[1]), int(match[2])), int(match[3] or 0))

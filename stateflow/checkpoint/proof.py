@@ -1,0 +1,31 @@
+"""A digest of decoded state: every entry of a partition store, in order, whatever files they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
+
+import xxhash
+
+ENTRIES_AT_ONCE = 2_000
+
+
+def state_digest(
+    entries: Iterable[tuple[bytes, bytes]], skip: Collection[bytes], rest: Callable[[], None] = lambda: None
+) -> str:
+    """xxh3_128, hexadecimal, of all entries but those under the keys ``skip``.
+
+    Args:
+        rest: called after each ENTRIES_AT_ONCE, to let others run.
+    """
+    hasher = xxhash.xxh3_128()
+    iterator = iter(entries)
+    while some := list(islice(iterator, ENTRIES_AT_ONCE)):
+        parts: list[bytes] = []
+        for key, value in some:
+            if key not in skip:
+                parts += (len(key).to_bytes(4, "big"), key, len(value).to_bytes(4, "big"), value)
+        hasher.update(b"".join(parts))
+        rest()
+    digest: str = hasher.hexdigest()
+    return digest

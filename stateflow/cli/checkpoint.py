@@ -1,0 +1,424 @@
+"""``stateflow checkpoint`` and ``stateflow savepoint``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, SiteCache
+from stateflow.checkpoint import collect as collect_store
+from stateflow.checkpoint.codec import key_from_environment
+from stateflow.cli.options import LOCAL, Checkpoints, Controller, Json, partition_numbers, position, seconds
+from stateflow.cli.output import command, console, emit, size
+from stateflow.client import Cluster
+from stateflow.client.reports import RestoredPartition
+from stateflow.errors import CheckpointMissing, InvalidArgument, StateflowError, Unavailable
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.host import RESERVED
+from stateflow.runtime.offline import Verified
+from stateflow.runtime.offline import verify as verify_manifest
+from stateflow.settings import ReplicaSettings
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+checkpoints = typer.Typer(no_args_is_help=True, help="Take, list, prove, restore and collect checkpoints.")
+savepoints = typer.Typer(no_args_is_help=True, help="Checkpoints with a name, kept until they are deleted.")
+Savepoint = Annotated[str, typer.Argument(help="The savepoint's name.")]
+Operator = Annotated[str | None, typer.Argument(help="Only of this operator.")]
+
+
+def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -> CheckpointStore:
+    """A replica's own store. One that cannot be reached today does not keep the replica from serving.
+
+    Raises InvalidArgument where nothing can ever be written, ExtraMissing.
+    """
+    store = CheckpointStore(
+        url,
+        codec=Codec(settings.checkpoint_compression, key_from_environment()),
+        cache=SiteCache(cache, settings.checkpoint_cache_bytes) if cache is not None else None,
+        timeout_s=settings.checkpoint_timeout_s,
+    )
+    try:
+        store.check_writable()
+    except Unavailable as error:
+        log.error("%s", error)
+    return store
+
+
+# -- taking ---------------------------------------------------------------------------------------------------
+
+
+@checkpoints.command("now")
+@command
+def now(operator: Operator = None, controller: Controller = LOCAL, as_json: Json = False) -> None:
+    """Take a checkpoint of every partition and wait for it."""
+    _show_taken(Cluster(controller).checkpoint(operator or ""), as_json)
+
+
+@savepoints.command("create")
+@command
+def create(name: Savepoint, operator: Operator = None, controller: Controller = LOCAL, as_json: Json = False) -> None:
+    """Take a checkpoint of every partition and keep it under a name."""
+    _show_taken(Cluster(controller).savepoint(name, operator or ""), as_json, savepoint=name)
+
+
+def _show_taken(reply: rpb.CheckpointReply, as_json: bool, **more: str) -> None:
+    said = {
+        "partitions": reply.partitions,
+        "bytes_new": reply.bytes_new,
+        "bytes_total": reply.bytes_total,
+        "duration_s": round(reply.duration_s, 3),
+        "url": reply.url,
+        **more,
+    }
+    if as_json:
+        emit(said)
+    else:
+        console.print(
+            f"[bold]{reply.partitions}[/] partitions in {reply.duration_s:.2f} s: {size(reply.bytes_new)} new of "
+            f"{size(reply.bytes_total)}, in {escape(reply.url)}"
+        )
+
+
+# -- looking --------------------------------------------------------------------------------------------------
+
+
+@checkpoints.command("list")
+@command
+def list_(
+    url: Checkpoints,
+    operator: Operator = None,
+    every: Annotated[bool, typer.Option("--all", help="Not only the newest of each partition.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What is in a store."""
+    store = CheckpointStore(url, create=False)
+    manifests, errors = _read(store, operator, every)
+    if as_json:
+        emit({"checkpoints": [_described(m) for m in manifests], "unreadable": [error.to_wire() for error in errors]})
+    else:
+        console.print(_table_of(manifests))
+        for error in errors:
+            console.print(Text(str(error), "red"))
+    if errors:
+        raise typer.Exit(1)
+
+
+def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[list[Manifest], list[StateflowError]]:
+    """Newest first in each partition; with the errors of those that cannot be read."""
+    partitions = {each.partition for each in store.catalog.checkpoints() if operator in (None, each.partition.operator)}
+    if not partitions:
+        raise CheckpointMissing(
+            f"there is no checkpoint of {operator!r}" if operator else "there is no checkpoint",
+            remedy="take one with `stateflow checkpoint now`",
+            url=store.url,
+        )
+    manifests: list[Manifest] = []
+    errors: list[StateflowError] = []
+    for partition in sorted(partitions, key=_by):
+        for manifest in store.newest(partition, errors):
+            manifests.append(manifest)
+            if not every:
+                break
+    return manifests, errors
+
+
+def _by(partition: PartitionId) -> tuple[str, int]:
+    return partition.operator, partition.partition
+
+
+def _described(m: Manifest) -> dict[str, Any]:
+    return {
+        "operator": m.operator,
+        "partition": m.partition,
+        "epoch": m.epoch,
+        "sequence": m.sequence,
+        "positions": m.positions,
+        "watermark_us": m.watermark_us,
+        "bytes": m.size,
+        "files": len(m.files),
+        "created_us": m.created_us,
+        "replica": m.replica,
+        "state_digest": m.state_digest,
+    }
+
+
+def _columns(*names: str) -> Table:
+    from rich import box
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        number = name in ("partition", "epoch", "sequence", "size", "entries", "savepoints", "partitions")
+        table.add_column(name, justify="right" if number else "left", no_wrap=number)
+    return table
+
+
+def _table_of(manifests: Iterable[Manifest]) -> Table:
+    table = _columns("operator", "partition", "epoch", "sequence", "positions", "watermark", "size", "taken", "by")
+    for m in manifests:
+        table.add_row(
+            m.operator,
+            str(m.partition),
+            str(m.epoch),
+            str(m.sequence),
+            _positions(m.positions),
+            _moment(m.watermark_us),
+            size(m.size),
+            _moment(m.created_us),
+            m.replica,
+        )
+    return table
+
+
+def _positions(positions: dict[str, int]) -> str:
+    return " ".join(f"{source}={batch}" for source, batch in sorted(positions.items()))
+
+
+def _moment(micros: int | None) -> str:
+    return "" if micros is None else datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+@checkpoints.command("verify")
+@command
+def verify(
+    url: Checkpoints,
+    operator: Operator = None,
+    every: Annotated[bool, typer.Option("--all", help="Not only the newest of each partition.")] = False,
+    savepoint: Annotated[str, typer.Option(help="Those of a savepoint.")] = "",
+    drop_damaged: Annotated[
+        bool,
+        typer.Option("--drop-damaged", help="Delete damaged blobs: the next checkpoint uploads them anew."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Read every blob and prove its hash; open the state, recompute its digest, decode every entry."""
+    store = CheckpointStore(url, create=False)
+    errors: list[StateflowError] = []
+    if savepoint:
+        manifests = store.savepoint(savepoint, operator)
+    else:
+        manifests, errors = _read(store, operator, every)
+    found = [verify_manifest(store, manifest) for manifest in manifests]
+    damaged = sorted({blob for each in found for blob in each.damaged})
+    if drop_damaged:
+        for blob in damaged:
+            store.objects.delete(f"blobs/{blob}")
+    bad = [each for each in found if each.error]
+    if as_json:
+        emit(
+            {
+                "checkpoints": [each.to_dict() for each in found],
+                "unreadable": [error.to_wire() for error in errors],
+                "damaged_blobs": damaged,
+                "sound": not bad and not errors,
+            }
+        )
+    else:
+        console.print(_verified(found))
+        for line in [*(each.error for each in bad), *map(str, errors)]:
+            console.print(Text(line, "red"))
+    if bad or errors:
+        raise typer.Exit(1)
+
+
+def _verified(found: Iterable[Verified]) -> Table:
+    table = _columns("operator", "partition", "epoch", "sequence", "size", "blobs", "state", "entries")
+    for each in found:
+        if each.error:
+            state = Text("WRONG", "bold red")
+        else:
+            state = Text("digest proved" if each.proved else "opened, no digest to compare", "green")
+        table.add_row(
+            each.operator,
+            str(each.partition),
+            str(each.epoch),
+            str(each.sequence),
+            size(each.bytes),
+            Text(f"{len(each.damaged)} damaged", "bold red") if each.damaged else Text("proved", "green"),
+            state,
+            "not decoded" if each.entries is None else str(each.entries),
+        )
+    return table
+
+
+# -- restoring ------------------------------------------------------------------------------------------------
+
+
+@checkpoints.command("restore")
+@command
+def restore(
+    operator: Annotated[str, typer.Argument(help="It must be deployed; every operator: all.")],
+    partition: Annotated[list[str] | None, typer.Argument(help="Partitions: 3, 5-9; default all.")] = None,
+    to: Annotated[str, typer.Option("--to", help="A site or replica; default: where each is.")] = "",
+    url: Annotated[str, typer.Option("--from", help="Another store than the replicas' own.")] = "",
+    savepoint: Annotated[str, typer.Option(help="Its name; default: the newest checkpoint.")] = "",
+    at: Annotated[str, typer.Option(help="SOURCE=BATCH: the newest that ends with exactly this batch.")] = "",
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Put partitions back to a checkpoint. What was applied to them since is gone: rewind their sources."""
+    cluster = Cluster(controller)
+    names = [each.name for each in cluster.status().operators] if operator == "all" else [operator]
+    exact = position(at) if at else None
+    reports: list[tuple[str, RestoredPartition]] = []
+    for name in names:
+        numbers = partition_numbers(partition, cluster.operator(name).partitions) if partition else []
+        done = cluster.restore(name, numbers, to=to, url=url, savepoint=savepoint, at=exact)
+        reports += [(name, each) for each in done]
+    failed = [(name, each) for name, each in reports if each.error]
+    rewinds = _rewinds(reports)
+    if as_json:
+        partitions = [
+            {
+                "operator": name,
+                "partition": each.partition,
+                "replica": each.replica,
+                "epoch": each.epoch,
+                "sequence": each.sequence,
+                "positions": each.positions,
+                "bytes": each.bytes,
+                "passed_over": list(each.passed_over),
+                "error": each.error,
+            }
+            for name, each in reports
+        ]
+        emit({"partitions": partitions, "sources": rewinds})
+    else:
+        _show_restored(reports, rewinds)
+    if failed or not reports:
+        raise typer.Exit(1)
+
+
+def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str, Any]]:
+    """Per operator and source: which batch comes next, and whether all restored partitions agree on it."""
+    batches: dict[tuple[str, str], list[int]] = {}
+    for name, each in reports:
+        for source, batch in each.positions.items():
+            if source.startswith(RESERVED):
+                continue
+            batches.setdefault((name, source), []).append(batch)
+    return [
+        {"operator": name, "source": source, "next_batch": min(found) + 1, "agree": min(found) == max(found)}
+        for (name, source), found in sorted(batches.items())
+    ]
+
+
+def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[dict[str, Any]]) -> None:
+    table = _columns("operator", "partition", "replica", "epoch", "sequence", "positions", "size", "outcome")
+    for name, each in reports:
+        outcome = Text("FAILED", "bold red") if each.error else Text("restored", "green")
+        table.add_row(
+            name,
+            str(each.partition),
+            each.replica,
+            str(each.epoch),
+            str(each.sequence),
+            _positions(each.positions),
+            size(each.bytes),
+            outcome,
+        )
+    console.print(table)
+    for name, each in reports:
+        for line in each.passed_over:
+            console.print(Text(f"{name}/{each.partition} passed over a newer checkpoint: {line}", "bold red"))
+        if each.error:
+            console.print(Text(f"{name}/{each.partition}: {each.error}", "red"))
+    for rewind in rewinds:
+        console.print(f"source {escape(rewind['source'])} goes on with batch {rewind['next_batch']}")
+        if not rewind["agree"]:
+            console.print(
+                Text(
+                    f"partitions of {rewind['operator']} contain different batches of it: restore all of them to one "
+                    f"with --at {rewind['source']}=BATCH, or to a savepoint taken while the source was still",
+                    "bold red",
+                )
+            )
+
+
+# -- collecting -----------------------------------------------------------------------------------------------
+
+
+@checkpoints.command("gc")
+@command
+def gc(
+    url: Checkpoints,
+    keep: Annotated[int, typer.Option(help="Newest checkpoints to keep of each partition.")] = 3,
+    keep_for: Annotated[str, typer.Option(help="Keep all that are younger, e.g. 12h or 7d.")] = "0s",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    drop_corrupt: Annotated[
+        bool, typer.Option("--drop-corrupt", help="Delete manifests that cannot be read, with their blobs.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Drop old checkpoints, and blobs that nobody needs. Safe while replicas upload."""
+    retention = Retention(keep, seconds(keep_for))
+    report = collect_store(CheckpointStore(url, create=False), retention, dry_run=dry_run, drop_corrupt=drop_corrupt)
+    if as_json:
+        emit(report.to_dict())
+        return
+    would = "would go" if dry_run else "gone"
+    console.print(
+        f"{report.checkpoints_dropped} checkpoints {would}, {report.checkpoints_kept} kept; {report.blobs_deleted} "
+        f"blobs {would} ({size(report.bytes_deleted)}), {report.blobs_kept} kept"
+    )
+    if report.held_up:
+        console.print(Text(f"no blob was deleted: {report.held_up}", "bold red"))
+    for name in report.unreadable:
+        console.print(Text(f"unreadable: {name}", "red"))
+
+
+# -- savepoints -----------------------------------------------------------------------------------------------
+
+
+@savepoints.command("list")
+@command
+def list_savepoints(url: Checkpoints, as_json: Json = False) -> None:
+    """Savepoints of a store."""
+    found = CheckpointStore(url, create=False).savepoints()
+    if as_json:
+        emit({"savepoints": {name: [str(each) for each in partitions] for name, partitions in found.items()}})
+        return
+    table = _columns("savepoint", "operator", "partitions")
+    for name, partitions in found.items():
+        for operator in sorted({each.operator for each in partitions}):
+            table.add_row(name, operator, str(sum(each.operator == operator for each in partitions)))
+    console.print(table)
+
+
+@savepoints.command("export")
+@command
+def export(
+    name: Savepoint,
+    url: Checkpoints,
+    to: Annotated[str, typer.Option("--to", help="Directory or fsspec URL of the other store.")],
+    as_json: Json = False,
+) -> None:
+    """Copy a savepoint, whole, into another store: for another cluster, or for keeping."""
+    if to == url:
+        raise InvalidArgument("that is the store it is in", remedy="name another one with --to")
+    target = CheckpointStore(to)
+    target.check_writable()
+    copied = CheckpointStore(url, create=False).export(name, target)
+    if as_json:
+        emit({"savepoint": name, "bytes_copied": copied, "url": to})
+    else:
+        console.print(f"[bold]{escape(name)}[/]: {size(copied)} copied to {escape(to)}")
+
+
+@savepoints.command("delete")
+@command
+def delete(name: Savepoint, url: Checkpoints, as_json: Json = False) -> None:
+    """Delete a savepoint; its blobs go with the next `stateflow checkpoint gc`."""
+    partitions = CheckpointStore(url, create=False).delete_savepoint(name)
+    if as_json:
+        emit({"savepoint": name, "partitions": partitions})
+    else:
+        console.print(f"[bold]{escape(name)}[/] is deleted ({partitions} partitions)")
