@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -22,16 +23,29 @@ from stateflow.runtime.operator import BatchOperator, Context, Operator, key_col
 from stateflow.runtime.output import OutputReader, join_output
 from stateflow.runtime.rows import OutputWriter, RowReader
 from stateflow.runtime.timers import Domain, Timers, to_datetime
-from stateflow.state import ColumnStates, KeyedState, check_schema, declarations_of
+from stateflow.state import MAX_VALUE_BYTES, CachePool, ColumnStates, Evolution, KeyedState, declarations_of
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
+
+#: sources whose names begin so are not the user's
+RESERVED = "stateflow:"
+#: the source whose rows are not processed but become the operator's first state
+INITIAL = "stateflow:initial"
+#: the source of the change set that migrates a partition's state; its number is the new state version
+MIGRATION = "stateflow:migration"
+#: stored cells of states with a ttl that each batch looks at, beside two for each of its rows
+SWEPT_MIN = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Where rows come from. ``number`` rises by one per batch; a *sparse* source may skip numbers.
 
+    ``rewind``: an older batch is sent again, for partitions that lost it; those that contain it skip it, and have
+    its output no more.
+
     ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
+    ``event_us``: the newest event time among the rows its sender has, for all partitions, µs.
     ``attempt``: who sends it, where that is known.
     """
 
@@ -40,15 +54,18 @@ class Batch:
     sparse: bool = False
     watermark_us: int | None = None
     attempt: Attempt = UNKNOWN_ATTEMPT
+    event_us: int | None = None
+    rewind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """``output``: see :mod:`stateflow.runtime.output`; ``b""`` for nothing."""
+    """``output``: see :mod:`stateflow.runtime.output`; ``b""`` for nothing. ``sequence``: of the partition, with it."""
 
     output: bytes
     replayed: bool
     rows: int
+    sequence: int = field(default=0, compare=False)
 
 
 class PartitionHost:
@@ -67,6 +84,8 @@ class PartitionHost:
         epoch: int,
         *,
         cached_keys: int = 262_144,
+        cache: CachePool | None = None,
+        max_value_bytes: int = MAX_VALUE_BYTES,
         sync: bool = False,
         on_commit: Callable[[int, Callable[[], bytes]], None] | None = None,
     ) -> None:
@@ -76,10 +95,16 @@ class PartitionHost:
         self._sync = sync
         self._on_commit = on_commit
         self._batches = issubclass(operator, BatchOperator)
+        declared = declarations_of(operator)
         self.state: KeyedState | ColumnStates = (ColumnStates if self._batches else KeyedState)(
-            partition.operator, declarations_of(operator), store, cached_keys=cached_keys
+            partition.operator,
+            declared,
+            store,
+            cached_keys=cached_keys,
+            cache=cache,
+            max_value_bytes=max_value_bytes,
         )
-        self._unsaved = self._check_stored_schema()
+        self._declared = declared
         self._writer = OutputWriter(output_schema(operator), partition.operator)
         side = side_schemas(operator)
         self._side_writers = {tag: OutputWriter(schema, partition.operator) for tag, schema in side.items()}
@@ -93,12 +118,15 @@ class PartitionHost:
         self.sequence = read_sequence(store)
         self._event_time = operator.event_time
         self._timers = Timers(store)
-        self._ctx = Context(partition.operator, partition.partition, self._timers)
-        self._watermark_us = _read_watermark(store)
+        keyed = self.state if isinstance(self.state, KeyedState) else None
+        self._ctx = Context(partition.operator, partition.partition, self._timers, keyed)
+        self._watermark_us = read_watermark(store)
         self._show_watermark(self._watermark_us)
         self._operator = operator()
         if isinstance(self.state, ColumnStates):
             self.state.attach(self._operator)
+        self._unsaved: list[tuple[bytes, bytes]] = []
+        self._evolved = False
         self._open()
 
     def _open(self) -> None:
@@ -115,15 +143,60 @@ class PartitionHost:
                 traceback="\n" + "".join(traceback.format_exception(error)[-6:]),
             ) from error
 
-    def _check_stored_schema(self) -> list[tuple[bytes, bytes]]:
-        """What the next commit must write of it. Raises SchemaMismatch."""
-        declared = json.dumps(self.state.schema(), sort_keys=True).encode()
+    def _evolve(self, now_us: int) -> None:
+        """Make the stored states those that are declared now. Raises SchemaMismatch, OperatorFailed."""
+        if self._evolved:
+            return
+        self._unsaved = []
+        self._evolve_states(now_us)
+        self._evolved = True
+
+    def _evolve_states(self, now_us: int) -> None:
+        operator = self._operator
+        schema = {"version": operator.state_version, "states": self.state.schema()}
+        declared = layout.SCHEMA, json.dumps(schema, sort_keys=True).encode()
         stored = self._store.get(layout.SCHEMA)
-        if stored == declared:
-            return []
-        if stored is not None:
-            check_schema(json.loads(stored), self.state.schema(), self.partition.operator)
-        return [(layout.SCHEMA, declared)]
+        if stored == declared[1]:
+            return
+        self._unsaved = [declared]
+        if stored is None:
+            return
+        before = json.loads(stored)
+        if isinstance(before, list):  # as written before operators had a state_version
+            before = {"version": 1, "states": before}
+        migrates = type(operator).migrate_state is not Operator.migrate_state
+        evolution = Evolution(
+            self.partition.operator,
+            before["states"],
+            before["version"],
+            self._declared,
+            operator.state_version,
+            migrates,
+        )
+        if not evolution.needed:
+            return
+        keyed = self.state
+        if not isinstance(keyed, KeyedState):
+            keyed = KeyedState(self.partition.operator, self._declared, self._store)
+
+        def migrate(key: Any, old: SimpleNamespace) -> None:
+            keyed.bind(operator, key)
+            self._ctx.key = key
+            try:
+                self._call("migrate_state", lambda o, _: operator.migrate_state(before["version"], o), old, [])
+            finally:
+                self._ctx.key = None
+
+        keyed.set_time(now_us, self._watermark_us)
+        try:
+            self._commit_changes(MIGRATION, operator.state_version, evolution.convert(self._store, keyed, migrate))
+            keyed.mark_clean()
+        except BaseException:
+            keyed.rollback()
+            raise
+        finally:
+            if isinstance(self.state, ColumnStates):
+                self.state.attach(operator)
 
     # -- batches --------------------------------------------------------------------------------------
 
@@ -132,36 +205,43 @@ class PartitionHost:
         known = self._positions.get(source)
         return None if known is None else known.batch
 
-    def apply(self, batch: Batch, input_schema: bytes, rows: bytes, now_us: int) -> Applied:
+    def apply(self, batch: Batch, input_schema: bytes, rows: bytes, now_us: int, after: int | None = None) -> Applied:
         """Apply one batch, or return the stored output when it was applied before.
 
         Args:
             input_schema: Arrow IPC schema of ``rows``.
             rows: Arrow record batch message; ``b""`` when the batch has no row for this partition.
             now_us: processing time; timers of that domain fire up to it.
+            after: the newest batch of a sparse source that this partition acknowledged, where the sender knows it.
 
         Raises PositionGap, StaleBatch, and whatever is wrong with the rows or the operator; the state is then
         as it was before the call.
         """
         earlier = b""
-        if self._is_replay(batch):
+        known = self.position(batch.source)
+        if batch.rewind and known is not None and batch.number < known:
+            return Applied(b"", True, 0, self.sequence)
+        self._evolve(now_us)
+        if self._is_replay(batch, after):
             earlier = self._store.get(layout.OUTPUT + batch.source.encode()) or b""
             if not rows or self._positions[batch.source].rows:
-                return Applied(earlier, True, 0)
+                return Applied(earlier, True, 0, self.sequence)
             # Visited before without rows, by a task that did not have them (its batch failed): they come now.
         try:
             outputs: list[Any] = []
             self._ctx._side = {tag: [] for tag in self._side_writers}
+            self.state.set_time(now_us, self._watermark_us)
             columns: pa.RecordBatch | None = None
             count = 0
             if rows and self._batches:
-                columns, count = self._process_batch(self._reader(input_schema), rows)
+                columns, count = self._process_batch(self._reader(input_schema), rows, batch.source == INITIAL)
             elif rows:
-                count = self._process(self._reader(input_schema), rows, outputs)
+                count = self._process(self._reader(input_schema), rows, outputs, batch.source == INITIAL)
             watermark_us = self._advance(batch, now_us, outputs)
             side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
             output = self._outputs.join(earlier, join_output(self._writer.write(outputs, columns), side))
-            mutations = self.state.collect()
+            # twice as fast as state can grow, so that what has expired goes from disk in time
+            mutations = self.state.expired(SWEPT_MIN + 2 * count) if self.state.expires else self.state.collect()
             self._timers.collect(mutations)
             self._commit(batch, mutations, output, watermark_us, count)
         except BaseException:
@@ -169,10 +249,19 @@ class PartitionHost:
             self._timers.end_batch()
             self._show_watermark(self._watermark_us)
             raise
-        return Applied(output, False, count)
+        return Applied(output, False, count, self.sequence)
 
-    def _is_replay(self, batch: Batch) -> bool:
+    def _is_replay(self, batch: Batch, after: int | None) -> bool:
         last = self.position(batch.source)
+        if batch.source == INITIAL and self._positions.keys() - {INITIAL}:
+            if last is not None and batch.number <= last:
+                return True
+            raise StaleBatch(
+                "the operator has processed rows already",
+                remedy="load initial state before the first query or stream starts",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+            )
         if batch.number == last:
             self._refuse_others(self._positions[batch.source].attempt, batch.attempt)
             return True
@@ -192,6 +281,14 @@ class PartitionHost:
             raise PositionGap(
                 f"batch {batch.number} was sent, the state expects batch {expected}",
                 remedy=f"rewind the source to batch {expected}",
+                expected=expected,
+                **where,
+            )
+        if after is not None and after >= expected:  # a sparse source may skip, but not what was acknowledged
+            raise PositionGap(
+                f"batch {after} was acknowledged, the state contains none after {expected - 1}",
+                remedy=f"send the batches from {expected} on again, with rewind",
+                expected=expected,
                 **where,
             )
         return False
@@ -219,12 +316,12 @@ class PartitionHost:
             reader = self._readers[schema] = RowReader.of(schema, self.key, self.partition.operator)
         return reader
 
-    def _process(self, reader: RowReader, message: bytes, outputs: list[Any]) -> int:
+    def _process(self, reader: RowReader, message: bytes, outputs: list[Any], initial: bool) -> int:
         """Rows in order; returns how many."""
         assert isinstance(self.state, KeyedState)
         operator, ctx, bind = self._operator, self._ctx, self.state.bind
-        process, extend = operator.process, outputs.extend
-        timestamp = reader.getter(self._event_time)
+        process, extend = operator.init_state if initial else operator.process, outputs.extend
+        timestamp = None if initial else reader.getter(self._event_time)
         count = 0
         key: Any = None
         row: Any = None
@@ -238,24 +335,26 @@ class PartitionHost:
                 if produced is not None:
                     extend(produced)
                 count += 1
-        except StateflowError:
+        except StateflowError as error:
+            error.located(**self._here(key))
             raise
         except (Exception, SystemExit) as error:  # sys.exit() must not take the replica with it
-            raise self._operator_failed("process", error, key, row) from error
+            raise self._operator_failed(process.__name__, error, key, row) from error
         finally:
             ctx.key = ctx.timestamp = None
         return count
 
-    def _process_batch(self, reader: RowReader, message: bytes) -> tuple[pa.RecordBatch | None, int]:
+    def _process_batch(self, reader: RowReader, message: bytes, initial: bool) -> tuple[pa.RecordBatch | None, int]:
         """(output columns, how many rows came)."""
         assert isinstance(self._operator, BatchOperator)
         batch = reader.batch(message)
+        process = self._operator.init_batch if initial else self._operator.process_batch
         try:
-            produced = self._operator.process_batch(batch, self._ctx)
+            produced = process(batch, self._ctx)
         except StateflowError:
             raise
         except (Exception, SystemExit) as error:
-            raise self._operator_failed("process_batch", error, None, batch.slice(0, 1).to_pylist()) from error
+            raise self._operator_failed(process.__name__, error, None, batch.slice(0, 1).to_pylist()) from error
         return (None if produced is None else self._writer.columns(produced)), batch.num_rows
 
     def _advance(self, batch: Batch, now_us: int, outputs: list[Any]) -> int | None:
@@ -293,13 +392,18 @@ class PartitionHost:
             produced = method(argument, self._ctx)
             if produced is not None:
                 outputs.extend(produced)
-        except StateflowError:
+        except StateflowError as error:
+            error.located(**self._here(self._ctx.key))
             raise
         except (Exception, SystemExit) as error:
             raise self._operator_failed(name, error, self._ctx.key, argument) from error
 
     def _show_watermark(self, watermark_us: int | None) -> None:
         self._ctx.watermark = None if watermark_us is None else to_datetime(watermark_us)
+
+    def _here(self, key: Any) -> dict[str, Any]:
+        shown = None if key is None else repr(key)
+        return {"operator": self.partition.operator, "partition": self.partition.partition, "key": shown}
 
     def _operator_failed(self, method: str, error: BaseException, key: Any, row: Any) -> OperatorFailed:
         trace = "".join(traceback.format_exception(error)[-6:])
@@ -314,26 +418,36 @@ class PartitionHost:
         )
 
     def _commit(self, batch: Batch, mutations: Mutations, output: bytes, watermark_us: int | None, rows: int) -> None:
-        sequence = self.sequence + 1
         source = batch.source.encode()
         before = self._positions.get(batch.source, layout.Position(-1))
         promised = [w for w in (batch.watermark_us, before.watermark_us) if w is not None]
-        position = layout.Position(batch.number, max(promised, default=None), rows, batch.attempt)
-        mutations.puts += [
-            *self._unsaved,
-            (layout.SEQUENCE, sequence.to_bytes(8, "big")),
-            (layout.POSITION + source, position.encode()),
-            (layout.OUTPUT + source, output),
-        ]
+        again = before.batch == batch.number
+        event_before_us = before.event_before_us if again else before.event_us
+        events = [e for e in (before.event_us, batch.event_us) if e is not None]
+        position = layout.Position(
+            batch.number,
+            max(promised, default=None),
+            rows,
+            batch.attempt,
+            max(events, default=None),
+            event_before_us,
+        )
+        mutations.puts += [(layout.POSITION + source, position.encode()), (layout.OUTPUT + source, output)]
         if watermark_us is not None and watermark_us != self._watermark_us:
             mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
-        self._store.apply(mutations, sync=self._sync)
-        self.sequence = sequence
-        self._unsaved = []
+        self._commit_changes(batch.source, batch.number, mutations)
         self._positions[batch.source] = position
         self._watermark_us = watermark_us
         self.state.mark_clean()
         self._timers.end_batch()
+
+    def _commit_changes(self, source: str, number: int, mutations: Mutations) -> None:
+        """One atomic write under the next sequence, and those who follow are told."""
+        sequence = self.sequence + 1
+        mutations.puts += [*self._unsaved, (layout.SEQUENCE, sequence.to_bytes(8, "big"))]
+        self._store.apply(mutations, sync=self._sync)
+        self.sequence = sequence
+        self._unsaved = []
         if self._on_commit is not None:
             self._on_commit(
                 sequence,
@@ -342,8 +456,8 @@ class PartitionHost:
                     self.partition.partition,
                     self.epoch,
                     sequence,
-                    batch.source,
-                    batch.number,
+                    source,
+                    number,
                     mutations,
                 ).encode(),
             )
@@ -357,6 +471,7 @@ class PartitionHost:
             self._operator.close(self._ctx)
         except Exception:
             self._ctx.logger.exception("close() of %s failed", self.partition)
+        self.state.close()
 
 
 def read_sequence(store: PartitionStore) -> int:
@@ -364,6 +479,7 @@ def read_sequence(store: PartitionStore) -> int:
     return int.from_bytes(store.get(layout.SEQUENCE) or b"", "big")
 
 
-def _read_watermark(store: PartitionStore) -> int | None:
+def read_watermark(store: PartitionStore) -> int | None:
+    """Of the partition in ``store``, µs; None before the first."""
     stored = store.get(layout.WATERMARK)
     return None if stored is None else int.from_bytes(stored, "big", signed=True)

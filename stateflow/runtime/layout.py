@@ -4,7 +4,8 @@
 key       value
 ========  =============================================================================
 ``ms``    sequence of the last commit, 8 bytes big endian
-``mp``+s  position of source *s*: msgpack ``[version, batch, watermark in µs or nil, rows, attempt…]``
+``mp``+s  position of source *s*: msgpack ``[version, batch, watermark in µs or nil, rows, newest event time, the same
+          before that batch, attempt…]``; version 1 has no event times
 ``mo``+s  output of that batch, see :mod:`stateflow.runtime.output`
 ``mk``    watermark of the partition: µs, 8 bytes big endian, signed
 ``mw``    ownership: msgpack ``[version, replica, state, epoch, move id, target…]``
@@ -17,13 +18,15 @@ names another replica is an unfinished transfer.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import msgpack
 
 from stateflow.errors import DecodeError
+from stateflow.storage import PartitionStore
 
 VERSION = 1
+POSITION_VERSION = 2
 SEQUENCE = b"ms"
 POSITION = b"mp"
 OUTPUT = b"mo"
@@ -52,22 +55,38 @@ UNKNOWN_ATTEMPT = Attempt()
 @dataclass(frozen=True, slots=True)
 class Position:
     """The last batch of a source that a partition contains, the watermark (µs) it had then if any, how many rows
-    it brought here, and who sent it."""
+    it brought here, and who sent it.
+
+    ``event_us``: the newest event time (µs) the source has told of up to this batch, ``event_before_us`` up to the one
+    before: what a watermark for this batch is made of, however often it is sent.
+    """
 
     batch: int
     watermark_us: int | None = None
     rows: int = 0
     attempt: Attempt = UNKNOWN_ATTEMPT
+    event_us: int | None = None
+    event_before_us: int | None = None
 
     def encode(self) -> bytes:
-        packed: bytes = msgpack.packb([VERSION, self.batch, self.watermark_us, self.rows, *astuple(self.attempt)])
+        a = self.attempt
+        fields = [POSITION_VERSION, self.batch, self.watermark_us, self.rows, self.event_us, self.event_before_us]
+        packed: bytes = msgpack.packb([*fields, a.run, a.use, a.task, a.call])
         return packed
 
     @classmethod
     def decode(cls, data: bytes) -> Position:
-        version, batch, watermark_us, rows, *attempt = msgpack.unpackb(data)
+        version, batch, watermark_us, rows, *rest = msgpack.unpackb(data)
+        if version == POSITION_VERSION:
+            event_us, event_before_us, *attempt = rest
+            return cls(batch, watermark_us, rows, Attempt(*attempt), event_us, event_before_us)
         _check(version)
-        return cls(batch, watermark_us, rows, Attempt(*attempt))
+        return cls(batch, watermark_us, rows, Attempt(*rest))
+
+
+def positions(store: PartitionStore) -> dict[str, int]:
+    """Source → last batch that a partition contains."""
+    return {key[len(POSITION) :].decode(): Position.decode(value).batch for key, value in store.scan(POSITION)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,20 @@ State map (the only place where it is decided who may commit)::
     SEALED   --prepare(move)-->      WARMING(move)      (the partition comes back; its old files are the warm base)
     WARMING  --own(e)-->             OWNED(e)           after a durable write of the ownership
     WARMING  --abandon(move)-->      ABSENT
+    WARMING  --adopt(move, by)-->    WARMING(by)        a standby's copy, to be owned by a take-over
     OWNED    --fence(move, e')-->   FENCING            a batch is in hand: it finishes first
     OWNED    --fence(move, e')-->   SEALED             none is: the shell seals at once
     FENCING  --finish-->             SEALED
     FENCING  --cancel(move)-->       OWNED              only the controller cancels, and only before the seal
+    ABSENT, SEALED, OWNED --restore(e)--> OWNED(e)     from a checkpoint; nothing of the old copy is served any more
+    OWNED | FENCING | SEALED  --supersede(e')-->  SEALED    its lease lapsed and the controller gave the partition away
     SEALED   stays sealed. No timeout un-fences it; a later move must bring the partition back with a newer epoch.
 
 Rules the table keeps:
 
 * A commit is allowed exactly between ``begin`` returning SERVE and ``finish``, and ``begin`` serves only in OWNED.
 * A move that was cancelled here can never seal here afterwards, however late its fence arrives, nor warm here,
-  however late its prepare.
+  however late its prepare. A replica that knows nothing of a partition it owned (its data is lost) promises nothing.
 * Epochs rise: a fence that does not grant a newer epoch is refused. (A grant whose move was rolled back burns its
   epoch, so the next one may be more than one ahead.)
 
@@ -29,7 +32,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stateflow.errors import InvalidTransition, MoveAborted, MoveConflict, NotOwner, StaleEpoch
+from stateflow.errors import InvalidTransition, MoveAborted, MoveConflict, NotOwner, StaleEpoch, StateMissing
 from stateflow.types import PartitionId, ReplicaInfo
 
 
@@ -107,6 +110,11 @@ class Lifecycle:
 
     def own(self, move_id: str, epoch: int) -> None:
         """The seal and this ownership are durable here: serve from now on."""
+        self.check_own(move_id, epoch)
+        self.state, self.epoch = State.OWNED, epoch
+
+    def check_own(self, move_id: str, epoch: int) -> None:
+        """Raises what ``own`` would: to be asked before the ownership is written."""
         if self.state is not State.WARMING or self.move_id != move_id:
             raise self._illegal(f"own({move_id})")
         if epoch <= self.epoch:
@@ -115,11 +123,33 @@ class Lifecycle:
                 remedy="this is a fault",
                 partition=self.partition,
             )
-        self.state, self.epoch = State.OWNED, epoch
+
+    def adopt(self, move_id: str, by: str) -> None:
+        """What warmed for ``move_id`` is to be owned by ``by``. Raises MoveAborted when that was cancelled here."""
+        if self.state is not State.WARMING or self.move_id not in (move_id, by):
+            raise self._illegal(f"adopt({move_id}, {by})")
+        if by in self.cancelled:
+            raise MoveAborted("this take-over was cancelled here", remedy="start a new one", partition=self.partition)
+        self.move_id = by
 
     def abandon(self, move_id: str) -> None:
         if self.state is State.WARMING and self.move_id == move_id:
             self.state, self.move_id = State.ABSENT, ""
+
+    def restore(self, restore_id: str, epoch: int) -> None:
+        """A checkpoint and this ownership are durable here: serve that, instead of whatever was here before.
+
+        Raises InvalidTransition while a move or a batch is under way, StaleEpoch unless the epoch rises.
+        """
+        if self.state not in (State.ABSENT, State.SEALED, State.OWNED) or self.in_hand:
+            raise self._illegal(f"restore({restore_id})")
+        if epoch <= self.epoch:
+            raise StaleEpoch(
+                f"it cannot be restored at {epoch}, epoch {self.epoch} was seen here",
+                remedy="refresh the assignment",
+                partition=self.partition,
+            )
+        self.state, self.epoch, self.move_id, self.successor = State.OWNED, epoch, restore_id, None
 
     # -- records --------------------------------------------------------------------------------------
 
@@ -182,13 +212,38 @@ class Lifecycle:
             raise self._illegal("sealed")
         self.state, self.epoch = State.SEALED, self.granted
 
-    def cancel(self, move_id: str) -> bool:
-        """Never let this move seal here. False: it has sealed already and must go forward."""
+    def cancel(self, move_id: str, owned_at: int = 0) -> bool:
+        """Never let this move seal here. False: it has sealed already and must go forward.
+
+        Args:
+            owned_at: this replica is asked as the source, which owned the partition at this epoch; 0: as the target.
+
+        Raises StateMissing when it never did, as far as is known here: its data is lost, and with it whether it sealed.
+        """
+        if owned_at > self.epoch:
+            raise StateMissing(
+                f"the partition was owned here at epoch {owned_at}, but its data is gone",
+                remedy="whether it had sealed nobody can tell any more; a take-over restores the partition",
+                partition=self.partition,
+                epoch=self.epoch,
+            )
         if self.state is State.SEALED and self.move_id == move_id:
             return False
         self.cancelled |= {move_id}
         if self.state is State.FENCING and self.move_id == move_id:
             self.state, self.move_id, self.successor = State.OWNED, "", None
+        return True
+
+    def supersede(self, epoch: int, successor: ReplicaInfo) -> bool:
+        """The controller gave the partition to ``successor`` at ``epoch``, after this replica's lease had lapsed.
+
+        What is here is a warm base from now on. False: nothing of it is here, or it is newer than that.
+        """
+        if self.state in (State.ABSENT, State.WARMING) or epoch <= self.epoch:
+            return False
+        if self.in_hand:
+            raise self._illegal("supersede")
+        self.state, self.epoch, self.move_id, self.successor = State.SEALED, epoch, "", successor
         return True
 
     def recover(self, state: State, epoch: int, move_id: str = "", successor: ReplicaInfo | None = None) -> None:

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, TypeVar, cast
 
 import pyarrow as pa
 
@@ -18,10 +19,22 @@ from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImpor
 from stateflow.partitioner import check_partitions
 from stateflow.runtime.ddl import parse_ddl
 from stateflow.runtime.timers import Timer, Timers
-from stateflow.state import ColumnStates, KeyedState, declarations_of
+from stateflow.state import (
+    ColumnStates,
+    KeyedState,
+    Namespace,
+    TrackedList,
+    TrackedMap,
+    TrackedReducing,
+    TrackedSet,
+    declarations_of,
+)
 from stateflow.types import OperatorSpec, check_name
 
 DEFAULT_PARTITIONS = 128
+T = TypeVar("T")
+#: where an operator's own states are
+GLOBAL = Namespace()
 #: modules loaded from a file, not from a package, are called this and the file's path
 _FILE_MODULE = "stateflow file "
 
@@ -36,15 +49,16 @@ class Context:
         watermark: no row older than this is expected any more; None before the first.
     """
 
-    __slots__ = ("_side", "_timers", "key", "logger", "partition", "timestamp", "watermark")
+    __slots__ = ("_side", "_states", "_timers", "key", "logger", "partition", "timestamp", "watermark")
 
-    def __init__(self, operator: str, partition: int, timers: Timers) -> None:
+    def __init__(self, operator: str, partition: int, timers: Timers, states: KeyedState | None = None) -> None:
         self.key: Any = None
         self.partition = partition
         self.timestamp: Any = None
         self.watermark: datetime | None = None
         self.logger = logging.getLogger(f"stateflow.operator.{operator}")
         self._timers = timers
+        self._states = states
         self._side: dict[str, list[Any]] = {}
 
     def set_timer(self, at: datetime | int, *, name: str = "", domain: str = "event") -> None:
@@ -72,9 +86,27 @@ class Context:
                 f"there is no side output {tag!r}", remedy='declare it: side_outputs = {"tag": "column type, …"}'
             ) from None
 
+    def state(self, tag: T, namespace: Namespace = GLOBAL) -> T:
+        """The current key's state for a tag, ``state.counter(name="n")`` for example, in a namespace.
+
+        Tags of one name that differ in kind or type share nothing. Raises DeclarationError for a tag without a name,
+        InvalidArgument without a current key and in a batch operator.
+        """
+        key = self._current()
+        return cast(T, self._keyed().at(key, namespace, tag))
+
+    def clear_state(self, namespace: Namespace) -> None:
+        """Empty every state of the current key in a namespace."""
+        self._keyed().clear_namespace(self._current(), namespace)
+
+    def _keyed(self) -> KeyedState:
+        if self._states is None:
+            raise InvalidArgument("a batch operator has no keyed state", remedy="use process(row, ctx) for it")
+        return self._states
+
     def _current(self) -> Any:
         if self.key is None:
-            raise InvalidArgument("there is no current key", remedy="use timers in process() or on_timer()")
+            raise InvalidArgument("there is no current key", remedy="use it in process() or on_timer()")
         return self.key
 
 
@@ -86,6 +118,7 @@ class Operator:
         output: schema of the rows ``process`` produces, as Spark DDL or a :class:`pyarrow.Schema`.
         side_outputs: tag → schema, of what goes to :meth:`Context.emit`.
         event_time: name of the column that becomes ``ctx.timestamp``.
+        state_version: raise it when stored state must be migrated; see :meth:`migrate_state`.
 
     One instance serves one partition. Before ``process(row, ctx)`` its states are bound to the row's key.
     Attributes set in ``open`` are per instance and not part of the state.
@@ -95,6 +128,7 @@ class Operator:
     output: ClassVar[str | pa.Schema]
     side_outputs: ClassVar[Mapping[str, str | pa.Schema]] = {}
     event_time: ClassVar[str | None] = None
+    state_version: ClassVar[int] = 1
 
     def open(self, ctx: Context) -> None:
         """Called once before the first row this instance sees. ``ctx.key`` is None."""
@@ -107,12 +141,38 @@ class Operator:
         """
         raise NotImplementedError
 
+    def init_state(self, row: Any, ctx: Context) -> None:
+        """Called for each row of ``initial_state=``, before any other row, with the states bound to its key.
+
+        By default each column named as a state goes into it: a value is assigned, a map updated (from a dict or a list
+        of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument when there is none such.
+        """
+        names = [name for name in declarations_of(type(self)) if name in row._fields]
+        if not names:
+            raise _no_such_columns(type(self), row._fields)
+        for name in names:
+            given = getattr(row, name)
+            if given is not None:
+                _fill(getattr(self, name), given)
+
     def on_timer(self, timer: Timer, ctx: Context) -> Iterable[Any] | None:
         """Called once for each timer that is due, with the states bound to its key; produces rows as ``process``."""
         raise NotImplementedError
 
     def on_watermark(self, watermark: datetime, ctx: Context) -> Iterable[Any] | None:
         """Called when the partition's watermark has advanced, before the timers it makes due. Has no current key."""
+
+    def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+        """Called once for each stored key, with its states bound, when the stored ``state_version`` is older.
+
+        Args:
+            old: the plain values (dict, set, list, …) of the key's states as they were stored, by stored name: None or
+                empty where nothing is stored; a record is a dict of its fields.
+
+        States whose declaration is unchanged are as they were, all others empty. The states of a partition are
+        migrated in one commit, in memory.
+        """
+        raise NotImplementedError
 
     def close(self, ctx: Context) -> None:
         """Called when the partition leaves this replica or the replica stops in good order."""
@@ -131,6 +191,44 @@ class BatchOperator(Operator):
 
     def process(self, row: Any, ctx: Context) -> None:
         raise NotImplementedError("a batch operator is not given rows")
+
+    def init_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        """Called with the rows of ``initial_state=``. By default each column named as a state is put into it.
+
+        Raises InvalidArgument when there is none such.
+        """
+        states = declarations_of(type(self))
+        names = [name for name in states if name in batch.schema.names]
+        if not names:
+            raise _no_such_columns(type(self), batch.schema.names)
+        columns = key_columns(type(self))
+        keys = batch[columns[0]]
+        if len(columns) > 1:
+            keys = pa.StructArray.from_arrays([batch[column] for column in columns], names=columns)
+        for name in names:
+            getattr(self, name).put_many(keys, batch[name])
+
+
+def _fill(tracked: Any, given: Any) -> None:
+    match tracked:
+        case TrackedMap():
+            pairs = given.items() if isinstance(given, dict) else given
+            tracked.update((key, value) for key, value in pairs if value is not None)
+        case TrackedSet():
+            tracked.update(given)
+        case TrackedList():
+            tracked.extend(given)
+        case TrackedReducing():
+            tracked.add(given)
+        case _:
+            tracked.value = given
+
+
+def _no_such_columns(cls: type[Operator], names: Iterable[str]) -> InvalidArgument:
+    return InvalidArgument(
+        f"initial rows have the columns {', '.join(names)}, none is named as a state",
+        remedy=f"name them {', '.join(declarations_of(cls)) or 'so'}, or write init_state(row, ctx)",
+    )
 
 
 def key_columns(cls: type[Operator]) -> tuple[str, ...]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
 from stateflow.changes import ChangeSet, Mutations, chain
-from stateflow.errors import DigestMismatch, MoveUnknown, TransferCorrupt
+from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, TransferCorrupt
 from stateflow.runtime import layout
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.shelf import Incoming, Shelf, Slot, discard
-from stateflow.runtime.transfer import Seal, SnapshotInfo, base_digest, cutover_digest
+from stateflow.runtime.shelf import PART, RECEIVED, Incoming, Shelf, Slot
+from stateflow.runtime.transfer import BaseFile, Seal, SnapshotInfo, base_digest, cutover_digest
 from stateflow.types import OperatorSpec, PartitionId
+
+#: smaller files are sent again rather than kept
+KEPT_BYTES_MIN = 4096
+EVIDENCE_KEPT = 3
 
 
 class Receiver:
@@ -29,23 +32,47 @@ class Receiver:
         with slot.work, slot.mutex:
             slot.lifecycle.prepare(move_id, source_epoch)
             if slot.incoming is not None:
-                discard(slot.incoming)
+                self._shelf.discard(slot.incoming)
             if slot.store is not None:  # what it had before a move away: from now on only files
                 slot.store.close()
                 slot.store = None
             slot.snapshots += 1
-            directory = slot.home / f"{move_id}-{slot.snapshots}"
-            shutil.rmtree(directory, ignore_errors=True)
+            directory = slot.home / f"{move_id}-{slot.snapshots}{PART}"
+            self._shelf.machine.remove_tree(directory)
             directory.mkdir(parents=True)
             slot.incoming = Incoming(move_id, directory)
         self._shelf.on_change(partition)
 
     def warm_base(self, partition: PartitionId) -> dict[str, Path]:
-        """Digest → file, of what an earlier stay of this partition left here."""
-        directory = self._shelf.slot(partition).directory
-        if directory is None or not directory.is_dir():
-            return {}
-        return {file.digest: directory / file.name for file in self._shelf.digests.files(directory)}
+        """Digest → file, of what an earlier stay of this partition, or a transfer cut short, left here."""
+        slot = self._shelf.slot(partition)
+        found: dict[str, Path] = {}
+        for directory in (slot.home / RECEIVED, slot.directory):
+            if directory is not None and directory.is_dir():
+                found |= {file.digest: directory / file.name for file in self._shelf.digests.files(directory)}
+        return found
+
+    def keep_received(self, partition: PartitionId, move_id: str, file: BaseFile) -> None:
+        """A base file is here whole: it stays for the next attempt, whatever becomes of this one."""
+        if file.size < KEPT_BYTES_MIN:
+            return
+        kept = self._shelf.slot(partition).home / RECEIVED / file.digest
+        kept.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            kept.hardlink_to(self.incoming_directory(partition, move_id) / file.name)
+
+    def check_room(self, partition: PartitionId, bytes_needed: int) -> None:
+        """Raises DiskFull when so much more does not fit here."""
+        reserve = self._shelf.settings.disk_reserve_bytes
+        free = self._shelf.machine.free_bytes(self._shelf.root)
+        if bytes_needed + reserve > free:
+            raise DiskFull(
+                f"{bytes_needed} bytes are to come, {free} are free",
+                remedy="make room at the target, or move to another replica; nothing was changed",
+                replica=self._shelf.info.name,
+                partition=partition,
+                reserve=reserve,
+            )
 
     def incoming_directory(self, partition: PartitionId, move_id: str) -> Path:
         return self._incoming(partition, move_id).directory
@@ -54,28 +81,40 @@ class Receiver:
         """All base files are there: prove them and open the copy. Raises DigestMismatch."""
         incoming = self._incoming(partition, move_id)
         files = self._shelf.digests.files(incoming.directory)
-        _sync([*(incoming.directory / file.name for file in files), incoming.directory, incoming.directory.parent])
+        self._shelf.machine.sync([*(incoming.directory / file.name for file in files), incoming.directory])
         digest = base_digest(files, base.sequence)
         if digest != base.digest:
+            self._shelf.machine.remove_tree(self._shelf.slot(partition).home / RECEIVED)  # it may be one of those
             raise DigestMismatch(
                 "the base that arrived is not the one that was sent",
-                remedy="the move was aborted, the source serves on; start it again",
+                remedy="the source serves on; see what arrived in the evidence, and start the move again",
                 partition=partition,
                 sent=base.digest,
                 arrived=digest,
+                evidence=self._keep_evidence(incoming),
             )
         with self._shelf.slot(partition).work:
             incoming = self._incoming(partition, move_id)
-            incoming.store = self._shelf.engine.open(incoming.directory)
+            home = incoming.directory.parent
+            incoming.directory = incoming.directory.rename(home / incoming.directory.name.removesuffix(PART))
+            self._shelf.machine.sync([home, home.parent])
+            incoming.store = self._shelf.machine.open(incoming.directory)
             incoming.base = base.digest
             incoming.sequence = base.sequence
 
-    def apply_changes(self, partition: PartitionId, move_id: str, change_sets: Iterable[bytes]) -> int:
-        """Apply change sets in order; returns the sequence reached. Raises TransferCorrupt on a gap or bad checksum."""
+    def apply_changes(
+        self, partition: PartitionId, move_id: str, change_sets: Iterable[bytes], *, sync: bool = False
+    ) -> int:
+        """Apply change sets in order; returns the sequence reached. Raises TransferCorrupt on a gap or bad checksum.
+
+        Args:
+            sync: they survive power loss here once this returns; else the end of this process only.
+        """
         with self._shelf.slot(partition).work:
             incoming = self._incoming(partition, move_id)
             assert incoming.store is not None
-            for data in change_sets:
+            change_sets = list(change_sets)
+            for number, data in enumerate(change_sets, 1):
                 change_set = ChangeSet.decode(data)
                 named = PartitionId(change_set.operator, change_set.partition)
                 if named != partition or change_set.sequence != incoming.sequence + 1:
@@ -84,10 +123,23 @@ class Receiver:
                         remedy="the transfer starts again",
                         partition=partition,
                     )
-                incoming.store.apply(change_set.mutations)
+                incoming.store.apply(change_set.mutations, sync=sync and number == len(change_sets))
                 incoming.sequence = change_set.sequence
                 incoming.changes = chain(incoming.changes, data)
             return incoming.sequence
+
+    def check_chain(self, partition: PartitionId, move_id: str, sequence: int, changes: bytes) -> None:
+        """Compare with the source's chain while a mismatch can still abort the move. Raises DigestMismatch."""
+        with self._shelf.slot(partition).work:
+            incoming = self._incoming(partition, move_id)
+            if incoming.sequence == sequence and incoming.changes != changes:
+                raise DigestMismatch(
+                    "the copy differs from its source before the cutover",
+                    remedy="the source serves on; see the evidence, and start the move again",
+                    partition=partition,
+                    sequence=sequence,
+                    evidence=self._keep_evidence(incoming),
+                )
 
     def own(self, partition: PartitionId, move_id: str, seal: Seal) -> None:
         """The commit point of a move: prove the copy, make the ownership durable, serve.
@@ -107,6 +159,7 @@ class Receiver:
                     partition=partition,
                     sealed=f"{seal.sequence}:{seal.digest}",
                     copied=f"{incoming.sequence}:{digest}",
+                    evidence=self._keep_evidence(incoming),
                 )
             ownership = layout.Ownership(self._shelf.info.name, State.OWNED, seal.epoch, move_id)
             store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
@@ -120,7 +173,8 @@ class Receiver:
                 )
         self._shelf.on_change(partition)
         if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+            self._shelf.remove(old)
+        self._shelf.machine.remove_tree(slot.home / RECEIVED)
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
         """Give an unfinished move in up. What was here before stays as a warm base."""
@@ -130,23 +184,27 @@ class Receiver:
 
     def _abandon(self, slot: Slot, move_id: str) -> None:
         if slot.incoming is not None and slot.incoming.move_id == move_id:
-            discard(slot.incoming)
+            self._shelf.discard(slot.incoming)
             slot.incoming = None
             slot.lifecycle.abandon(move_id)
             self._shelf.on_change(slot.id)
+
+    def _keep_evidence(self, incoming: Incoming) -> Path:
+        """Put a copy that is not what it should be aside, for whoever looks into it; the oldest go. Returns where."""
+        if incoming.store is not None:
+            incoming.store.close()
+            incoming.store = None
+        folder = self._shelf.root / "evidence"
+        folder.mkdir(exist_ok=True)
+        kept = folder / f"{incoming.directory.parent.parent.name}-{incoming.directory.parent.name}-{incoming.move_id}"
+        self._shelf.machine.remove_tree(kept)
+        incoming.directory.rename(kept)
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-EVIDENCE_KEPT]:
+            self._shelf.machine.remove_tree(old)
+        return kept
 
     def _incoming(self, partition: PartitionId, move_id: str) -> Incoming:
         incoming = self._shelf.slot(partition).incoming
         if incoming is None or incoming.move_id != move_id:
             raise MoveUnknown("this move is not under way here", remedy="start it again", move=move_id)
         return incoming
-
-
-def _sync(paths: Iterable[Path]) -> None:
-    """Files and directories survive power loss from here on: the ownership that follows rests on them."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from stateflow.changes import Mutations
-from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Saved
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import AlreadyDeployed, NotOwner, UnknownState
+from stateflow.errors import AlreadyDeployed, NotOwner
 from stateflow.runtime import layout
-from stateflow.runtime.host import Applied, Batch, PartitionHost, read_sequence
+from stateflow.runtime.checkpointing import Checkpointer
+from stateflow.runtime.host import Applied, Batch, PartitionHost
+from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
+from stateflow.runtime.machine import Machine
+from stateflow.runtime.reading import declaration_of, entries_of
 from stateflow.runtime.receiving import Receiver
+from stateflow.runtime.restoring import Restorer
 from stateflow.runtime.sending import Sender
 from stateflow.runtime.shelf import Shelf, Slot
-from stateflow.runtime.transfer import base_digest
+from stateflow.runtime.takeover import Successor
 from stateflow.settings import ReplicaSettings
-from stateflow.state import declarations_of, scan_state
+from stateflow.state import CachePool
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
+#: a rate says nothing any more when no batch came for so long
+RATE_FORGOTTEN_S = 60.0
+
 
 class ReplicaNode:
-    """Serves batches; ``sender`` and ``receiver`` are its two sides of a move. Called from several threads.
+    """Serves batches; ``sender`` and ``receiver`` are its two sides of a move, ``checkpointer`` and ``restorer`` those
+    of a checkpoint, ``successor`` its part in a take-over. Called from several threads.
+
+    Args:
+        lease: without one it needs no controller to serve.
 
     Raises what :class:`~stateflow.runtime.shelf.Shelf` raises for its data directory.
     """
@@ -37,13 +46,22 @@ class ReplicaNode:
         data_dir: Path,
         settings: ReplicaSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        machine: Machine | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self.info = info
+        self.lease = lease or Lease()
         self.settings = settings or ReplicaSettings()
         self._clock = clock
-        self._shelf = Shelf(info, data_dir, self.settings, clock)
+        self._cache = CachePool(self.settings.cache_bytes)
+        self._shelf = Shelf(info, data_dir, self.settings, clock, machine)
         self.sender = Sender(self._shelf)
         self.receiver = Receiver(self._shelf)
+        self.checkpointer = Checkpointer(self._shelf)
+        self.restorer = Restorer(self._shelf)
+        self.successor = Successor(self._shelf)
+        self.served_at = 0.0  # when the last batch was applied, monotonic
+        self._held: dict[str, float] = {}  # operator → until, monotonic
 
     def on_change(self, listener: Callable[[PartitionId], None]) -> None:
         """Have ``listener`` called, from any thread, after each change of a partition's lifecycle."""
@@ -71,7 +89,8 @@ class ReplicaNode:
                         epoch=slot.lifecycle.epoch,
                     )
                 slot.directory = slot.home / f"created-{epoch}"
-                slot.store = self._shelf.engine.open(slot.directory, create=True)
+                slot.store = self._shelf.machine.open(slot.directory, create=True)
+                self._shelf.machine.sync([slot.home, slot.home.parent])
                 ownership = layout.Ownership(self.info.name, State.OWNED, epoch)
                 slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
                 slot.lifecycle.create(epoch)
@@ -87,6 +106,26 @@ class ReplicaNode:
             if slot.lifecycle.state is not State.ABSENT:
                 yield slot.lifecycle, slot.host.sequence if slot.host else 0
 
+    def quiet_in(self, partition: PartitionId, pause_s: float) -> float:
+        """How long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
+        return self._shelf.slot(partition).rhythm.wait_s(self._clock.monotonic(), pause_s)
+
+    def batch_rate(self, partition: PartitionId) -> float:
+        """Batches a second, as averaged while they came."""
+        rhythm = self._shelf.slot(partition).rhythm
+        return rhythm.rate if self._clock.monotonic() - rhythm.began_at < RATE_FORGOTTEN_S else 0.0
+
+    def bytes_on_disk(self, partition: PartitionId) -> int:
+        directory = self._shelf.slot(partition).directory
+        if directory is None or not directory.is_dir():
+            return 0
+        return sum(path.stat().st_size for path in directory.iterdir() if path.name.endswith(".sst"))
+
+    def sequence(self, partition: PartitionId) -> int:
+        """Of the last commit, as far as the partition is at work here; else 0."""
+        host = self._shelf.slot(partition).host
+        return host.sequence if host else 0
+
     def owned(self, operator: str | None = None) -> list[PartitionId]:
         return sorted(
             (
@@ -97,30 +136,63 @@ class ReplicaNode:
             key=lambda partition: (partition.operator, partition.partition),
         )
 
-    def cancel(self, partition: PartitionId, move_id: str) -> bool:
-        """Neither send nor receive this move any more. False: it has sealed here and goes forward."""
-        possible = self.sender.cancel(partition, move_id)  # first, so that a prepare that comes late is refused …
+    def hold(self, operator: str, seconds: float) -> None:
+        """Let requests of an operator wait, for so long at most; 0: go on."""
+        self._held[operator] = self._clock.monotonic() + seconds
+        if not seconds:
+            for slot in self._shelf.slots():
+                if slot.id.operator == operator:
+                    self._shelf.on_change(slot.id)
+
+    def _is_held(self, operator: str) -> bool:
+        return self._held.get(operator, 0.0) > self._clock.monotonic() if self._held else False
+
+    def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
+        """Neither send nor receive this move any more. False: it has sealed here and goes forward.
+
+        ``owned_at``: see :meth:`~stateflow.runtime.lifecycle.Lifecycle.cancel`. Raises StateMissing.
+        """
+        possible = self.sender.cancel(
+            partition, move_id, owned_at
+        )  # first, so that a prepare that comes late is refused …
         self.receiver.abandon(partition, move_id)  # … and one that came before is undone
         return possible
 
     # -- records ------------------------------------------------------------------------------------------
 
     def apply(
-        self, partition: PartitionId, epoch: int, batch: Batch, input_schema: bytes, rows: bytes
+        self,
+        partition: PartitionId,
+        epoch: int,
+        batch: Batch,
+        input_schema: bytes,
+        rows: bytes,
+        after: int | None = None,
     ) -> Applied | ReplicaInfo | None:
         """Apply a batch to one partition.
 
         Returns what was applied; or the replica the partition went to; or None: it is on its way here, ask
-        again after the next ``on_change``. Raises what is wrong with sender, rows or operator.
+        again after the next ``on_change``. Raises LeaseLost, and what is wrong with sender, rows or operator.
+        ``after``: see :meth:`~stateflow.runtime.host.PartitionHost.apply`.
         """
         slot = self._shelf.slot(partition)
+        self.lease.check(self._clock.monotonic())
+        if self._is_held(partition.operator):
+            return None
         with slot.work:
             with slot.mutex:
                 verdict = slot.lifecycle.begin(epoch)
             if verdict is not Verdict.SERVE:
                 return slot.lifecycle.successor if verdict is Verdict.MOVED else None
+            slot.rhythm.began(self._clock.monotonic())
             try:
-                return self._host(slot).apply(batch, input_schema, rows, self._clock.now_us())
+                applied = self._host(slot).apply(batch, input_schema, rows, self._clock.now_us(), after)
+                now = self._clock.monotonic()
+                slot.rhythm.ended(now)
+                self.served_at = now
+                # the process may have been stopped meanwhile: what was committed after the lease is not said
+                self.lease.check(now)
+                return applied
             finally:
                 with slot.mutex:
                     if slot.lifecycle.finish():
@@ -136,6 +208,8 @@ class ReplicaNode:
                 slot.store,
                 slot.lifecycle.epoch,
                 cached_keys=self.settings.cached_keys,
+                cache=self._cache,
+                max_value_bytes=self.settings.value_bytes_max,
                 sync=self.settings.acknowledge == "fsync",
                 on_commit=partial(self._committed, slot),
             )
@@ -148,68 +222,29 @@ class ReplicaNode:
             for follower in list(slot.logs.values()):
                 follower.append(sequence, change_set)
 
-    # -- checkpoints and reading --------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------
 
-    def checkpoint(self, partition: PartitionId, store: CheckpointStore) -> Saved | None:
-        """Snapshot between two batches, then upload. None: the partition is not owned here any more."""
-        slot = self._shelf.slot(partition)
-        directory = self._shelf.snapshots / f"checkpoint-{partition.operator}-{partition.partition}"
-        shutil.rmtree(directory, ignore_errors=True)
-        if slot.store is not None:
-            slot.store.flush()
-        with slot.work:
-            with slot.mutex:
-                if slot.lifecycle.state is not State.OWNED:
-                    return None
-                epoch = slot.lifecycle.epoch
-            db = self._shelf.store(slot)
-            sequence = read_sequence(db)
-            newest = next(store.newest(partition), None)
-            if newest is not None and newest.order >= (epoch, sequence):
-                return Saved(newest, 0, sum(file.size for file in newest.files))
-            db.snapshot(directory)
-            positions = {
-                key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
-                for key, value in db.scan(layout.POSITION)
-            }
-        try:
-            files = self._shelf.digests.files(directory)
-            manifest = Manifest(
-                operator=partition.operator,
-                partition=partition.partition,
-                epoch=epoch,
-                sequence=sequence,
-                digest=base_digest(files, sequence),
-                positions=positions,
-                created_us=self._clock.now_us(),
-                replica=self.info.name,
-                files=tuple(ManifestFile(**asdict(file)) for file in files),
-            )
-            return store.save(manifest, directory)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+    def scan(
+        self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()
+    ) -> Iterator[tuple[object, object, object]]:
+        """(key, entry key or None, value) of one state, as of one moment. Raises UnknownState, NotOwner.
 
-    def scan(self, partition: PartitionId, state: str) -> Iterator[tuple[object, object, object]]:
-        """(key, entry key or None, value) of one state, as of one moment. Raises UnknownState, NotOwner."""
+        Args:
+            keys: as they are stored; none: all.
+        """
+        store = self._owned_store(partition)  # first: one that has lost its data knows no operator either
         _, cls = self._shelf.operator(partition.operator)
-        declaration = declarations_of(cls).get(state)
-        if declaration is None:
-            raise UnknownState(
-                f"there is no state {state!r}",
-                remedy=f"it has {', '.join(declarations_of(cls)) or 'none'}",
-                operator=partition.operator,
-            )
-        store = self._owned_store(partition)
+        declaration = declaration_of(cls, state, partition.operator)
         try:
-            yield from scan_state(declaration, store)
+            yield from entries_of(declaration, store, keys)
         except Exception:
             self._owned_store(partition)  # it left in the middle: NotOwner says it better
             raise
 
-    def position(self, partition: PartitionId, source: str) -> int | None:
-        """The last batch of ``source`` that the partition contains. Raises NotOwner."""
+    def position(self, partition: PartitionId, source: str) -> layout.Position | None:
+        """How far ``source`` has come in the partition. Raises NotOwner."""
         stored = self._owned_store(partition).get(layout.POSITION + source.encode())
-        return None if stored is None else layout.Position.decode(stored).batch
+        return None if stored is None else layout.Position.decode(stored)
 
     def _owned_store(self, partition: PartitionId) -> PartitionStore:
         slot = self._shelf.slot(partition)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stateflow.changes import Mutations
@@ -21,7 +22,7 @@ class Sender:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
 
-    def snapshot(self, partition: PartitionId, move_id: str) -> SnapshotInfo:
+    def snapshot(self, partition: PartitionId, move_id: str, standby: bool = False) -> SnapshotInfo:
         """A base for a move's target, and a change log from there on. Once sealed only for the move it sealed for."""
         slot = self._shelf.slot(partition)
         if slot.lifecycle.state is State.OWNED and slot.store is not None:
@@ -42,8 +43,10 @@ class Sender:
             snapshot_id = f"{partition.operator}-{partition.partition}-{move_id}-{slot.snapshots}"
             store.snapshot(self._shelf.snapshots / snapshot_id)
             sequence, epoch = read_sequence(store), lifecycle.epoch
-            changes = ChangeLog(move_id, snapshot_id, sequence, self._shelf.settings.change_log_bytes_max)
-            self._drop_log(slot, move_id)
+            limit = self._shelf.settings.change_log_bytes_max
+            changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby)
+            changes.read_at = self._shelf.clock.monotonic()
+            self._shelf.drop_log(slot, move_id)
             slot.logs[move_id] = changes
         files = self._shelf.digests.files(self._shelf.snapshots / snapshot_id)  # hashed while the stream goes on
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, base_digest(files, sequence), files)
@@ -64,19 +67,77 @@ class Sender:
                     return changes
         raise MoveUnknown("there is no such snapshot", remedy="the transfer starts again", snapshot=snapshot_id)
 
-    def fence(self, partition: PartitionId, move_id: str, epoch: int, target: ReplicaInfo) -> bool:
+    @contextmanager
+    def reading(self, snapshot_id: str) -> Iterator[ChangeLog]:
+        """The log of a snapshot, which is kept while somebody reads from it. Raises MoveUnknown."""
+        changes = self.change_log(snapshot_id)
+        changes.readers += 1
+        try:
+            yield changes
+        finally:
+            changes.readers -= 1
+            changes.read_at = self._shelf.clock.monotonic()
+
+    def drop_unread(self) -> None:
+        """Let go of snapshots and logs that nobody has read from for ``transfer_timeout_s``: the word that their move
+        is over was lost. A target that comes back after that begins with a new snapshot."""
+        before = self._shelf.clock.monotonic() - self._shelf.settings.transfer_timeout_s
+        for slot in self._shelf.slots():
+            for move_id, changes in list(slot.logs.items()):
+                if not changes.readers and changes.base is not None and changes.read_at < before:
+                    with slot.mutex:
+                        if slot.logs.get(move_id) is changes:
+                            self._shelf.drop_log(slot, move_id)
+
+    def is_followed(self, partition: PartitionId, move_id: str) -> bool:
+        """Does the target of this move read the change log now?"""
+        changes = self._shelf.slot(partition).logs.get(move_id)
+        return changes is not None and changes.readers > 0
+
+    def confirm(self, snapshot_id: str, sequence: int) -> None:
+        changes = self.change_log(snapshot_id)
+        changes.confirm(sequence)
+        for slot in self._shelf.slots():
+            if changes in slot.logs.values():
+                self._shelf.on_change(slot.id)
+
+    def confirmed(self, partition: PartitionId, sequence: int) -> bool:
+        """Has a standby of this partition everything up to ``sequence``?"""
+        logs = list(self._shelf.slot(partition).logs.values())
+        return any(changes.standby and changes.confirmed >= sequence for changes in logs)
+
+    def fence(
+        self, partition: PartitionId, move_id: str, epoch: int, target: ReplicaInfo, *, cold: bool = False
+    ) -> bool:
         """Stop serving for this move, after the batch in hand. True: sealed; False: will be when that batch is done.
+
+        Args:
+            cold: the target copies behind the seal; else it must follow by now.
 
         Raises when the move cannot seal; the partition is then served as before.
         """
         slot = self._shelf.slot(partition)
         with slot.mutex:
             changes = slot.logs.get(move_id)
-            if slot.lifecycle.state is State.OWNED and (changes is None or changes.base is None or changes.overflowed):
+            follows = changes is not None and changes.base is not None and not changes.overflowed
+            if slot.lifecycle.state is State.OWNED and not (follows or cold):
                 raise MoveUnknown(
                     "the target does not follow this partition", remedy="start the move again", move=move_id
                 )
             answer = slot.lifecycle.fence(move_id, epoch, target)
+            if answer is FenceAnswer.SEAL_NOW:
+                self.seal(slot)
+            return answer is not FenceAnswer.SEAL_AFTER_BATCH
+
+    def surrender(self, partition: PartitionId, restore_id: str, epoch: int, target: ReplicaInfo) -> bool:
+        """Serve no more, for the partition is restored elsewhere. True: sealed, or not owned here at this time anyway;
+        False: will be when the batch in hand is done. Raises MoveConflict while a move is being fenced."""
+        slot = self._shelf.slot(partition)
+        with slot.mutex:
+            lifecycle = slot.lifecycle
+            if lifecycle.state not in (State.OWNED, State.FENCING) or lifecycle.epoch >= epoch:
+                return True
+            answer = lifecycle.fence(restore_id, epoch, target)
             if answer is FenceAnswer.SEAL_NOW:
                 self.seal(slot)
             return answer is not FenceAnswer.SEAL_AFTER_BATCH
@@ -106,13 +167,13 @@ class Sender:
         digest = cutover_digest(changes.base.digest, changes.changes)
         return Seal(changes.move_id, epoch, sequence, digest, self._shelf.clock.now_us())
 
-    def cancel(self, partition: PartitionId, move_id: str) -> bool:
-        """Never seal for this move. False: it has sealed already and goes forward."""
+    def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
+        """Never seal for this move. False: it has sealed already and goes forward. Raises StateMissing."""
         slot = self._shelf.slot(partition)
         with slot.work, slot.mutex:
-            possible = slot.lifecycle.cancel(move_id)
+            possible = slot.lifecycle.cancel(move_id, owned_at)
             if possible:
-                self._drop_log(slot, move_id)
+                self._shelf.drop_log(slot, move_id)
         self._shelf.on_change(partition)
         return possible
 
@@ -120,13 +181,7 @@ class Sender:
         """The target owns: nothing of the move is needed any more, its files stay as a warm base for a return."""
         slot = self._shelf.slot(partition)
         with slot.work, slot.mutex:
-            self._drop_log(slot, move_id)
+            self._shelf.drop_log(slot, move_id)
             if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.store is not None:
                 slot.store.close()
                 slot.store = None
-
-    def _drop_log(self, slot: Slot, move_id: str) -> None:
-        changes = slot.logs.pop(move_id, None)
-        if changes is not None:
-            changes.close()
-            shutil.rmtree(self._shelf.snapshots / changes.snapshot_id, ignore_errors=True)

@@ -7,26 +7,33 @@ mutex.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import Any
 
+from stateflow.checkpoint import CheckpointStore, Manifest
 from stateflow.clock import Clock
-from stateflow.errors import DataDirLocked, InvalidArgument, OperatorNotDeployed, StateMissing
+from stateflow.errors import InvalidArgument, OperatorNotDeployed, OperatorOutdated, StateMissing
 from stateflow.runtime import layout
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.lifecycle import Lifecycle, State
-from stateflow.runtime.operator import Operator, load
+from stateflow.runtime.machine import Machine
+from stateflow.runtime.operator import Operator, describe, load
+from stateflow.runtime.rhythm import Rhythm
 from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests
 from stateflow.settings import ReplicaSettings
-from stateflow.storage import PartitionStore, RocksEngine
+from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+#: in the directory of a copy that is being restored and must not be taken for one that is owned
+RESTORING = "RESTORING"
+#: end of the name of a directory that does not hold a whole copy of a partition; removed at start
+PART = ".part"
+#: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
+RECEIVED = "received"
 
 
 @dataclass(slots=True)
@@ -36,14 +43,17 @@ class Slot:
     id: PartitionId
     lifecycle: Lifecycle
     home: Path
+    work: AbstractContextManager[Any]
+    mutex: AbstractContextManager[Any]
     directory: Path | None = None
     store: PartitionStore | None = None
     host: PartitionHost | None = None
     incoming: Incoming | None = None
     logs: dict[str, ChangeLog] = field(default_factory=dict)  # by move
     snapshots: int = 0
-    work: threading.RLock = field(default_factory=threading.RLock)
-    mutex: threading.RLock = field(default_factory=threading.RLock)
+    restoring: Restoring | None = None
+    checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
+    rhythm: Rhythm = field(default_factory=Rhythm)
 
 
 @dataclass(slots=True)
@@ -58,55 +68,76 @@ class Incoming:
     store: PartitionStore | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """A checkpoint that was fetched and proved. ``fence``: the store where owning it must be published first."""
+
+    id: str
+    directory: Path
+    store: PartitionStore
+    manifest: Manifest
+    epoch_min: int
+    fence: CheckpointStore | None
+
+
 class Shelf:
     """Owns a data directory.
 
     Raises DataDirLocked when another process does, InvalidArgument when it is another replica's.
 
-    Layout: ``LOCK``, ``REPLICA`` (its name), ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB),
-    ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
+    Layout: ``LOCK``, ``REPLICA`` (its name), ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB;
+    ``<copy>.part/`` while it is not whole), ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
     """
 
-    def __init__(self, info: ReplicaInfo, root: Path, settings: ReplicaSettings, clock: Clock) -> None:
+    def __init__(
+        self, info: ReplicaInfo, root: Path, settings: ReplicaSettings, clock: Clock, machine: Machine | None = None
+    ) -> None:
         self.info = info
         self.settings = settings
         self.clock = clock
         self.root = root
-        self._lock = _lock_directory(root)
-        _check_identity(root / "REPLICA", info.name)
-        self.engine = RocksEngine(settings.block_cache_bytes, settings.write_buffer_bytes)
+        self.machine = machine or Machine(settings)
+        self._claim = self.machine.claim(root)
+        self._check_identity(root / "REPLICA")
         self.digests = FileDigests()
         self._operators: dict[str, tuple[OperatorSpec, type[Operator]]] = {}
-        self._learning = threading.Lock()
+        self._learning = self.machine.mutex()
         self._slots: dict[PartitionId, Slot] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
         self.snapshots = root / "snapshots"
-        shutil.rmtree(self.snapshots, ignore_errors=True)
+        self.machine.remove_tree(self.snapshots)
         self.snapshots.mkdir(parents=True)
         self._recover()
 
     def _recover(self) -> None:
         for spec_file in sorted((self.root / "operators").glob("*/operator.json")):
+            # what is seen here may not be durable yet: the process may have been killed before it saw to that
+            self.machine.sync([spec_file.parent, spec_file.parent.parent, self.root])
             spec = _spec_from_json(spec_file.read_text())
             self._operators[spec.name] = spec, load(spec.target)
             for home in sorted(spec_file.parent.glob("p[0-9]*")):
+                for rest in home.glob("*" + PART):
+                    self.machine.remove_tree(rest)
                 self._recover_partition(PartitionId(spec.name, int(home.name[1:])), home)
 
     def _recover_partition(self, partition: PartitionId, home: Path) -> None:
         """Of the copies on disk the newest that is this replica's own counts; the others were transfers cut short."""
         found: list[tuple[layout.Ownership, Path, PartitionStore]] = []
-        for directory in sorted(path for path in home.iterdir() if path.is_dir()):
+        for directory in sorted(path for path in home.iterdir() if path.is_dir() and path.name != RECEIVED):
+            if (directory / RESTORING).exists():
+                self.remove(directory)
+                continue
             try:
-                store = self.engine.open(directory)
+                store = self.machine.open(directory)
             except StateMissing:
-                shutil.rmtree(directory)
+                self.remove(directory)
                 continue
             record = store.get(layout.OWNERSHIP)
             ownership = layout.Ownership.decode(record) if record else None
             if ownership is None or ownership.replica != self.info.name:
                 store.close()
-                shutil.rmtree(directory)
+                self.remove(directory)
                 continue
             found.append((ownership, directory, store))
         if not found:
@@ -115,7 +146,7 @@ class Shelf:
         *older, (ownership, directory, newest) = found
         for _, superseded, old in older:
             old.close()
-            shutil.rmtree(superseded)
+            self.remove(superseded)
         slot = self.slot(partition)
         successor = ReplicaInfo(ownership.target, ownership.target_site, ownership.target_address)
         slot.lifecycle.recover(
@@ -127,15 +158,17 @@ class Shelf:
         slot.directory, slot.store = directory, newest
 
     def learn(self, spec: OperatorSpec) -> None:
-        """Know an operator: load its code and keep its description. Raises OperatorNotImportable."""
+        """Know an operator: load its code and keep its description. Raises OperatorNotImportable, OperatorOutdated."""
         with self._learning:
             known = self._operators.get(spec.name)
             if known is not None and known[0] == spec:
                 return
             cls = load(spec.target)
+            _check_version(spec, cls)
             folder = self.root / "operators" / spec.name
             folder.mkdir(parents=True, exist_ok=True)
-            _write_durably(folder / "operator.json", json.dumps(_spec_to_json(spec)))
+            self.machine.write_durably(folder / "operator.json", json.dumps(_spec_to_json(spec)))
+            self.machine.sync([folder.parent, self.root])  # a file is only as durable as the way to it
             self._operators[spec.name] = spec, cls
 
     def operator(self, operator: str) -> tuple[OperatorSpec, type[Operator]]:
@@ -153,7 +186,8 @@ class Shelf:
         slot = self._slots.get(partition)
         if slot is None:
             home = self.root / "operators" / partition.operator / f"p{partition.partition:05d}"
-            slot = self._slots.setdefault(partition, Slot(partition, Lifecycle(partition), home))
+            slot = Slot(partition, Lifecycle(partition), home, self.machine.mutex(), self.machine.mutex())
+            slot = self._slots.setdefault(partition, slot)
         return slot
 
     def slots(self) -> Iterator[Slot]:
@@ -164,73 +198,67 @@ class Shelf:
         if slot.store is None:
             if slot.directory is None:
                 raise StateMissing("the partition is not here", remedy="ask its owner", partition=slot.id)
-            slot.store = self.engine.open(slot.directory)
+            slot.store = self.machine.open(slot.directory)
         return slot.store
+
+    def drop_log(self, slot: Slot, move_id: str) -> None:
+        """Let go of a follower's log and its snapshot. Called with ``mutex`` held."""
+        changes = slot.logs.pop(move_id, None)
+        if changes is not None:
+            changes.close()
+            self.machine.remove_tree(self.snapshots / changes.snapshot_id)
 
     def close(self) -> None:
         for slot in self._slots.values():
             if slot.host is not None:
                 slot.host.close()
             if slot.incoming is not None:
-                discard(slot.incoming)
+                self.discard(slot.incoming)
+            if slot.restoring is not None:
+                slot.restoring.store.close()
+                self.remove(slot.restoring.directory)
             if slot.store is not None:
                 slot.store.close()
-        self._lock.close()
+        self._claim.close()
+
+    def discard(self, incoming: Incoming) -> None:
+        if incoming.store is not None:
+            incoming.store.close()
+        self.remove(incoming.directory)
+
+    def remove(self, directory: Path) -> None:
+        """A copy of a partition. Renamed first: half removed, it would be opened at the next start, in vain."""
+        if not directory.name.endswith(PART) and directory.exists():
+            directory = directory.rename(directory.parent / (directory.name + PART))
+            self.machine.sync([directory.parent])
+        self.machine.remove_tree(directory)
+
+    def _check_identity(self, file: Path) -> None:
+        """State says which replica it belongs to: under another name it would be taken for unfinished transfers."""
+        if not file.exists():
+            self.machine.write_durably(file, self.info.name)
+        elif (known := file.read_text()) != self.info.name:
+            raise InvalidArgument(
+                f"the data directory belongs to replica {known!r}",
+                remedy=f"start it with --name {known}, or give {self.info.name!r} its own --data-dir",
+                path=file.parent,
+            )
 
 
-def discard(incoming: Incoming) -> None:
-    if incoming.store is not None:
-        incoming.store.close()
-    shutil.rmtree(incoming.directory, ignore_errors=True)
-
-
-def _lock_directory(directory: Path) -> IO[str]:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / "LOCK").open("a+")
-    except OSError as error:
-        raise InvalidArgument(
-            f"the data directory cannot be used: {error.strerror}",
-            remedy="name a writable one",
-            path=directory,
-        ) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise DataDirLocked(
-            "another replica holds the data directory",
-            remedy="stop that replica, or give this one its own --data-dir",
-            path=directory,
-            pid=holder,
-        ) from error
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
-
-
-def _check_identity(file: Path, name: str) -> None:
-    """State says which replica it belongs to: under another name it would be taken for unfinished transfers."""
-    if not file.exists():
-        _write_durably(file, name)
-    elif (known := file.read_text()) != name:
-        raise InvalidArgument(
-            f"the data directory belongs to replica {known!r}",
-            remedy=f"start it with --name {known}, or give {name!r} its own --data-dir",
-            path=file.parent,
+def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
+    """Newer code may have more states than what is deployed; with fewer of them it would lose some."""
+    here = describe(cls, spec.partitions, spec.name)
+    differs = [name for name in ("key", "output_schema") if getattr(here, name) != getattr(spec, name)]
+    have = {each["name"] for each in json.loads(here.state_schema)}
+    differs += [f"state {each['name']}" for each in json.loads(spec.state_schema) if each["name"] not in have]
+    if differs:
+        raise OperatorOutdated(
+            "the operator's code here is another version than the one that is deployed",
+            remedy="install that version on this replica and start it again, or deploy the version that is here",
+            operator=spec.name,
+            target=spec.target,
+            differs=", ".join(differs),
         )
-
-
-def _write_durably(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".new")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _spec_to_json(spec: OperatorSpec) -> dict[str, object]:

@@ -91,9 +91,14 @@ class ChangeLog:
     """What one follower has yet to read. Thread-safe; ``wake`` is called, from any thread, when there is more.
 
     Invariant: entries are ``base_sequence + 1 …`` without a gap; ``changes`` chains all of them.
+
+    Args:
+        standby: the follower stays, and confirms what is durable there.
     """
 
-    def __init__(self, move_id: str, snapshot_id: str, base_sequence: int, bytes_max: int) -> None:
+    def __init__(
+        self, move_id: str, snapshot_id: str, base_sequence: int, bytes_max: int, *, standby: bool = False
+    ) -> None:
         self.move_id = move_id
         self.snapshot_id = snapshot_id
         self.changes = NO_CHANGES
@@ -101,6 +106,10 @@ class ChangeLog:
         self.overflowed = False
         self.closed = False
         self.seal: Seal | None = None
+        self.standby = standby
+        self.confirmed = -1
+        self.readers = 0  # calls that read from it, or from its snapshot, now
+        self.read_at = 0.0  # when the last of them ended, monotonic
         self._bytes_max = bytes_max
         self._entries: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
@@ -126,6 +135,11 @@ class ChangeLog:
             self.seal = seal
         self.wake()
 
+    def confirm(self, sequence: int) -> None:
+        """Everything up to ``sequence`` is durable at the follower."""
+        with self._lock:
+            self.confirmed = max(self.confirmed, sequence)
+
     def close(self) -> None:
         self.closed = True
         self.wake()
@@ -143,14 +157,17 @@ class ChangeLog:
                 taken.append(change_set)
                 size += len(change_set)
             everything = len(taken) == len(self._entries)
-            return Reading(taken, self._head, self._bytes - size, self.seal if everything else None)
+            seal = self.seal if everything else None
+            return Reading(taken, self._head, self._bytes - size, seal, self.changes if everything else b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``lag_bytes`` is what is left behind ``change_sets``; ``seal`` comes with the last of them."""
+    """``lag_bytes`` is what is left behind ``change_sets``; ``seal`` and ``chain``, which covers every change set up to
+    here, come with the last of them."""
 
     change_sets: list[bytes]
     head_sequence: int
     lag_bytes: int
     seal: Seal | None
+    chain: bytes = b""

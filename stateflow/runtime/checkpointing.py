@@ -1,0 +1,162 @@
+"""Taking a checkpoint: a snapshot between two batches, then everything else behind the stream."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Saved
+from stateflow.checkpoint.proof import state_digest
+from stateflow.errors import StaleCheckpoint, Unavailable
+from stateflow.runtime import layout
+from stateflow.runtime.host import read_sequence, read_watermark
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.shelf import Shelf, Slot
+from stateflow.runtime.transfer import base_digest
+from stateflow.storage import PartitionStore
+from stateflow.types import PartitionId
+
+#: entries that are not part of a partition's state: who owns this copy of it
+NOT_STATE = frozenset({layout.OWNERSHIP})
+#: share of a processor that computing a state digest may take, so that batches find the interpreter free
+DIGEST_SHARE = 0.2
+
+
+class Checkpointer:
+    """Called from several threads. Raises what the store raises.
+
+    Args:
+        sleep: seconds; how it makes way for others.
+    """
+
+    def __init__(self, shelf: Shelf, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._shelf = shelf
+        self._sleep = sleep
+        self._proved: dict[PartitionId, float] = {}  # when the state digest was last computed
+
+    def take(
+        self, partition: PartitionId, store: CheckpointStore, *, savepoint: str = "", on_demand: bool = True
+    ) -> Saved | None:
+        """Snapshot between two batches, then hash, upload and publish.
+
+        Args:
+            savepoint: keep it under this name.
+            on_demand: somebody waits for it: the store is asked even when nothing changed since the last one, the
+                state digest is computed, and no bandwidth limit is kept.
+
+        Returns None when the partition is not owned here any more, or unchanged since the last periodic one. Raises
+        StaleCheckpoint when the store has one of a later owner.
+        """
+        slot = self._shelf.slot(partition)
+        with contextlib.suppress(Exception):  # outside the lock, where the store may be closed at any moment
+            if not on_demand and self._is_unchanged(slot, store):
+                return None
+            self._shelf.store(slot).flush()  # so that little is left to flush inside
+        directory = self._shelf.snapshots / f"checkpoint-{uuid.uuid4().hex}"
+        try:
+            with slot.work:
+                with slot.mutex:
+                    if slot.lifecycle.state is not State.OWNED:
+                        return None
+                    epoch = slot.lifecycle.epoch
+                db = self._shelf.store(slot)
+                try:
+                    db.snapshot(directory)
+                except Exception as error:
+                    raise Unavailable(
+                        f"no snapshot can be taken: {error}",
+                        remedy="free space in the data directory; the next checkpoint tries again",
+                        partition=partition,
+                    ) from error
+                manifest = self._describe(partition, epoch, db)
+            manifest = self._hashed(manifest, directory, prove=on_demand or self._proof_due(partition))
+            saved = store.save(
+                manifest, directory, savepoint=savepoint, throttle=self._unhurried if on_demand else self._throttle
+            )
+            if saved.manifest.epoch != epoch:
+                raise StaleCheckpoint("a later owner has published", remedy="nothing to do", partition=partition)
+            slot.checkpointed = (store.url, *saved.manifest.order)
+            return saved
+        finally:
+            self._shelf.machine.remove_tree(directory)
+
+    def _describe(self, partition: PartitionId, epoch: int, db: PartitionStore) -> Manifest:
+        spec, cls = self._shelf.operator(partition.operator)
+        stored = json.loads(db.get(layout.SCHEMA) or b"null")
+        if isinstance(stored, list):  # as written before operators had a state_version
+            stored = {"version": 1, "states": stored}
+        states = stored or {"version": cls.state_version, "states": json.loads(spec.state_schema)}
+        positions = {
+            key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
+            for key, value in db.scan(layout.POSITION)
+        }
+        return Manifest(
+            operator=partition.operator,
+            partition=partition.partition,
+            epoch=epoch,
+            sequence=read_sequence(db),
+            digest="",
+            positions=positions,
+            created_us=self._shelf.clock.now_us(),
+            replica=self._shelf.info.name,
+            files=(),
+            watermark_us=read_watermark(db),
+            schema=states["states"],
+            target=spec.target,
+            version=str(states["version"]),
+            partitions=spec.partitions,
+            key=spec.key,
+        )
+
+    def _hashed(self, manifest: Manifest, directory: Path, *, prove: bool) -> Manifest:
+        files = self._shelf.digests.files(directory)
+        manifest = replace(
+            manifest,
+            digest=base_digest(files, manifest.sequence),
+            files=tuple(ManifestFile(**asdict(file)) for file in files),
+        )
+        if prove:
+            manifest = replace(manifest, state_digest=self._state_digest(directory))
+            self._proved[manifest.id] = self._shelf.clock.monotonic()
+        return manifest
+
+    @staticmethod
+    def _is_unchanged(slot: Slot, store: CheckpointStore) -> bool:
+        """Since its last checkpoint, as far as this process knows."""
+        last = (store.url, slot.lifecycle.epoch, 0 if slot.store is None else read_sequence(slot.store))
+        return slot.checkpointed == last
+
+    def _state_digest(self, directory: Path) -> str:
+        """Of a snapshot, read for itself: what will be restored is what is digested."""
+        copy = self._shelf.machine.open_read_only(directory)
+        worked_from = self._shelf.clock.monotonic()
+
+        def rest() -> None:
+            nonlocal worked_from
+            now = self._shelf.clock.monotonic()
+            self._sleep((now - worked_from) * (1 / DIGEST_SHARE - 1))
+            worked_from = self._shelf.clock.monotonic()
+
+        try:
+            return state_digest(copy.scan(b""), NOT_STATE, rest)
+        finally:
+            copy.close()
+
+    def _proof_due(self, partition: PartitionId) -> bool:
+        last = self._proved.get(partition)
+        interval_s = self._shelf.settings.checkpoint_digest_interval_s
+        return last is None or self._shelf.clock.monotonic() - last >= interval_s
+
+    def _throttle(self, sent: int) -> None:
+        limit = self._shelf.settings.checkpoint_bytes_per_s
+        if limit:
+            self._sleep(sent / limit)
+
+    @staticmethod
+    def _unhurried(sent: int) -> None:
+        """Somebody waits for it."""

@@ -1,0 +1,42 @@
+"""May this replica serve? A lease from the controller, counted on this process's monotonic clock: sans-io.
+
+The controller answers a heartbeat with a duration. The replica counts it from when it *sent* that heartbeat, the
+controller from when it received it, which is later; with clocks that drift apart by less than the controller's margin,
+a replica knows that its lease has lapsed before the controller acts on it (Gray and Cheriton, "Leases", SOSP 1989). A
+process that was stopped finds its lease lapsed when it goes on: the monotonic clock did not stop with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from stateflow.errors import LeaseLost
+
+
+@dataclass(slots=True)
+class Lease:
+    """``until`` on the monotonic clock, seconds. A new one is held for ever: for replicas without a controller."""
+
+    until: float = math.inf
+
+    @classmethod
+    def none(cls) -> Lease:
+        """Not held before the controller grants it."""
+        return cls(-math.inf)
+
+    def granted(self, sent_at: float, duration_s: float) -> None:
+        """The answer to a heartbeat sent at ``sent_at``. Answers may come out of order."""
+        self.until = max(self.until, sent_at + duration_s)
+
+    def revoke(self) -> None:
+        """The controller does not know this process any more."""
+        self.until = -math.inf
+
+    def check(self, now: float) -> None:
+        """Raises LeaseLost. To be asked before a batch is applied, and again before it is acknowledged."""
+        if now >= self.until:
+            raise LeaseLost(
+                "this replica's lease has lapsed: its partitions may have been given away",
+                remedy="it serves again when it reaches the controller; refresh the assignment",
+            )

@@ -1,0 +1,94 @@
+"""The computer under a replica: databases, files, locks. Handed in, so that a simulation can take its place and
+forget, on a power loss, whatever was not synced."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from stateflow.errors import DataDirLocked, InvalidArgument
+from stateflow.settings import ReplicaSettings
+from stateflow.storage import PartitionStore, RocksEngine
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Machine:
+    """The real one."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        self._engine = RocksEngine(settings.block_cache_bytes, settings.write_buffer_bytes)
+
+    def open(self, directory: Path, *, create: bool = False) -> PartitionStore:
+        """A partition's database. Raises StateMissing, DataDirLocked."""
+        return self._engine.open(directory, create=create)
+
+    def open_read_only(self, directory: Path) -> PartitionStore:
+        """A snapshot of one, with nothing written."""
+        return self._engine.open_read_only(directory)
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        """A re-entrant lock between the threads of this process."""
+        return threading.RLock()
+
+    def claim(self, directory: Path) -> Closable:
+        """This process's alone until closed; made if need be. Raises DataDirLocked, InvalidArgument."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            file = (directory / "LOCK").open("a+")
+        except OSError as error:
+            raise InvalidArgument(
+                f"the data directory cannot be used: {error.strerror}",
+                remedy="name a writable one",
+                path=directory,
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise DataDirLocked(
+                "another replica holds the data directory",
+                remedy="stop that replica, or give this one its own --data-dir",
+                path=directory,
+                pid=holder,
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        return file
+
+    def write_durably(self, path: Path, text: str) -> None:
+        """All of it, or what was there before; the former, power loss or not, once this returns."""
+        temporary = path.with_suffix(".new")
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        self.sync([path.parent])
+
+    def sync(self, paths: Iterable[Path]) -> None:
+        """Contents of these files, and entries of these directories, survive power loss from here on."""
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def free_bytes(self, path: Path) -> int:
+        """Of the disk that ``path`` is on."""
+        return shutil.disk_usage(path).free
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,246 @@
+"""A partition back from a checkpoint: fetched and proved beside everything else, then owned at a newer epoch.
+
+Two steps, so that the present owner is asked to stop only once there is something to go on with. A copy under way
+holds a file RESTORING, and is thrown away by a restart; taking that file away, once the ownership is durable, is the
+commit point, so that a restart finds either what was there before or the whole restored partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stateflow.changes import Mutations
+from stateflow.checkpoint import CheckpointStore, Manifest
+from stateflow.errors import (
+    CheckpointCorrupt,
+    CheckpointMissing,
+    MoveConflict,
+    MoveUnknown,
+    SchemaMismatch,
+    StateflowError,
+    Unavailable,
+)
+from stateflow.runtime import layout
+from stateflow.runtime.host import read_sequence
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.operator import Operator
+from stateflow.runtime.shelf import RESTORING, Restoring, Shelf, Slot
+from stateflow.state import Evolution, declarations_of
+from stateflow.storage import PartitionStore
+from stateflow.types import OperatorSpec, PartitionId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which checkpoint: the newest, a savepoint's, or the newest that ends with exactly ``batch`` of ``source``."""
+
+    savepoint: str = ""
+    source: str = ""
+    batch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """``passed_over``: newer checkpoints that could not be used, and why."""
+
+    epoch: int
+    sequence: int
+    positions: dict[str, int]
+    bytes: int
+    passed_over: list[StateflowError] = field(default_factory=list)
+
+
+class Restorer:
+    """Called from several threads."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def prepare(
+        self,
+        spec: OperatorSpec,
+        partition: PartitionId,
+        restore_id: str,
+        store: CheckpointStore,
+        own: CheckpointStore | None,
+        wanted: Wanted = Wanted(),
+    ) -> Restored:
+        """Fetch and prove the newest checkpoint that can be used. Nothing changes for the partition yet.
+
+        Args:
+            own: where this replica keeps its checkpoints: what is restored must be newer than all that is there.
+
+        Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
+        one of another operator, and what the store raises.
+        """
+        self._shelf.learn(spec)
+        slot = self._shelf.slot(partition)
+        if slot.lifecycle.state is State.OWNED and slot.lifecycle.move_id == restore_id:
+            return self._as_it_is(slot)
+        self.abandon(partition)
+        passed_over: list[StateflowError] = []
+        for manifest in self._candidates(store, spec, partition, wanted, passed_over):
+            check_fits(manifest, *self._shelf.operator(spec.name))
+            slot.snapshots += 1
+            directory = slot.home / f"restored-{restore_id}-{slot.snapshots}"
+            try:
+                directory.mkdir(parents=True)
+                (directory / RESTORING).touch()
+                self._shelf.machine.sync([directory, slot.home, slot.home.parent])
+                store.restore(manifest, directory, durable=True)
+                self._shelf.machine.sync([directory])
+                db = self._open(manifest, directory)
+            except CheckpointCorrupt as error:
+                self._shelf.remove(directory)
+                if wanted.savepoint:
+                    raise
+                log.error("restore passes over %s of %s: %s", manifest.order, partition, error)
+                passed_over.append(error)
+                continue
+            except OSError as error:
+                self._shelf.remove(directory)
+                raise Unavailable(
+                    f"the data directory refuses: {error.strerror}", remedy="free space there", path=directory
+                ) from error
+            except BaseException:
+                self._shelf.remove(directory)
+                raise
+            newest = [manifest.epoch, *_newest_epoch(store, partition)]
+            if own is not None and own.url != store.url:
+                newest += _newest_epoch(own, partition)
+            same = own is not None and own.url == store.url
+            slot.restoring = Restoring(restore_id, directory, db, manifest, max(newest) + 1, own if same else None)
+            return Restored(max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over)
+        raise CheckpointMissing(
+            "there is no checkpoint of the partition that can be used"
+            + (f": {passed_over[0]}" if passed_over else f" in {store.url}"),
+            remedy="see `stateflow checkpoint list`; another store can be named with --from",
+            partition=partition,
+        )
+
+    @staticmethod
+    def _candidates(
+        store: CheckpointStore,
+        spec: OperatorSpec,
+        partition: PartitionId,
+        wanted: Wanted,
+        passed_over: list[StateflowError],
+    ) -> Iterator[Manifest]:
+        if wanted.savepoint:
+            for manifest in store.savepoint(wanted.savepoint, spec.name):
+                if manifest.partition == partition.partition:
+                    yield manifest
+            return
+        for manifest in store.newest(partition, passed_over):
+            if not wanted.source or manifest.positions.get(wanted.source) == wanted.batch:
+                yield manifest
+
+    def _open(self, manifest: Manifest, directory: Path) -> PartitionStore:
+        """It opens, and is at the sequence it is said to be. Raises CheckpointCorrupt."""
+        try:
+            db = self._shelf.machine.open(directory)
+        except Exception as error:
+            raise CheckpointCorrupt(
+                f"its files are no database: {error}", remedy="an older one is used", partition=manifest.id
+            ) from error
+        sequence = read_sequence(db)
+        if sequence != manifest.sequence:
+            db.close()
+            raise CheckpointCorrupt(
+                f"it is at sequence {sequence}, its manifest says {manifest.sequence}",
+                remedy="an older one is used",
+                partition=manifest.id,
+            )
+        return db
+
+    def own(self, partition: PartitionId, restore_id: str, epoch: int) -> Restored:
+        """Serve what was prepared, at ``epoch`` or a newer one. The commit point of a restore.
+
+        Raises MoveUnknown when nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint when
+        a later owner published meanwhile.
+        """
+        slot = self._shelf.slot(partition)
+        if slot.lifecycle.state is State.OWNED and slot.lifecycle.move_id == restore_id:
+            return self._as_it_is(slot)
+        restoring = slot.restoring
+        if restoring is None or restoring.id != restore_id:
+            raise MoveUnknown("this restore is not under way here", remedy="start it again", restore=restore_id)
+        epoch = max(epoch, restoring.epoch_min, slot.lifecycle.epoch + 1)
+        self._check_still(slot)
+        if restoring.fence is not None:  # from here on nothing of an earlier epoch can become the newest
+            restoring.fence.adopt(restoring.manifest, epoch, self._shelf.info.name)
+        ownership = layout.Ownership(self._shelf.info.name, State.OWNED, epoch, restore_id)
+        restoring.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+        with slot.work, slot.mutex:
+            self._check_still(slot)
+            replace(slot.lifecycle).restore(restore_id, epoch)  # raises if it must not be, before anything is done
+            (restoring.directory / RESTORING).unlink()
+            self._shelf.machine.sync([restoring.directory])
+            slot.lifecycle.restore(restore_id, epoch)
+            old, host, store = slot.directory, slot.host, slot.store
+            slot.directory, slot.host, slot.store = restoring.directory, None, restoring.store
+            slot.restoring = None
+            slot.checkpointed = (
+                ("", 0, 0) if restoring.fence is None else (restoring.fence.url, epoch, restoring.manifest.sequence)
+            )
+            if host is not None:
+                host.close()
+            if store is not None:
+                store.close()
+        self._shelf.on_change(partition)
+        if old is not None:
+            self._shelf.remove(old)
+        manifest = restoring.manifest
+        return Restored(epoch, manifest.sequence, manifest.positions, manifest.size)
+
+    def abandon(self, partition: PartitionId) -> None:
+        """Forget what was prepared."""
+        slot = self._shelf.slot(partition)
+        restoring, slot.restoring = slot.restoring, None
+        if restoring is not None:
+            restoring.store.close()
+            self._shelf.remove(restoring.directory)
+
+    @staticmethod
+    def _check_still(slot: Slot) -> None:
+        if slot.lifecycle.state in (State.WARMING, State.FENCING) or slot.logs:
+            raise MoveConflict(
+                "the partition is moving",
+                remedy="wait for the move, or cancel it",
+                partition=slot.id,
+                move=slot.lifecycle.move_id or None,
+            )
+
+    def _as_it_is(self, slot: Slot) -> Restored:
+        """It was done before: the answer did not arrive."""
+        db = self._shelf.store(slot)
+        positions = {
+            key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
+            for key, value in db.scan(layout.POSITION)
+        }
+        return Restored(slot.lifecycle.epoch, read_sequence(db), positions, 0)
+
+
+def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> None:
+    """Raises SchemaMismatch when a checkpoint has other partitions or another key than the operator, or states that
+    cannot become the ones it declares."""
+    if manifest.partitions and (manifest.partitions, manifest.key) != (spec.partitions, spec.key):
+        raise SchemaMismatch(
+            f"the checkpoint has {manifest.partitions} partitions by {', '.join(manifest.key)}, "
+            f"the operator {spec.partitions} by {', '.join(spec.key)}",
+            remedy=f"deploy it with --partitions {manifest.partitions} and the same key",
+            operator=spec.name,
+        )
+    if manifest.schema:
+        migrates = cls.migrate_state is not Operator.migrate_state
+        version = int(manifest.version or 1)
+        Evolution(spec.name, manifest.schema, version, declarations_of(cls), cls.state_version, migrates)
+
+
+def _newest_epoch(store: CheckpointStore, partition: PartitionId) -> list[int]:
+    return [found.order[0] for found in store.catalog.checkpoints(partition)[:1]]

@@ -1,0 +1,64 @@
+"""When do batches come to a partition? So that a fence can wait for a quiet moment between two of them: sans-io.
+
+A micro-batch source sends at nearly equal intervals and is silent in between: a partition fenced right behind a
+commit stands still while nobody asks for it. A source that sends all the time has no such moment, and is not waited
+for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: weight of the newest interval in the averages
+NEWEST = 0.3
+#: a moment is waited for no longer than this many intervals …
+INTERVALS_MAX = 1.5
+#: … and no longer than this
+WAIT_S_MAX = 2.0
+#: batches that must have been seen, and how regular they must be, before anything is predicted
+BATCHES_MIN = 4
+JITTER_MAX = 0.5
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """Times on one monotonic clock, seconds."""
+
+    interval_s: float = 0.0  # between the begins of two batches, averaged
+    jitter_s: float = 0.0  # mean deviation from it
+    busy_s: float = 0.0  # from begin to commit, averaged
+    batches: int = 0
+    began_at: float = 0.0
+
+    def began(self, now: float) -> None:
+        if self.batches:
+            interval = now - self.began_at
+            weight = NEWEST if self.batches > 1 else 1.0
+            self.jitter_s += weight * (abs(interval - self.interval_s) - self.jitter_s) if self.batches > 1 else 0.0
+            self.interval_s += weight * (interval - self.interval_s)
+        self.batches += 1
+        self.began_at = now
+
+    def ended(self, now: float) -> None:
+        weight = NEWEST if self.batches > 1 else 1.0
+        self.busy_s += weight * ((now - self.began_at) - self.busy_s)
+
+    @property
+    def rate(self) -> float:
+        """Batches a second, as averaged."""
+        return 1.0 / self.interval_s if self.interval_s > 0 else 0.0
+
+    def wait_s(self, now: float, pause_s: float) -> float:
+        """How long a fence that costs ``pause_s`` should wait for the commit of the next batch; 0: fence now.
+
+        Worth it only when batches come regularly and the gap between them holds the pause, and when the next batch
+        would otherwise fall into the pause.
+        """
+        if self.batches < BATCHES_MIN or self.jitter_s > JITTER_MAX * self.interval_s:
+            return 0.0
+        if self.interval_s - self.busy_s < pause_s:
+            return 0.0
+        next_begin = self.began_at + self.interval_s
+        if now + pause_s + self.jitter_s <= next_begin or now > next_begin + self.interval_s:
+            return 0.0  # it ends before the next, or the source has stopped
+        return min(WAIT_S_MAX, INTERVALS_MAX * self.interval_s)

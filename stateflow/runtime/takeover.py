@@ -1,0 +1,172 @@
+"""Owning a partition without its old owner's word: the old owner's lease has lapsed, or its data is lost.
+
+Three ways, chosen by the controller: serve the copy a standby kept, serve what was sealed here for a move that can
+never end, or restore the newest checkpoint. Each is done once, however often it is asked for: an ownership at the
+granted epoch is the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stateflow.changes import Mutations
+from stateflow.checkpoint import CheckpointStore, Manifest
+from stateflow.errors import CheckpointCorrupt, MoveUnknown, StaleEpoch, StateMissing
+from stateflow.runtime import layout
+from stateflow.runtime.host import read_sequence
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.shelf import PART, Shelf, Slot
+from stateflow.storage import PartitionStore
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """What is served from now on. ``checkpoint``: what it was restored from, if it was."""
+
+    epoch: int
+    sequence: int
+    positions: dict[str, int]
+    checkpoint: Manifest | None = None
+
+
+class Successor:
+    """Called from several threads."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def from_standby(self, partition: PartitionId, move_id: str, epoch: int, standby_move: str) -> TakenOver:
+        """Serve the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch."""
+        slot = self._shelf.slot(partition)
+        with slot.work:
+            if not self._owns(slot, epoch):
+                incoming = slot.incoming
+                if incoming is None or incoming.move_id not in (standby_move, move_id) or incoming.store is None:
+                    raise MoveUnknown(
+                        "no copy follows here for that standby", remedy="restore a checkpoint", move=standby_move
+                    )
+                with slot.mutex:
+                    slot.lifecycle.adopt(standby_move, move_id)
+                    incoming.move_id = move_id  # its transfer applies nothing more
+                self._own(slot, move_id, epoch, incoming.store, incoming.directory)
+            return self._view(slot, epoch)
+
+    def from_local(self, partition: PartitionId, move_id: str, epoch: int) -> TakenOver:
+        """Serve again what was sealed here. Raises StateMissing, StaleEpoch."""
+        slot = self._shelf.slot(partition)
+        with slot.work:
+            if not self._owns(slot, epoch):
+                store = self._shelf.store(slot)
+                assert slot.directory is not None
+                with slot.mutex:
+                    if epoch <= slot.lifecycle.epoch:  # before anything changes: what is sealed must stay so
+                        raise StaleEpoch(
+                            f"epoch {epoch} is not newer than {slot.lifecycle.epoch}",
+                            remedy="ask for the status, and plan again",
+                            partition=partition,
+                        )
+                    slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
+                self._own(slot, move_id, epoch, store, slot.directory)
+            return self._view(slot, epoch)
+
+    def from_checkpoint(
+        self, spec: OperatorSpec, partition: PartitionId, move_id: str, epoch: int, checkpoints: CheckpointStore
+    ) -> TakenOver:
+        """Restore the newest readable checkpoint, and publish it under the new epoch before it is served: an old owner
+        that comes back can then checkpoint no more.
+
+        Raises StateMissing when there is none, StaleEpoch when a newer owner has checkpointed already.
+        """
+        self._shelf.learn(spec)
+        slot = self._shelf.slot(partition)
+        with slot.work:
+            if self._owns(slot, epoch):
+                return self._view(slot, epoch)
+            with slot.mutex:
+                slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
+            try:
+                slot.snapshots += 1
+                part = slot.home / f"{move_id}-{slot.snapshots}{PART}"
+                manifest = self._restore(partition, epoch, checkpoints, part)
+                self._shelf.machine.sync([*part.iterdir(), part])
+                directory = part.rename(part.with_name(part.name.removesuffix(PART)))
+                self._shelf.machine.sync([slot.home, slot.home.parent])
+                if slot.store is not None:
+                    slot.store.close()
+                    slot.store = None
+                self._own(slot, move_id, epoch, self._shelf.machine.open(directory), directory)
+            except BaseException:
+                with slot.mutex:
+                    slot.lifecycle.abandon(move_id)
+                raise
+            return self._view(slot, epoch, manifest)
+
+    def _restore(self, partition: PartitionId, epoch: int, checkpoints: CheckpointStore, directory: Path) -> Manifest:
+        for manifest in checkpoints.newest(partition):
+            if manifest.epoch > epoch:
+                raise StaleEpoch(
+                    f"a checkpoint of epoch {manifest.epoch} is there, {epoch} was granted",
+                    remedy="ask for the status, and plan again",
+                    partition=partition,
+                )
+            self._shelf.machine.remove_tree(directory)
+            try:
+                checkpoints.restore(manifest, directory, durable=True)
+            except CheckpointCorrupt as error:
+                log.error("an older checkpoint is taken: %s", error)
+                continue
+            if manifest.epoch < epoch:
+                checkpoints.adopt(manifest, epoch, self._shelf.info.name)
+            return manifest
+        raise StateMissing(
+            "there is no checkpoint to restore it from",
+            remedy="start its owner again, with its data directory",
+            partition=partition,
+        )
+
+    @staticmethod
+    def _owns(slot: Slot, epoch: int) -> bool:
+        return slot.lifecycle.state in (State.OWNED, State.FENCING) and slot.lifecycle.epoch == epoch
+
+    def _own(self, slot: Slot, move_id: str, epoch: int, store: PartitionStore, directory: Path) -> None:
+        """Durable first, then served."""
+        ownership = layout.Ownership(self._shelf.info.name, State.OWNED, epoch, move_id)
+        with slot.mutex:
+            slot.lifecycle.check_own(move_id, epoch)
+            store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            slot.lifecycle.own(move_id, epoch)
+            old, slot.directory, slot.store, slot.incoming = slot.directory, directory, store, None
+        if old is not None and old != directory:
+            self._shelf.remove(old)
+        self._shelf.on_change(slot.id)
+
+    def _view(self, slot: Slot, epoch: int, manifest: Manifest | None = None) -> TakenOver:
+        store = self._shelf.store(slot)
+        return TakenOver(epoch, read_sequence(store), layout.positions(store), manifest)
+
+    # -- the old owner ------------------------------------------------------------------------------------
+
+    def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo) -> bool:
+        """The partition was given to ``owner`` at ``epoch``: what is here is only a warm base. Durable before it is
+        said. False: nothing of it was here."""
+        slot = self._shelf.slot(partition)
+        with slot.work, slot.mutex:
+            if not slot.lifecycle.supersede(epoch, owner):
+                return False
+            ownership = layout.Ownership(
+                self._shelf.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address
+            )
+            self._shelf.store(slot).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            close: Callable[[], None] = slot.host.close if slot.host else lambda: None
+            slot.host = None
+            for follower in list(slot.logs):
+                self._shelf.drop_log(slot, follower)
+        close()
+        self._shelf.on_change(partition)
+        return True

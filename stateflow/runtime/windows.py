@@ -1,0 +1,246 @@
+"""Event-time windows: helpers over namespaces, which hold a window's states, and timers, which end it.
+
+A window is ``[start, end)``; it ends, once, when the watermark has passed its end and the allowed lateness. Session
+windows merge as in Akidau et al., "The Dataflow Model" (VLDB 2015).
+
+::
+
+    class Hourly(Operator):
+        key, event_time, output = "k", "at", "k string, hour timestamp, n long"
+        hourly = TumblingWindows(timedelta(hours=1))
+
+        def process(self, row, ctx):
+            for window in self.hourly.of(ctx):
+                window.state(COUNT).value += 1
+
+        def on_timer(self, timer, ctx):
+            for window in self.hourly.ended(timer, ctx):
+                yield ctx.key, window.start, window.state(COUNT).value
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, TypeVar
+
+from stateflow.errors import DeclarationError, InvalidArgument
+from stateflow.runtime.operator import Context
+from stateflow.runtime.timers import Timer, to_datetime, to_us
+from stateflow.state import Namespace
+from stateflow.state import map as state_map
+
+T = TypeVar("T")
+_TIMER = "window"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """``[start_us, end_us)`` of one key, µs since 1970, good until the row or timer in hand is done."""
+
+    start_us: int
+    end_us: int
+    namespace: Namespace
+    _ctx: Context
+
+    @property
+    def start(self) -> datetime:
+        return to_datetime(self.start_us)
+
+    @property
+    def end(self) -> datetime:
+        return to_datetime(self.end_us)
+
+    def state(self, tag: T) -> T:
+        """This window's own instance of a state, see :meth:`Context.state`."""
+        return self._ctx.state(tag, self.namespace)
+
+
+class Windows(ABC):
+    """Assigned to a class attribute of an operator with ``event_time``.
+
+    Args:
+        allowed_lateness: how long after its end a window still takes rows; it ends that much later.
+        name: part of what is stored, by default the attribute's.
+    """
+
+    def __init__(self, allowed_lateness: timedelta = timedelta(), *, name: str | None = None) -> None:
+        self._lateness_us = _micros(allowed_lateness, "allowed_lateness", least=0)
+        self._name = name or ""
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self._name = self._name or attribute
+
+    @abstractmethod
+    def of(self, ctx: Context) -> list[Window]:
+        """The windows of the row in hand that have not ended; none for a row that is too late."""
+
+    @abstractmethod
+    def is_late(self, ctx: Context) -> bool:
+        """Whether the row in hand comes after every window of its time has ended: ``of`` gives none."""
+
+    @abstractmethod
+    def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
+        """The window that a timer ends; none when the timer is no window's. When the loop goes on its states go."""
+
+    def _open(self, end_us: int, ctx: Context) -> bool:
+        return ctx.watermark is None or end_us + self._lateness_us > to_us(ctx.watermark)
+
+    def _row_time(self, ctx: Context) -> int:
+        if ctx.timestamp is None:
+            raise InvalidArgument(
+                "the row has no event time", remedy="set event_time to a timestamp column, and filter rows without"
+            )
+        try:
+            return to_us(ctx.timestamp)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"the event time is no time: {error.what}", remedy=error.remedy) from None
+
+
+class _Aligned(Windows):
+    """Windows whose bounds do not depend on the rows. Timer names: ``window <name> <start> <end>``."""
+
+    def __init__(self, size: timedelta, every: timedelta, offset: timedelta, lateness: timedelta, name: str | None):
+        super().__init__(lateness, name=name)
+        self._size_us = _micros(size, "size", least=1)
+        self._every_us = _micros(every, "every", least=1)
+        self._offset_us = offset // timedelta(microseconds=1)
+        if self._every_us > self._size_us:
+            raise DeclarationError(
+                "the windows leave gaps: every is longer than size", remedy="make every at most the size"
+            )
+
+    def of(self, ctx: Context) -> list[Window]:
+        at_us = self._row_time(ctx)
+        last = at_us - (at_us - self._offset_us) % self._every_us
+        windows = []
+        for start_us in range(last, at_us - self._size_us, -self._every_us):
+            end_us = start_us + self._size_us
+            if self._open(end_us, ctx):
+                ctx.set_timer(end_us + self._lateness_us, name=f"{_TIMER} {self._name} {start_us} {end_us}")
+                windows.append(self._window(start_us, end_us, ctx))
+        return windows[::-1]
+
+    def is_late(self, ctx: Context) -> bool:
+        at_us = self._row_time(ctx)
+        return not self._open(at_us - (at_us - self._offset_us) % self._every_us + self._size_us, ctx)
+
+    def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
+        kind, _, rest = timer.name.partition(" ")
+        name, _, bounds = rest.partition(" ")
+        if kind == _TIMER and name == self._name:
+            start_us, end_us = map(int, bounds.split())
+            window = self._window(start_us, end_us, ctx)
+            yield window
+            ctx.clear_state(window.namespace)
+
+    def _window(self, start_us: int, end_us: int, ctx: Context) -> Window:
+        return Window(start_us, end_us, Namespace.window(start_us, end_us, self._name), ctx)
+
+
+class TumblingWindows(_Aligned):
+    """Each time lies in exactly one window of ``size``; ``offset`` moves their bounds from 1970-01-01T00:00Z."""
+
+    def __init__(
+        self,
+        size: timedelta,
+        *,
+        offset: timedelta = timedelta(),
+        allowed_lateness: timedelta = timedelta(),
+        name: str | None = None,
+    ) -> None:
+        super().__init__(size, size, offset, allowed_lateness, name)
+
+
+class SlidingWindows(_Aligned):
+    """A window of ``size`` starts ``every`` so often: a time lies in about ``size / every`` of them, oldest first."""
+
+    def __init__(
+        self,
+        size: timedelta,
+        every: timedelta,
+        *,
+        offset: timedelta = timedelta(),
+        allowed_lateness: timedelta = timedelta(),
+        name: str | None = None,
+    ) -> None:
+        super().__init__(size, every, offset, allowed_lateness, name)
+
+
+class SessionWindows(Windows):
+    """A window lasts until ``gap`` passes without a row of its key.
+
+    Args:
+        merge: called with (the window that goes on, the window that ends in it) when a row joins two; it adds the
+            states of the second to the first.
+    """
+
+    def __init__(
+        self,
+        gap: timedelta,
+        merge: Callable[[Window, Window], Any],
+        *,
+        allowed_lateness: timedelta = timedelta(),
+        name: str | None = None,
+    ) -> None:
+        super().__init__(allowed_lateness, name=name)
+        self._gap_us = _micros(gap, "gap", least=1)
+        self._merge = merge
+
+    @cached_property
+    def _tag(self) -> Any:
+        """The open sessions of a key: when the first row came → (start, end)."""
+        return state_map(int, tuple[int, int], name=f"sessions of {self._name}")
+
+    def of(self, ctx: Context) -> list[Window]:
+        at_us = self._row_time(ctx)
+        sessions = ctx.state(self._tag)
+        start_us, end_us = at_us, at_us + self._gap_us
+        met = [id_ for id_, (first, last) in sessions.items() if first <= end_us and start_us <= last]
+        if not met and not self._open(end_us, ctx):
+            return []
+        for id_ in met:
+            start_us, end_us = min(start_us, sessions[id_][0]), max(end_us, sessions[id_][1])
+        first_id = met[0] if met else at_us
+        window = self._session(first_id, (start_us, end_us), ctx)
+        for id_ in met[1:]:
+            other = self._session(id_, sessions.pop(id_), ctx)
+            self._merge(window, other)
+            ctx.clear_state(other.namespace)
+            ctx.delete_timer(name=self._timer(id_))
+        sessions[first_id] = start_us, end_us
+        ctx.set_timer(end_us + self._lateness_us, name=self._timer(first_id))
+        return [window]
+
+    def is_late(self, ctx: Context) -> bool:
+        at_us = self._row_time(ctx)
+        end_us = at_us + self._gap_us
+        sessions = ctx.state(self._tag).values()
+        return not self._open(end_us, ctx) and not any(first <= end_us and at_us <= last for first, last in sessions)
+
+    def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
+        kind, _, rest = timer.name.partition(" ")
+        name, _, number = rest.partition(" ")
+        if kind == _TIMER and name == self._name:
+            window = self._session(int(number), ctx.state(self._tag).pop(int(number)), ctx)
+            yield window
+            ctx.clear_state(window.namespace)
+
+    def _timer(self, id_: int) -> str:
+        return f"{_TIMER} {self._name} {id_}"
+
+    def _session(self, id_: int, bounds: tuple[int, int], ctx: Context) -> Window:
+        # not named by its bounds, which change
+        return Window(*bounds, Namespace.window(id_, id_, self._name), ctx)
+
+
+def _micros(span: timedelta, what: str, least: int) -> int:
+    micros = span // timedelta(microseconds=1) if isinstance(span, timedelta) else -1
+    if micros < least:
+        raise DeclarationError(
+            f"{what} cannot be {span!r}", remedy="use a timedelta" + (" above 0" if least else "") + ", e.g. hours=1"
+        )
+    return micros
