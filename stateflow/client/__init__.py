@@ -1,7 +1,14 @@
 """Talking to a cluster without Spark: control it, stream rows into it, read its state."""
 
 from stateflow.client.cluster import Cluster
-from stateflow.client.reports import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
+from stateflow.client.reports import (
+    ClusterStatus,
+    MoveReport,
+    OperatorStatus,
+    Reconfiguration,
+    ReplicaStatus,
+    StandbyReport,
+)
 from stateflow.client.stream import StreamClient
 
 __all__ = [
@@ -11,5 +18,6 @@ __all__ = [
     "OperatorStatus",
     "Reconfiguration",
     "ReplicaStatus",
+    "StandbyReport",
     "StreamClient",
 ]

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from time import sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stateflow.client.reports import ClusterStatus, Reconfiguration
+from stateflow.client.reports import ClusterStatus, Reconfiguration, RestoredPartition, StandbyReport
 from stateflow.client.stream import StreamClient
-from stateflow.errors import NotOwner, Unavailable
+from stateflow.errors import InvalidArgument, NotOwner, Unavailable
+from stateflow.partitioner import partition_of
 from stateflow.router import backoff
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
+from stateflow.runtime.host import INITIAL, RESERVED
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, Operator, describe
-from stateflow.types import OperatorSpec
+from stateflow.runtime.reading import joined
+from stateflow.state import encode_row_key
+from stateflow.types import OperatorSpec, check_name
+
+#: of calls that move gigabytes
+LONG_TIMEOUT_S = 3600.0
 
 if TYPE_CHECKING:
     from stateflow.rpc.replica_pb2 import StatsReply
+
+
+#: rows of initial state that are sent at a time
+LOADED_ROWS = 50_000
 
 
 class Migration:
@@ -72,7 +84,29 @@ class Cluster:
         return self._controller.deployment(name)[0]
 
     def stream(self, operator: str, source: str, *, schema: str | pa.Schema | None = None) -> StreamClient:
+        if source.startswith(RESERVED):
+            raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
         return StreamClient(self.address, operator, source, schema=schema)
+
+    def load_state(
+        self, operator: str, rows: Iterable[Mapping[str, Any]], *, schema: str | pa.Schema | None = None
+    ) -> int:
+        """Give an operator its first state, see :meth:`Operator.init_state`; returns how many rows there were.
+
+        Interrupted, it may be called again with the same rows, and goes on where it stopped. Raises StaleBatch once
+        the operator has processed rows.
+        """
+        stream = StreamClient(self.address, operator, INITIAL, schema=schema)
+        loaded = stream.position
+        remaining, count = iter(rows), 0
+        for number in itertools.count():
+            chunk = list(itertools.islice(remaining, LOADED_ROWS))
+            if not chunk:
+                return count
+            count += len(chunk)
+            if number >= loaded:
+                stream.send(chunk, sequence=number)
+        raise AssertionError
 
     def migrate(
         self,
@@ -80,58 +114,215 @@ class Cluster:
         partitions: Iterable[int],
         to: str,
         *,
-        max_pause_ms: float = 0.0,
+        max_pause_ms: float | None = None,
+        max_bandwidth: float | None = None,
         strategy: str = "auto",
+        order: str = "number",
+        patience_s: float | None = None,
     ) -> Migration:
         """Start moving partitions to a site or replica; those that are there already stay.
 
         Args:
-            max_pause_ms: a partition is cut over only when its pause is predicted to be within; 0: no budget.
+            max_pause_ms: a partition is cut over only when its pause is predicted to be within; None: no budget.
+            max_bandwidth: bytes a second that all base copies together may take; None: no limit. What changes while
+                they go on is not held back, or a copy would never catch up.
+            strategy: see docs/moving-state.md; ``auto`` chooses by what is measured.
+            order: ``number``, ``hot-first`` or ``hot-last``, by batches a second.
+            patience_s: a budget that stays out of reach for so long is refused with BudgetUnreachable.
+
+        Raises AlreadyThere when nothing is to move, MoveConflict, UnknownSite, UnknownPartition, Unavailable,
+        OperatorNotImportable or OperatorOutdated for a target without the operator or with an older one; nothing is
+        changed then.
         """
-        request = cpb.MigrateRequest(
-            operator=operator,
-            partitions=list(partitions),
-            to=to,
-            max_pause_ms=max_pause_ms,
-            strategy=strategy,
-        )
-        return Migration(self._controller, Reconfiguration.of(self._controller.call("Migrate", request)))
+        options = _options(max_pause_ms, max_bandwidth, strategy, order, patience_s)
+        request = cpb.MigrateRequest(operator=operator, partitions=list(partitions), to=to, options=options)
+        return Migration(self._controller, Reconfiguration.of(self._controller.call("Migrate", request, 120)))
+
+    def rebalance(
+        self,
+        operator: str = "",
+        *,
+        max_pause_ms: float | None = None,
+        max_bandwidth: float | None = None,
+        strategy: str = "auto",
+        order: str = "number",
+        patience_s: float | None = None,
+    ) -> list[Migration]:
+        """Bring every replica that answers to its weight's share, by as few moves as that takes; one reconfiguration
+        per operator, none when nothing is to do. Arguments as in :meth:`migrate`."""
+        options = _options(max_pause_ms, max_bandwidth, strategy, order, patience_s)
+        reply = self._controller.call("Rebalance", cpb.RebalanceRequest(operator=operator, options=options), 120)
+        return self._migrations(reply)
+
+    def drain(
+        self,
+        replica: str,
+        *,
+        max_pause_ms: float | None = None,
+        max_bandwidth: float | None = None,
+        strategy: str = "auto",
+        order: str = "number",
+        patience_s: float | None = None,
+    ) -> list[Migration]:
+        """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
+        owns nothing. Arguments as in :meth:`migrate`."""
+        options = _options(max_pause_ms, max_bandwidth, strategy, order, patience_s)
+        reply = self._controller.call("Drain", cpb.DrainRequest(replica=replica, options=options), 120)
+        return self._migrations(reply)
+
+    def _migrations(self, reply: cpb.ReconfigurationList) -> list[Migration]:
+        return [Migration(self._controller, Reconfiguration.of(message)) for message in reply.reconfigurations]
+
+    def standby(self, operator: str, count: int) -> list[StandbyReport]:
+        """Keep ``count`` copies of every partition following beside its owner, from now on; 0 ends that. They take over
+        when the owner dies. Raises InvalidArgument when there are too few replicas."""
+        if count < 0:
+            raise InvalidArgument("a count cannot be negative", remedy="give 0 to end standbys")
+        reply = self._controller.call("Standby", cpb.StandbyRequest(operator=operator, count=count), 120)
+        return [StandbyReport.of(view) for view in reply.standbys]
+
+    def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
+        """Newest first, those from before the controller's last start too; ``limit``: so many at most."""
+        reply = self._controller.call("ListReconfigurations", cpb.ListRequest(limit=limit))
+        return [Reconfiguration.of(message) for message in reply.reconfigurations]
+
+    def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
+        """Raises MoveUnknown."""
+        return self._control("GetReconfiguration", reconfiguration).report
 
     def cancel(self, reconfiguration: str) -> None:
         """Moves before their fence are rolled back, those behind it complete."""
-        self._controller.call("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
+        self._control("CancelReconfiguration", reconfiguration)
+
+    def pause(self, reconfiguration: str) -> Migration:
+        """Moves that have not begun wait; those under way complete."""
+        return self._control("PauseReconfiguration", reconfiguration)
+
+    def resume(self, reconfiguration: str) -> Migration:
+        return self._control("ResumeReconfiguration", reconfiguration)
+
+    def retry(self, reconfiguration: str) -> Migration:
+        """A new reconfiguration for what failed of this one, with the same options."""
+        return self._control("RetryReconfiguration", reconfiguration)
+
+    def _control(self, method: str, reconfiguration: str) -> Migration:
+        request = cpb.ReconfigurationRequest(id=reconfiguration)
+        return Migration(self._controller, Reconfiguration.of(self._controller.call(method, request, 120)))
 
     def checkpoint(self, operator: str = "") -> rpb.CheckpointReply:
         """Take a checkpoint of every partition now and wait for it."""
-        reply: rpb.CheckpointReply = self._controller.call("Checkpoint", rpb.CheckpointRequest(operator=operator), 3600)
+        reply: rpb.CheckpointReply = self._controller.call(
+            "Checkpoint", rpb.CheckpointRequest(operator=operator), LONG_TIMEOUT_S
+        )
         return reply
 
-    def read_state(self, operator: str, state: str) -> pa.Table:
-        """All entries of one state: columns key, map_key (null for a value), value, partition.
+    def savepoint(self, name: str, operator: str = "") -> rpb.CheckpointReply:
+        """Take a checkpoint now and keep it under this name until it is deleted.
 
-        Each partition is read as of one moment between two batches' commits.
+        Raises Unavailable when a partition was moving all the time; the call can be made again with another name.
         """
-        pages: list[pa.Table] = []
-        left = set(range(self.operator(operator).partitions))
+        check_name("savepoint", name)
+        names = [operator] if operator else [each.name for each in self.status().operators]
+        total = rpb.CheckpointReply()
+        for each in names:
+            left = set(range(self.operator(each).partitions))
+            for pause in backoff():
+                request = rpb.CheckpointRequest(operator=each, savepoint=name, partitions=sorted(left))
+                reply = self._controller.call("Checkpoint", request, LONG_TIMEOUT_S)
+                left -= set(reply.numbers)
+                total.partitions += reply.partitions
+                total.bytes_new += reply.bytes_new
+                total.bytes_total += reply.bytes_total
+                total.duration_s += reply.duration_s
+                total.url = reply.url
+                if not left:
+                    break
+                if pause is None:
+                    raise Unavailable(
+                        f"partitions {sorted(left)} were with nobody", remedy="try again when no move is under way"
+                    )
+                sleep(pause)
+        return total
+
+    def restore(
+        self,
+        operator: str,
+        partitions: Iterable[int] = (),
+        *,
+        to: str = "",
+        url: str = "",
+        savepoint: str = "",
+        at: tuple[str, int] | None = None,
+    ) -> list[RestoredPartition]:
+        """Put partitions back to a checkpoint, each at a newer epoch; all of them by default.
+
+        Args:
+            to: a site or replica; by default each where it is, or on any replica where its owner is dead.
+            url: of another store than the replicas' own, as an exported savepoint is.
+            savepoint: its name; the newest checkpoint by default.
+            at: (source, batch): the newest checkpoint that ends with exactly this batch.
+
+        A partition that could not be restored is as it was, and says so in its ``error``.
+        """
+        source, batch = at or ("", 0)
+        request = cpb.RestoreOperatorRequest(
+            operator=operator,
+            partitions=list(partitions),
+            to=to,
+            url=url,
+            savepoint=savepoint,
+            source=source,
+            batch=batch,
+        )
+        report = self._controller.call("Restore", request, LONG_TIMEOUT_S)
+        return [RestoredPartition.of(each) for each in report.partitions]
+
+    def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
+        """Entries of one state: columns key, map_key (null for a value), value, partition; of one key, or of all.
+
+        Each partition is read as of one moment between two batches' commits. Nothing is stopped for it.
+        """
+        pages = [pa.ipc.open_stream(record).read_all() for record in self.scan_state(operator, state, key)]
+        return joined(pages)
+
+    def scan_state(self, operator: str, state: str, key: Any = None) -> Iterator[bytes]:
+        """The same in pieces, one partition's after the other's: Arrow IPC streams."""
+        count = self.operator(operator).partitions
+        left = set(range(count)) if key is None else {partition_of(key, count)}
+        keys = [] if key is None else [encode_row_key(key)]
         for pause in backoff():
             _, _, owners, _ = self._controller.deployment(operator)
             for partition in sorted(left):
                 try:
-                    records = list(ReplicaClient(owners[partition].address).scan(operator, state, [partition]))
+                    address = owners[partition].address
+                    records = list(ReplicaClient(address).scan(operator, state, [partition], keys))
                 except (NotOwner, Unavailable):  # it moved since the controller was asked, or its owner is starting
                     if pause is None:
                         raise
                     continue
-                pages += [pa.ipc.open_stream(record).read_all() for record in records]
+                yield from records
                 left.discard(partition)
             if not left:
                 break
             sleep(pause or 0.0)
-        if not pages:
-            return pa.table({"key": [], "map_key": [], "value": [], "partition": pa.array([], pa.int32())})
-        return pa.concat_tables(pages, promote_options="permissive")
 
     def replica_stats(self, address: str, after: int = 0) -> StatsReply:
         """Requests a replica served since sample number ``after``, and what it holds."""
         reply: StatsReply = ReplicaClient(address).call("Stats", rpb.StatsRequest(after=after))
         return reply
+
+
+def _options(
+    max_pause_ms: float | None,
+    max_bandwidth: float | None,
+    strategy: str,
+    order: str,
+    patience_s: float | None,
+) -> cpb.MoveOptions:
+    return cpb.MoveOptions(
+        max_pause_ms=max_pause_ms,
+        max_bandwidth=max_bandwidth,
+        patience_s=patience_s,
+        strategy=strategy,
+        order=order,
+    )

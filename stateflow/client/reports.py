@@ -38,6 +38,17 @@ class MoveReport:
     started_us: int
     fenced_us: int
     error: str
+    #: beyond the prediction, the budget had to leave so much for a busy machine
+    margin_ms: float = 0.0
+    #: when it was cut over: bytes a second written, bytes a second the link took, round trip
+    change_rate: float = 0.0
+    bandwidth: float = 0.0
+    rtt_ms: float = 0.0
+    #: of ``bytes_warm``, from the checkpoint store
+    bytes_stored: int = 0
+    base_bytes: int = 0
+    #: of a take-over: what it rests on, and what is lost
+    note: str = ""
 
     @classmethod
     def of(cls, m: cpb.Move) -> MoveReport:
@@ -61,23 +72,45 @@ class MoveReport:
             started_us=m.started_us,
             fenced_us=m.fenced_us,
             error=str(error_of(m.fault)) if m.HasField("fault") else "",
+            margin_ms=m.margin_ms,
+            change_rate=m.change_rate,
+            bandwidth=m.bandwidth,
+            rtt_ms=m.rtt_ms,
+            bytes_stored=m.bytes_stored,
+            base_bytes=m.base_bytes,
+            note=m.note,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
-    """``state``: RUNNING, COMPLETED (every move did) or FAILED (at least one did not)."""
+    """``state``: RUNNING, PAUSED, COMPLETED (every move did) or FAILED (at least one did not).
+
+    ``kind``: migrate, rebalance, drain or failover.
+    """
 
     id: str
     operator: str
     state: str
     moves: tuple[MoveReport, ...]
     max_pause_ms: float
+    kind: str = "migrate"
+    strategy: str = ""
+    created_us: int = 0
 
     @classmethod
     def of(cls, message: cpb.Reconfiguration) -> Reconfiguration:
         moves = tuple(MoveReport.of(move) for move in message.moves)
-        return cls(message.id, message.operator, message.state, moves, message.max_pause_ms)
+        return cls(
+            message.id,
+            message.operator,
+            message.state,
+            moves,
+            message.max_pause_ms,
+            message.kind,
+            message.strategy,
+            message.created_us,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,10 +140,26 @@ class OperatorStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyReport:
+    """A copy of one partition that follows its owner; ``phase`` is CATCHING_UP when it can take over."""
+
+    operator: str
+    partition: int
+    replica: str
+    phase: str
+    lag_bytes: int
+
+    @classmethod
+    def of(cls, view: cpb.StandbyView) -> StandbyReport:
+        return cls(view.operator, view.partition, view.replica, view.phase, view.lag_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     replicas: tuple[ReplicaStatus, ...]
     operators: tuple[OperatorStatus, ...]
     reconfigurations: tuple[Reconfiguration, ...]
+    standbys: tuple[StandbyReport, ...] = ()
 
     @classmethod
     def of(cls, reply: cpb.StatusReply) -> ClusterStatus:
@@ -137,7 +186,42 @@ class ClusterStatus:
             )
             for d in reply.deployments
         )
-        return cls(replicas, operators, tuple(Reconfiguration.of(r) for r in reply.reconfigurations))
+        return cls(
+            replicas,
+            operators,
+            tuple(Reconfiguration.of(r) for r in reply.reconfigurations),
+            tuple(StandbyReport.of(view) for view in reply.standbys),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredPartition:
+    """``positions``: source → last batch it contains now, so that a source is rewound to the one behind.
+
+    ``passed_over``: newer checkpoints that could not be used, one line each. ``error``: empty when it was restored.
+    """
+
+    partition: int
+    replica: str
+    epoch: int
+    sequence: int
+    positions: dict[str, int]
+    bytes: int
+    passed_over: tuple[str, ...]
+    error: str
+
+    @classmethod
+    def of(cls, m: cpb.RestoredPartition) -> RestoredPartition:
+        return cls(
+            m.partition,
+            m.replica,
+            m.result.epoch,
+            m.result.sequence,
+            dict(m.result.positions),
+            m.result.bytes,
+            tuple(str(error_of(fault)) for fault in m.result.passed_over),
+            str(error_of(m.fault)) if m.HasField("fault") else "",
+        )

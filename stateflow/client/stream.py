@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from time import sleep
 from typing import Any
@@ -21,6 +21,60 @@ from stateflow.runtime.timers import to_us
 from stateflow.settings import RouterSettings
 
 
+def positions(router: Router, source: str) -> dict[int, int]:
+    """Partition → the last batch of ``source`` it contains; those that have seen none are left out."""
+    found: dict[int, int] = {}
+    for reply in _positions(router, source):
+        found |= dict(reply.positions)
+    return found
+
+
+def newest_event_us(router: Router, source: str, batch: int) -> int | None:
+    """The newest event time, µs, among all rows of ``source`` before ``batch``; None without rows.
+
+    The same for every attempt of a batch, also when some partitions contain it already.
+    """
+    found: list[int] = []
+    for reply in _positions(router, source):
+        for partition, contained in reply.positions.items():
+            times = reply.event_us if contained < batch else reply.event_before_us
+            if partition in times:
+                found.append(times[partition])
+    return max(found, default=None)
+
+
+def _positions(router: Router, source: str) -> Iterator[rpb.PositionsReply]:
+    by_address: dict[str, list[int]] = {}
+    for partition, route in enumerate(router.table.routes):
+        by_address.setdefault(route.address, []).append(partition)
+    for partitions in by_address.values():
+        try:
+            yield _positions_of(router, source, partitions)
+        except (NotOwner, Unavailable):  # some of them are moving, or their owner is being started again
+            for partition in partitions:
+                yield _positions_of_moving(router, source, partition)
+
+
+def _positions_of(router: Router, source: str, partitions: list[int]) -> rpb.PositionsReply:
+    """Of partitions of one owner. Raises NotOwner when one of them is not with it."""
+    address = router.table.routes[partitions[0]].address
+    request = rpb.PositionsRequest(operator=router.operator, source=source, partitions=partitions)
+    reply: rpb.PositionsReply = ReplicaClient(address).call("Positions", request)
+    return reply
+
+
+def _positions_of_moving(router: Router, source: str, partition: int) -> rpb.PositionsReply:
+    for pause in backoff():
+        try:
+            return _positions_of(router, source, [partition])
+        except (NotOwner, Unavailable):
+            if pause is None:
+                raise
+            sleep(pause)
+            router.refresh()
+    raise AssertionError
+
+
 class StreamClient:
     """Sends batches of rows under one source name and returns the operator's output rows.
 
@@ -31,6 +85,9 @@ class StreamClient:
 
     A batch that failed may have been applied to some partitions. Sent again with the same rows it keeps its number,
     and they skip it; other rows are another batch and get the next number. To send it mended, pass its number.
+
+    A partition that lost batches it had acknowledged (its owner died and an older checkpoint was restored) refuses the
+    next with PositionGap, which names the batch to go back to: send that and the later ones again with ``rewind=True``.
 
     Args:
         schema: Spark DDL or Arrow schema of the rows; without it the types are inferred, batch by batch.
@@ -53,50 +110,23 @@ class StreamClient:
         #: rows of the last send's side outputs, by tag
         self.side_outputs: dict[str, list[dict[str, Any]]] = {}
         self._failed: tuple[int, bytes, dict[int, bytes]] | None = None  # number and rows of the batch that did
-        self.position = self._newest()
+        self._acknowledged: dict[int, int] = {}  # partition → newest batch
+        self.position = max([-1, *positions(self._router, source).values()])
 
-    def _newest(self) -> int:
-        """The newest batch number of this source anywhere; -1 when there is none."""
-        by_address: dict[str, list[int]] = {}
-        for partition, route in enumerate(self._router.table.routes):
-            by_address.setdefault(route.address, []).append(partition)
-        newest = -1
-        for partitions in by_address.values():
-            try:
-                newest = max(newest, self._newest_of(partitions))
-            except (NotOwner, Unavailable):  # some of them are moving, or their owner is being started again
-                for partition in partitions:
-                    newest = max(newest, self._newest_of_moving(partition))
-        return newest
-
-    def _newest_of(self, partitions: list[int]) -> int:
-        """Of partitions of one owner. Raises NotOwner when one of them is not with it."""
-        address = self._router.table.routes[partitions[0]].address
-        request = rpb.PositionsRequest(operator=self._router.operator, source=self.source, partitions=partitions)
-        reply = ReplicaClient(address).call("Positions", request)
-        newest: int = max([-1, *reply.positions.values()])
-        return newest
-
-    def _newest_of_moving(self, partition: int) -> int:
-        for pause in backoff():
-            try:
-                return self._newest_of([partition])
-            except (NotOwner, Unavailable):
-                if pause is None:
-                    raise
-                sleep(pause)
-                self._router.refresh()
-        raise AssertionError
-
-    def send(self, rows: Iterable[Mapping[str, Any]], *, sequence: int | None = None) -> list[dict[str, Any]]:
+    def send(
+        self, rows: Iterable[Mapping[str, Any]], *, sequence: int | None = None, rewind: bool = False
+    ) -> list[dict[str, Any]]:
         """Returns the output rows when every partition concerned has committed; grouped by partition, in order per key.
 
-        Raises KeyColumnMissing, NullKey, OperatorFailed, …; nothing of a partition that failed was applied, and
-        the same call can be made again.
+        Args:
+            rewind: an older batch, ``sequence``, is sent again: partitions that contain it skip it, and give no output.
+
+        Raises KeyColumnMissing, NullKey, OperatorFailed, PositionGap, …; nothing of a partition that failed was
+        applied, and the same call can be made again.
         """
         rows = list(rows)
         schema, messages = self._messages(rows) if rows else (b"", {})
-        return self._deliver(schema, messages, sequence)
+        return self._deliver(schema, messages, sequence, rewind)
 
     def advance_watermark(self, watermark: datetime | int, *, sequence: int | None = None) -> list[dict[str, Any]]:
         """Promise that no older rows follow from this source, to every partition; returns what timers produced.
@@ -108,17 +138,22 @@ class StreamClient:
         everywhere = dict.fromkeys(range(self._router.spec.partitions), b"")
         return self._deliver(b"", everywhere, sequence)
 
-    def _deliver(self, schema: bytes, messages: dict[int, bytes], sequence: int | None) -> list[dict[str, Any]]:
+    def _deliver(
+        self, schema: bytes, messages: dict[int, bytes], sequence: int | None, rewind: bool = False
+    ) -> list[dict[str, Any]]:
         number = self._next(schema, messages) if sequence is None else sequence
         if number < 0:
             raise InvalidArgument("a sequence cannot be negative", remedy="count from 0")
-        batch = Batch(self.source, number, sparse=True, watermark_us=self._watermark_us)
+        batch = Batch(self.source, number, sparse=True, watermark_us=self._watermark_us, rewind=rewind)
+        after = {} if rewind else {p: last for p, last in self._acknowledged.items() if last < number}
         try:
-            outputs = self._router.send(batch, schema, messages) if messages else {}
+            outputs = self._router.send(batch, schema, messages, after) if messages else {}
         except BaseException:
             self._failed = number, schema, messages
             raise
         self._failed = None
+        for partition in messages:
+            self._acknowledged[partition] = max(number, self._acknowledged.get(partition, number))
         self.position = max(self.position, number)
         rows, self.side_outputs = self._output.rows(outputs[partition] for partition in sorted(outputs))
         return rows

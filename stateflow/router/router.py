@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,10 @@ from stateflow.runtime.host import Batch
 from stateflow.settings import RouterSettings
 from stateflow.types import OperatorSpec
 
+log = logging.getLogger(__name__)
 READ_ATTEMPTS = 20
+#: a batch that waits for an owner says so this often
+SAY_EVERY_S = 5.0
 _Answer = Callable[[BatchSession, float], None]
 
 
@@ -45,12 +48,15 @@ class Router:
         spec, version, owners, epochs = self._controller.deployment(self.operator)
         return spec, table_of(self.operator, version, owners, epochs)
 
-    def send(self, batch: Batch, schema: bytes, rows: Mapping[int, bytes]) -> dict[int, bytes]:
+    def send(
+        self, batch: Batch, schema: bytes, rows: Mapping[int, bytes], after: Mapping[int, int] | None = None
+    ) -> dict[int, bytes]:
         """Apply a batch everywhere it belongs, exactly once; returns when every partition has committed.
 
         Args:
             schema: Arrow IPC schema of the rows.
             rows: partition → Arrow record batch message, ``b""`` for a visit without rows.
+            after: partition → newest batch of this source that it acknowledged, as far as it is known.
 
         Returns partition → Arrow record batch message of outputs, ``b""`` for none. Raises what a replica refused
         the batch with, or Unavailable after ``unavailable_timeout_s``.
@@ -64,13 +70,14 @@ class Router:
             settings.backoff_max_s,
         )
         answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        said_at = self._clock.monotonic()
         while True:
             wait: float | None = None
             for instruction in session.poll(self._clock.monotonic()):
                 match instruction:
                     case Send():
                         threading.Thread(
-                            target=self._stream, args=(instruction, batch, schema, rows, answers), daemon=True
+                            target=self._stream, args=(instruction, batch, schema, rows, after, answers), daemon=True
                         ).start()
                     case Refresh():
                         self._refresh(session)
@@ -79,10 +86,34 @@ class Router:
                         wait = max(0.0, seconds)
             if session.done:
                 return session.result()
-            with contextlib.suppress(queue.Empty):
-                answers.get(timeout=wait)(session, self._clock.monotonic())
+            said_at = self._say_what_it_waits_for(session, batch, said_at)
+            try:
+                answers.get(timeout=settings.stall_s if wait is None else wait)(session, self._clock.monotonic())
+            except queue.Empty:
+                if wait is None:  # an owner that hangs, or was stopped, may have been replaced
+                    self._refresh(session)
+                    session.reroute(self._clock.monotonic())
             while not answers.empty():
                 answers.get()(session, self._clock.monotonic())
+
+    def _say_what_it_waits_for(self, session: BatchSession, batch: Batch, said_at: float) -> float:
+        now = self._clock.monotonic()
+        if now - said_at < SAY_EVERY_S:
+            return said_at
+        if (waiting := session.waits(now)) is not None:
+            log.warning(
+                "batch %s of %s waits for %d partitions of %s, for %.0f s of at most %.0f s: %s of partition %d: %s",
+                batch.number,
+                batch.source,
+                waiting.partitions,
+                self.operator,
+                waiting.seconds,
+                self._settings.unavailable_timeout_s,
+                waiting.owner,
+                waiting.partition,
+                waiting.error,
+            )
+        return now
 
     def refresh(self) -> None:
         """Take over what the controller says. Raises Unavailable."""
@@ -100,6 +131,7 @@ class Router:
         batch: Batch,
         schema: bytes,
         rows: Mapping[int, bytes],
+        after: Mapping[int, int] | None,
         answers: queue.SimpleQueue[_Answer],
     ) -> None:
         parts = [partition for partition, _ in send.parts]
@@ -107,8 +139,9 @@ class Router:
         try:
             replica = ReplicaClient(send.address)
             chunk = self._settings.chunk_bytes
-            for partition, outcome, replayed in replica.apply(self.operator, batch, schema, send.parts, rows, chunk):
-                answers.put(_answer(partition, outcome, replayed))
+            results = replica.apply(self.operator, batch, schema, send.parts, rows, chunk, after)
+            for partition, outcome, replayed in results:
+                answers.put(_answer(send.address, partition, outcome, replayed))
             error = Unavailable("the replica ended the stream without an answer", remedy="see its log")
         except StateflowError as caught:
             error = caught
@@ -117,10 +150,16 @@ class Router:
         answers.put(lambda session, now: session.unreachable(send.address, parts, error, now))
 
 
-def _answer(partition: int, outcome: bytes | StateflowError, replayed: bool) -> _Answer:
-    if isinstance(outcome, StateflowError):
-        return lambda session, now: session.refused(partition, outcome, now)
-    return lambda session, now: session.answered(partition, outcome, replayed)
+def _answer(address: str, partition: int, outcome: bytes | StateflowError, replayed: bool) -> _Answer:
+    def answer(session: BatchSession, now: float) -> None:
+        if not session.awaits(partition, address):
+            return
+        if isinstance(outcome, StateflowError):
+            session.refused(partition, outcome, now)
+        else:
+            session.answered(partition, outcome, replayed)
+
+    return answer
 
 
 def backoff(attempts: int = READ_ATTEMPTS, initial_s: float = 0.01, longest_s: float = 0.5) -> Iterator[float | None]:

@@ -3,6 +3,7 @@
 Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at some time) or *done*. Answers:
 
 * output: done.
+* none for a while: the table is asked for, and what has a new owner by now is sent there; the old answer is ignored.
 * moved: the table is corrected and the partition sent again at once, to its new owner.
 * refused, retryable (not owner, unavailable): the table is asked for again, and the partition sent after a back-off.
 * any other fault: the batch fails, after every outstanding answer is in; what was applied stays applied, and a
@@ -74,6 +75,17 @@ class Wait:
 Instruction = Send | Refresh | Wait
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """``partitions`` of a batch have no owner that answers; ``partition`` has had none for ``seconds``."""
+
+    partitions: int
+    partition: int
+    owner: str
+    seconds: float
+    error: str
+
+
 @dataclass(slots=True)
 class BatchSession:
     """Args: timeout_s: how long a partition may stay without a reachable owner before the batch fails."""
@@ -91,6 +103,7 @@ class BatchSession:
     _tries: dict[int, int] = field(default_factory=dict)
     _refresh_wanted: bool = False
     _error: StateflowError | None = None
+    _last_error: str = ""
 
     def __post_init__(self) -> None:
         self._waiting = dict.fromkeys(self.partitions, -math.inf)
@@ -124,6 +137,15 @@ class BatchSession:
         sends: list[Instruction] = [Send(address, tuple(parts)) for address, parts in by_address.items()]
         return [*sends, Wait(min(self._waiting.values()) - now)] if self._waiting else sends
 
+    def waits(self, now: float) -> Waiting | None:
+        """The partition that has been without an owner's answer for longest; None when all goes well."""
+        since = {p: at for p, at in self._failing_since.items() if p in self._waiting or p in self._outstanding}
+        if not since or self._error is not None:
+            return None
+        partition = min(since, key=lambda each: since[each])
+        owner = self.table.routes[partition].owner
+        return Waiting(len(since), partition, owner, now - since[partition], self._last_error)
+
     # -- answers ------------------------------------------------------------------------------------------
 
     def answered(self, partition: int, output: bytes, replayed: bool) -> None:
@@ -154,6 +176,18 @@ class BatchSession:
         self._refresh_wanted = False
         self.table.merge(table)
 
+    def awaits(self, partition: int, address: str) -> bool:
+        """Is an answer from ``address`` outstanding? One from elsewhere comes too late: the partition went on."""
+        return self._outstanding.get(partition) == address
+
+    def reroute(self, now: float) -> None:
+        """The table was refreshed while answers are long in coming: what was sent to a former owner, which may hang,
+        goes to the new one. A batch that both apply is told apart by its position."""
+        for partition, address in list(self._outstanding.items()):
+            if self.table.routes[partition].address != address:
+                del self._outstanding[partition]
+                self._waiting[partition] = now
+
     def not_refreshed(self, error: StateflowError) -> None:
         """The controller did not answer: go on with what is known. Back-off and time-out limit the attempts."""
         self._refresh_wanted = False
@@ -162,6 +196,7 @@ class BatchSession:
 
     def _again(self, partition: int, error: StateflowError, now: float, at_once: bool = False) -> None:
         since = self._failing_since.setdefault(partition, now)
+        self._last_error = error.what
         if now - since > self.timeout_s:
             operator = self.table.operator
             self._fail(

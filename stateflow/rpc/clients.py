@@ -74,13 +74,17 @@ class ReplicaClient:
         except grpc.RpcError as error:
             raise remote_error(error, self.address) from error
 
-    def scan(self, operator: str, state: str, partitions: Iterable[int]) -> Iterator[bytes]:
-        """Arrow IPC streams of one state's entries."""
+    def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
+        """Arrow IPC streams of one state's entries, of these stored keys or of all."""
         stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
-        request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions))
+        request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions), keys=list(keys))
+        begun: list[bytes] = []
         try:
             for page in stub.Scan(request):
-                yield page.records
+                begun.append(page.records)
+                if not page.continues:
+                    yield b"".join(begun)
+                    begun.clear()
         except grpc.RpcError as error:
             raise remote_error(error, self.address) from error
 
@@ -92,6 +96,7 @@ class ReplicaClient:
         parts: Iterable[tuple[int, int]],
         rows: Mapping[int, bytes],
         chunk_bytes: int,
+        after: Mapping[int, int] | None = None,
     ) -> Iterator[tuple[int, Any, bool]]:
         """Send one batch's rows for these (partition, epoch); yields (partition, output bytes or error, replayed)
         as answers come. Raises Unavailable when the stream breaks."""
@@ -103,11 +108,13 @@ class ReplicaClient:
             sparse=batch.sparse,
             watermark_us=batch.watermark_us,
             attempt=rpb.Attempt(**asdict(batch.attempt)),
+            event_us=batch.event_us,
+            rewind=batch.rewind,
         )
         stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
         buffers: dict[int, list[bytes]] = {}
         try:
-            for response in stub.Apply(_requests(header, parts, rows, chunk_bytes)):
+            for response in stub.Apply(_requests(header, parts, rows, chunk_bytes, after)):
                 for result in response.results:
                     if result.HasField("fault"):
                         yield result.partition, error_of(result.fault), False
@@ -123,7 +130,11 @@ class ReplicaClient:
 
 
 def _requests(
-    header: rpb.ApplyHeader, parts: Iterable[tuple[int, int]], rows: Mapping[int, bytes], chunk_bytes: int
+    header: rpb.ApplyHeader,
+    parts: Iterable[tuple[int, int]],
+    rows: Mapping[int, bytes],
+    chunk_bytes: int,
+    after: Mapping[int, int] | None = None,
 ) -> Iterator[rpb.ApplyRequest]:
     request, size = rpb.ApplyRequest(header=header), 0
     for partition, epoch in parts:
@@ -131,6 +142,14 @@ def _requests(
             if size and size + len(piece) > chunk_bytes:
                 yield request
                 request, size = rpb.ApplyRequest(), 0
-            request.parts.append(rpb.PartitionRows(partition=partition, epoch=epoch, rows=piece, last=last))
+            request.parts.append(
+                rpb.PartitionRows(
+                    partition=partition,
+                    epoch=epoch,
+                    rows=piece,
+                    last=last,
+                    after=after.get(partition) if after else None,
+                )
+            )
             size += len(piece) + 32
     yield request

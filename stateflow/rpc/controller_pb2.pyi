@@ -19,12 +19,26 @@ class RegisterRequest(_message.Message):
     def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., incarnation: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[_replica_pb2.PartitionView, _Mapping]]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("operators", "heartbeat_interval_s")
+    __slots__ = ("operators", "heartbeat_interval_s", "superseded")
     OPERATORS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     operators: _containers.RepeatedCompositeFieldContainer[_common_pb2.OperatorSpec]
     heartbeat_interval_s: float
-    def __init__(self, operators: _Optional[_Iterable[_Union[_common_pb2.OperatorSpec, _Mapping]]] = ..., heartbeat_interval_s: _Optional[float] = ...) -> None: ...
+    superseded: _containers.RepeatedCompositeFieldContainer[Superseded]
+    def __init__(self, operators: _Optional[_Iterable[_Union[_common_pb2.OperatorSpec, _Mapping]]] = ..., heartbeat_interval_s: _Optional[float] = ..., superseded: _Optional[_Iterable[_Union[Superseded, _Mapping]]] = ...) -> None: ...
+
+class Superseded(_message.Message):
+    __slots__ = ("operator", "partition", "epoch", "owner")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    epoch: int
+    owner: _common_pb2.Replica
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("name", "incarnation")
@@ -35,10 +49,12 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known",)
+    __slots__ = ("known", "lease_s")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     known: bool
-    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+    lease_s: float
+    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class DeployRequest(_message.Message):
     __slots__ = ("spec", "sites")
@@ -85,28 +101,136 @@ class ReplicaStatus(_message.Message):
     def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., alive: _Optional[bool] = ..., last_heartbeat_s: _Optional[float] = ..., partitions: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("replicas", "deployments", "reconfigurations")
+    __slots__ = ("replicas", "deployments", "reconfigurations", "standbys")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
+    STANDBYS_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
     deployments: _containers.RepeatedCompositeFieldContainer[Deployment]
     reconfigurations: _containers.RepeatedCompositeFieldContainer[Reconfiguration]
-    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ...) -> None: ...
+    standbys: _containers.RepeatedCompositeFieldContainer[StandbyView]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., standbys: _Optional[_Iterable[_Union[StandbyView, _Mapping]]] = ...) -> None: ...
+
+class StandbyView(_message.Message):
+    __slots__ = ("operator", "partition", "replica", "phase", "lag_bytes")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    replica: str
+    phase: str
+    lag_bytes: int
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., replica: _Optional[str] = ..., phase: _Optional[str] = ..., lag_bytes: _Optional[int] = ...) -> None: ...
 
 class MigrateRequest(_message.Message):
-    __slots__ = ("operator", "partitions", "to", "max_pause_ms", "strategy")
+    __slots__ = ("operator", "partitions", "to", "options")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
-    MAX_PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
-    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     operator: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
     to: str
+    options: MoveOptions
+    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ...) -> None: ...
+
+class MoveOptions(_message.Message):
+    __slots__ = ("max_pause_ms", "max_bandwidth", "patience_s", "strategy", "order")
+    MAX_PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     max_pause_ms: float
+    max_bandwidth: float
+    patience_s: float
     strategy: str
-    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., max_pause_ms: _Optional[float] = ..., strategy: _Optional[str] = ...) -> None: ...
+    order: str
+    def __init__(self, max_pause_ms: _Optional[float] = ..., max_bandwidth: _Optional[float] = ..., patience_s: _Optional[float] = ..., strategy: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
+
+class RebalanceRequest(_message.Message):
+    __slots__ = ("operator", "options")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    options: MoveOptions
+    def __init__(self, operator: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("replica", "options")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    options: MoveOptions
+    def __init__(self, replica: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ...) -> None: ...
+
+class StandbyRequest(_message.Message):
+    __slots__ = ("operator", "count")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    count: int
+    def __init__(self, operator: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class StandbyReply(_message.Message):
+    __slots__ = ("standbys",)
+    STANDBYS_FIELD_NUMBER: _ClassVar[int]
+    standbys: _containers.RepeatedCompositeFieldContainer[StandbyView]
+    def __init__(self, standbys: _Optional[_Iterable[_Union[StandbyView, _Mapping]]] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ReconfigurationList(_message.Message):
+    __slots__ = ("reconfigurations",)
+    RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
+    reconfigurations: _containers.RepeatedCompositeFieldContainer[Reconfiguration]
+    def __init__(self, reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ...) -> None: ...
+
+class RestoreOperatorRequest(_message.Message):
+    __slots__ = ("operator", "partitions", "to", "url", "savepoint", "source", "batch")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    to: str
+    url: str
+    savepoint: str
+    source: str
+    batch: int
+    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., url: _Optional[str] = ..., savepoint: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
+
+class RestoredPartition(_message.Message):
+    __slots__ = ("partition", "replica", "result", "fault")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    replica: str
+    result: _replica_pb2.RestoreReply
+    fault: _common_pb2.Fault
+    def __init__(self, partition: _Optional[int] = ..., replica: _Optional[str] = ..., result: _Optional[_Union[_replica_pb2.RestoreReply, _Mapping]] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
+
+class RestoreReport(_message.Message):
+    __slots__ = ("id", "partitions")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    partitions: _containers.RepeatedCompositeFieldContainer[RestoredPartition]
+    def __init__(self, id: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[RestoredPartition, _Mapping]]] = ...) -> None: ...
 
 class ReconfigurationRequest(_message.Message):
     __slots__ = ("id",)
@@ -115,7 +239,7 @@ class ReconfigurationRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class Move(_message.Message):
-    __slots__ = ("id", "partition", "source", "target", "phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "predicted_pause_ms", "pause_ms", "duration_s", "digest", "strategy", "fault", "epoch", "started_us", "fenced_us", "lag_bytes")
+    __slots__ = ("id", "partition", "source", "target", "phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "predicted_pause_ms", "pause_ms", "duration_s", "digest", "strategy", "fault", "epoch", "started_us", "fenced_us", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "margin_ms", "bytes_stored", "base_bytes", "note")
     ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +259,13 @@ class Move(_message.Message):
     STARTED_US_FIELD_NUMBER: _ClassVar[int]
     FENCED_US_FIELD_NUMBER: _ClassVar[int]
     LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_RATE_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_MS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_STORED_FIELD_NUMBER: _ClassVar[int]
+    BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     id: str
     partition: int
     source: str
@@ -154,20 +285,31 @@ class Move(_message.Message):
     started_us: int
     fenced_us: int
     lag_bytes: int
-    def __init__(self, id: _Optional[str] = ..., partition: _Optional[int] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., phase: _Optional[str] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., predicted_pause_ms: _Optional[float] = ..., pause_ms: _Optional[float] = ..., duration_s: _Optional[float] = ..., digest: _Optional[str] = ..., strategy: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., epoch: _Optional[int] = ..., started_us: _Optional[int] = ..., fenced_us: _Optional[int] = ..., lag_bytes: _Optional[int] = ...) -> None: ...
+    change_rate: float
+    bandwidth: float
+    rtt_ms: float
+    margin_ms: float
+    bytes_stored: int
+    base_bytes: int
+    note: str
+    def __init__(self, id: _Optional[str] = ..., partition: _Optional[int] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., phase: _Optional[str] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., predicted_pause_ms: _Optional[float] = ..., pause_ms: _Optional[float] = ..., duration_s: _Optional[float] = ..., digest: _Optional[str] = ..., strategy: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., epoch: _Optional[int] = ..., started_us: _Optional[int] = ..., fenced_us: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., margin_ms: _Optional[float] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
 
 class Reconfiguration(_message.Message):
-    __slots__ = ("id", "operator", "state", "moves", "max_pause_ms", "created_us")
+    __slots__ = ("id", "operator", "state", "moves", "max_pause_ms", "created_us", "kind", "strategy")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     MAX_PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
     CREATED_US_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
     id: str
     operator: str
     state: str
     moves: _containers.RepeatedCompositeFieldContainer[Move]
     max_pause_ms: float
     created_us: int
-    def __init__(self, id: _Optional[str] = ..., operator: _Optional[str] = ..., state: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., max_pause_ms: _Optional[float] = ..., created_us: _Optional[int] = ...) -> None: ...
+    kind: str
+    strategy: str
+    def __init__(self, id: _Optional[str] = ..., operator: _Optional[str] = ..., state: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., max_pause_ms: _Optional[float] = ..., created_us: _Optional[int] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ...) -> None: ...

@@ -65,6 +65,26 @@ class ControllerServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.MigrateRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
                 _registered_method=True)
+        self.Rebalance = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Rebalance',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.RebalanceRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Drain',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.DrainRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
+                _registered_method=True)
+        self.Standby = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Standby',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.StandbyRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.StandbyReply.FromString,
+                _registered_method=True)
+        self.ListReconfigurations = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/ListReconfigurations',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ListRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
+                _registered_method=True)
         self.GetReconfiguration = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/GetReconfiguration',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
@@ -80,10 +100,30 @@ class ControllerServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
                 _registered_method=True)
+        self.PauseReconfiguration = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/PauseReconfiguration',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+                _registered_method=True)
+        self.ResumeReconfiguration = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/ResumeReconfiguration',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+                _registered_method=True)
+        self.RetryReconfiguration = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/RetryReconfiguration',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+                _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/Checkpoint',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.CheckpointRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.CheckpointReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Restore',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.RestoreOperatorRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.RestoreReport.FromString,
                 _registered_method=True)
 
 
@@ -126,6 +166,30 @@ class ControllerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rebalance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Standby(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReconfigurations(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetReconfiguration(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -144,7 +208,31 @@ class ControllerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseReconfiguration(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeReconfiguration(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetryReconfiguration(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Checkpoint(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,6 +271,26 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.MigrateRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.SerializeToString,
             ),
+            'Rebalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rebalance,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.RebalanceRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.DrainRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.SerializeToString,
+            ),
+            'Standby': grpc.unary_unary_rpc_method_handler(
+                    servicer.Standby,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.StandbyRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.StandbyReply.SerializeToString,
+            ),
+            'ListReconfigurations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReconfigurations,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ListRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.SerializeToString,
+            ),
             'GetReconfiguration': grpc.unary_unary_rpc_method_handler(
                     servicer.GetReconfiguration,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.FromString,
@@ -198,10 +306,30 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.SerializeToString,
             ),
+            'PauseReconfiguration': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseReconfiguration,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.SerializeToString,
+            ),
+            'ResumeReconfiguration': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeReconfiguration,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.SerializeToString,
+            ),
+            'RetryReconfiguration': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryReconfiguration,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.SerializeToString,
+            ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.Checkpoint,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.CheckpointRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.CheckpointReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.RestoreOperatorRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.RestoreReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -377,6 +505,114 @@ class ControllerService:
             _registered_method=True)
 
     @staticmethod
+    def Rebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Rebalance',
+            stateflow_dot_rpc_dot_controller__pb2.RebalanceRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Drain',
+            stateflow_dot_rpc_dot_controller__pb2.DrainRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Standby(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Standby',
+            stateflow_dot_rpc_dot_controller__pb2.StandbyRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.StandbyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReconfigurations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/ListReconfigurations',
+            stateflow_dot_rpc_dot_controller__pb2.ListRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetReconfiguration(request,
             target,
             options=(),
@@ -458,6 +694,87 @@ class ControllerService:
             _registered_method=True)
 
     @staticmethod
+    def PauseReconfiguration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/PauseReconfiguration',
+            stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeReconfiguration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/ResumeReconfiguration',
+            stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryReconfiguration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/RetryReconfiguration',
+            stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Checkpoint(request,
             target,
             options=(),
@@ -474,6 +791,33 @@ class ControllerService:
             '/stateflow.rpc.ControllerService/Checkpoint',
             stateflow_dot_rpc_dot_replica__pb2.CheckpointRequest.SerializeToString,
             stateflow_dot_rpc_dot_replica__pb2.CheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Restore',
+            stateflow_dot_rpc_dot_controller__pb2.RestoreOperatorRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.RestoreReport.FromString,
             options,
             channel_credentials,
             insecure,

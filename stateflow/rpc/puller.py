@@ -1,46 +1,74 @@
 """The target's side of a move: pull the base, follow the change log, own at the seal.
 
 Everything it decides stands in the seal and in :mod:`stateflow.runtime.lifecycle`; this is the I/O.
+
+A connection that breaks is made again: files that arrived stay, a partial one goes on where it broke, a copy that
+follows goes on behind its last change set. Only when the source has let go of the snapshot the copy begins anew, and
+even then it fetches only files it does not have. A standby tries for ever, a move for ``resume_timeout_s``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import statistics
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
-import xxhash
 
+from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
-from stateflow.errors import StateflowError, TransferCorrupt
+from stateflow.errors import MoveUnknown, StateflowError, TransferCorrupt, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.bases import BaseSource, Nearest, Peer, Store
 from stateflow.rpc.wire import connected, fault_of, remote_error, seal_of, snapshot_of, unexpected
+from stateflow.runtime.pace import Pace
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.transfer import BaseFile, SnapshotInfo
+from stateflow.runtime.transfer import SnapshotInfo
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 T = TypeVar("T")
-FETCH_ATTEMPTS = 3
 REPORT_INTERVAL_S = 0.1
+#: between reports of a copy that has caught up
+CAUGHT_UP_INTERVAL_S = 0.02
+RETRY_INTERVAL_S = 0.1
+RESTARTS_MAX = 3
+PING_INTERVAL_S = 0.25
+PINGS_KEPT = 9
 Phase = rpb.MoveProgress.Phase
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
+    """A move as its target knows it. ``bandwidth_max``: bytes a second for the base; 0: no limit."""
+
     move_id: str
     spec: OperatorSpec
     partition: PartitionId
     source: ReplicaInfo
     source_epoch: int
+    bandwidth_max: float = 0.0
+    standby: bool = False
+
+
+class _Restart(Exception):
+    """The snapshot is gone at the source, or what came of it was damaged: begin with a new one."""
 
 
 class Pull:
-    """One attempt at one move. Iterate :meth:`run`; the last report is OWNED or FAILED."""
+    """One move's transfer. Iterate :meth:`run`; the last report is OWNED or FAILED.
+
+    Args:
+        executor: for long work, on files; ``quick``: for what the pause waits for.
+        checkpoints: base files may come from there, too.
+    """
 
     def __init__(
         self,
@@ -48,100 +76,156 @@ class Pull:
         move: Incoming,
         channel: grpc.aio.Channel,
         executor: Executor,
+        quick: Executor,
         clock: Clock,
+        checkpoints: CheckpointStore | None = None,
     ) -> None:
         self._node = node
         self._move = move
         self._channel = channel
         self._stub = replica_pb2_grpc.ReplicaServiceStub(channel)
-        self._executor = executor
+        self._executor, self._quick = executor, quick
         self._clock = clock
+        self._checkpoints = checkpoints
         self._timeout = node.settings.transfer_timeout_s
+        self._pace = Pace(move.bandwidth_max)
         self._report = rpb.MoveProgress()
         self._said_at = 0.0
+        self._heard_at = clock.monotonic()
+        self._base: SnapshotInfo | None = None
+        self._opened = False
+        self._caught_up_at = 0.0
+        self._pings: deque[float] = deque(maxlen=PINGS_KEPT)
 
     async def run(self) -> AsyncIterator[rpb.MoveProgress]:
+        restarts = 0
+        while True:
+            try:
+                async for report in self._attempt():
+                    yield report
+                return
+            except _Restart as why:
+                self._base, self._opened = None, False
+                restarts += 1
+                cause = why.__cause__
+                assert isinstance(cause, StateflowError)
+                if restarts > RESTARTS_MAX and not self._move.standby:
+                    yield await self._failed(cause)
+                    return
+                log.info("move %s begins anew: %s", self._move.move_id, cause)
+            except Unavailable as error:
+                silent_s = self._clock.monotonic() - self._heard_at
+                if silent_s > self._node.settings.resume_timeout_s and not self._move.standby:
+                    yield await self._failed(error)
+                    return
+                await asyncio.sleep(RETRY_INTERVAL_S)
+            except StateflowError as error:
+                yield await self._failed(error)
+                return
+            except OSError as error:
+                yield await self._failed(unexpected(error))
+                return
+
+    async def _attempt(self) -> AsyncIterator[rpb.MoveProgress]:
+        """Goes on where the last one broke. Raises Unavailable when the connection breaks, _Restart."""
         move = self._move
-        try:
+        if self._base is None:
             await self._in_thread(
                 self._node.receiver.prepare, move.spec, move.partition, move.move_id, move.source_epoch
             )
-            await connected(self._channel, move.source.address)
-            base = await self._measured_snapshot()
-            async for report in self._warm(base):
+        await connected(self._channel, move.source.address)
+        if self._base is None:
+            self._base = await self._snapshot()
+        self._heard()
+        if not self._opened:
+            async for report in self._warm(self._base):
                 yield report
-            await self._in_thread(self._node.receiver.open_incoming, move.partition, move.move_id, base)
-            async for report in self._catch_up(base):
+            await self._in_thread(self._node.receiver.open_incoming, move.partition, move.move_id, self._base)
+            self._opened, self._caught_up_at = True, self._clock.monotonic()
+        pinging = asyncio.ensure_future(self._keep_pinging())
+        try:
+            async for report in self._catch_up(self._base):
                 yield report
-        except grpc.aio.AioRpcError as error:
-            yield await self._failed(remote_error(error, move.source.address))
-        except StateflowError as error:
-            yield await self._failed(error)
-        except OSError as error:
-            yield await self._failed(unexpected(error))
+        finally:
+            pinging.cancel()
 
     async def _failed(self, error: StateflowError) -> rpb.MoveProgress:
-        """The next attempt starts from nothing, so that nothing is kept of this one: when no attempt follows, and
-        nobody says so, the partition must be free for another move."""
-        await self._in_thread(self._node.receiver.abandon, self._move.partition, self._move.move_id)
+        """When no attempt follows, and nobody says so, the partition must be free for another move."""
+        await self.abandon()
         self._report.phase = Phase.FAILED
         self._report.fault.CopyFrom(fault_of(error))
         return self._copy()
 
-    async def _measured_snapshot(self) -> SnapshotInfo:
+    async def abandon(self) -> None:
+        await self._in_thread(self._node.receiver.abandon, self._move.partition, self._move.move_id)
+
+    def _heard(self) -> None:
+        self._heard_at = self._clock.monotonic()
+
+    async def _ping(self) -> None:
         where = rpb.InspectRequest(operator=self._move.partition.operator, partition=self._move.partition.partition)
-        round_trips = []
-        for _ in range(3):
-            started = self._clock.monotonic()
-            await self._stub.Inspect(where, timeout=self._timeout)
-            round_trips.append(self._clock.monotonic() - started)
-        self._report.rtt_ms = min(round_trips) * 1e3
-        request = rpb.SnapshotRequest(move_id=self._move.move_id, operator=where.operator, partition=where.partition)
-        return snapshot_of(await self._stub.Snapshot(request, timeout=self._timeout))
+        started = self._clock.monotonic()
+        await self._stub.Inspect(where, timeout=self._timeout)
+        self._pings.append(self._clock.monotonic() - started)
+        self._report.rtt_ms = statistics.median(self._pings) * 1e3
+
+    async def _keep_pinging(self) -> None:
+        """Round trips as a request sees them, on processes that are at work."""
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the stream beside it tells
+            while True:
+                await asyncio.sleep(PING_INTERVAL_S)
+                await self._ping()
+
+    async def _snapshot(self) -> SnapshotInfo:
+        move = self._move
+        request = rpb.SnapshotRequest(
+            move_id=move.move_id,
+            operator=move.partition.operator,
+            partition=move.partition.partition,
+            standby=move.standby,
+        )
+        try:
+            for _ in range(3):
+                await self._ping()
+            return snapshot_of(await self._stub.Snapshot(request, timeout=self._timeout))
+        except grpc.aio.AioRpcError as error:
+            raise remote_error(error, move.source.address) from error
 
     # -- warm ---------------------------------------------------------------------------------------------
 
     async def _warm(self, base: SnapshotInfo) -> AsyncIterator[rpb.MoveProgress]:
         move, report = self._move, self._report
-        report.phase = Phase.WARMING
+        report.phase, report.bytes_reused = Phase.WARMING, 0
+        report.base_bytes = sum(file.size for file in base.files)
         have = await self._in_thread(self._node.receiver.warm_base, move.partition)
         directory = self._node.receiver.incoming_directory(move.partition, move.move_id)
-        started = self._clock.monotonic()
+        missing = sum(file.size for file in base.files if file.digest not in have)
+        await self._in_thread(self._node.receiver.check_room, move.partition, missing)
+        peer = Peer(self._stub, base.snapshot_id, move.source.address, self._pace, self._clock)
+        sources: list[BaseSource] = [peer]
+        if self._checkpoints is not None:
+            sources.insert(0, Store(self._checkpoints, move.partition, self._executor, self._pace, self._clock))
+        nearest = Nearest(sources, self._clock)
         for file in base.files:
+            path = directory / file.name
             near = have.get(file.digest)
             if near is not None:
-                (directory / file.name).hardlink_to(near)
+                if not path.exists():
+                    path.hardlink_to(near)
                 report.bytes_reused += file.size
                 continue
-            await self._fetch(base.snapshot_id, file, directory / file.name)
-            report.bytes_warm += file.size
-            if self._due():
-                yield self._copy()
-        elapsed = self._clock.monotonic() - started
-        if report.bytes_warm and elapsed > 0:
-            report.bandwidth = report.bytes_warm / elapsed
-        yield self._copy()
-
-    async def _fetch(self, snapshot_id: str, file: BaseFile, path: Path) -> None:
-        """One base file; a broken stream goes on where it broke."""
-        for attempt in range(1, FETCH_ATTEMPTS + 1):
-            offset = path.stat().st_size if path.exists() else 0
-            request = rpb.FetchRequest(snapshot_id=snapshot_id, name=file.name, offset=offset)
             try:
-                with path.open("ab") as out:
-                    async for chunk in self._stub.Fetch(request):
-                        if xxhash.xxh64_intdigest(chunk.data) != chunk.checksum:
-                            raise TransferCorrupt(
-                                "a piece of a base file arrived damaged",
-                                remedy="it is sent again",
-                                file=file.name,
-                                offset=out.tell(),
-                            )
-                        out.write(chunk.data)
-                return
-            except (grpc.aio.AioRpcError, TransferCorrupt):
-                if attempt == FETCH_ATTEMPTS:
-                    raise
+                source = await nearest.fetch(file, path)
+            except (MoveUnknown, TransferCorrupt) as error:
+                raise _Restart from error
+            self._heard()
+            await self._in_thread(self._node.receiver.keep_received, move.partition, move.move_id, file)
+            report.bytes_warm += file.size
+            report.bytes_stored += file.size if source == Store.name else 0
+            if self._due(REPORT_INTERVAL_S):
+                yield self._copy()
+        report.bandwidth = nearest.bandwidth or report.bandwidth
+        yield self._copy()
 
     # -- catch up and own ---------------------------------------------------------------------------------
 
@@ -150,38 +234,81 @@ class Pull:
         report.phase = Phase.CATCHING_UP
         partial = b""
         rate = _Rate(self._clock)
-        follow = rpb.FollowRequest(snapshot_id=base.snapshot_id, after_sequence=base.sequence)
-        call = self._stub.Follow(follow)
-        while True:
-            frame = await asyncio.wait_for(call.read(), self._timeout)
-            if frame is grpc.aio.EOF:
-                raise TransferCorrupt("the change log ended without a seal", remedy="the transfer starts again")
-            change_sets = list(frame.change_sets)
-            if partial and change_sets:
-                change_sets[0], partial = partial + change_sets[0], b""
-            if frame.continues:
-                partial = change_sets.pop()
-            size = sum(map(len, change_sets))
-            reached = await self._in_thread(
-                self._node.receiver.apply_changes, move.partition, move.move_id, change_sets
-            )
-            report.bytes_delta += size
-            report.lag_bytes = frame.lag_bytes + len(partial)
-            report.change_rate = rate.add(size)
-            if frame.HasField("seal"):
-                seal = seal_of(frame.seal)
-                await self._in_thread(self._node.receiver.own, move.partition, move.move_id, seal)
-                report.phase, report.epoch, report.digest = Phase.OWNED, seal.epoch, seal.digest
-                yield self._copy()
-                return
-            caught_up = reached == frame.head_sequence and not frame.lag_bytes
-            if caught_up or self._due():
-                report.rounds += 1
-                yield self._copy()
+        reached = await self._in_quick(self._node.receiver.apply_changes, move.partition, move.move_id, [])
+        call = self._stub.Follow(rpb.FollowRequest(snapshot_id=base.snapshot_id, after_sequence=reached))
+        try:
+            while True:
+                frame = await self._next_frame(call)
+                change_sets = list(frame.change_sets)
+                if partial and change_sets:
+                    change_sets[0], partial = partial + change_sets[0], b""
+                if frame.continues:
+                    partial = change_sets.pop()
+                size = sum(map(len, change_sets))
+                reached = await self._apply(change_sets)
+                report.bytes_delta += size
+                report.lag_bytes = frame.lag_bytes + len(partial)
+                report.change_rate = rate.add(size)
+                report.sequence, report.waited_s = reached, self._clock.monotonic() - self._caught_up_at
+                if frame.HasField("seal"):
+                    seal = seal_of(frame.seal)
+                    await self._in_quick(self._node.receiver.own, move.partition, move.move_id, seal)
+                    report.phase, report.epoch, report.digest = Phase.OWNED, seal.epoch, seal.digest
+                    yield self._copy()
+                    return
+                caught_up = reached == frame.head_sequence and not frame.lag_bytes
+                if caught_up and frame.chain:
+                    await self._in_quick(
+                        self._node.receiver.check_chain, move.partition, move.move_id, reached, frame.chain
+                    )
+                if move.standby and caught_up:
+                    await self._confirm(base.snapshot_id, reached)
+                if self._due(CAUGHT_UP_INTERVAL_S if caught_up else REPORT_INTERVAL_S):
+                    report.rounds += 1
+                    yield self._copy()
+        finally:
+            call.cancel()
 
-    def _due(self) -> bool:
+    async def _apply(self, change_sets: list[bytes]) -> int:
+        move = self._move
+        try:
+            return await self._in_quick(
+                lambda: self._node.receiver.apply_changes(move.partition, move.move_id, change_sets, sync=move.standby)
+            )
+        except TransferCorrupt as error:
+            raise _Restart from error
+
+    async def _confirm(self, snapshot_id: str, sequence: int) -> None:
+        request = rpb.ConfirmRequest(snapshot_id=snapshot_id, sequence=sequence)
+        try:
+            await self._stub.Confirm(request, timeout=self._timeout)
+        except grpc.aio.AioRpcError as error:
+            self._lost(error)
+
+    async def _next_frame(self, call: Any) -> rpb.ChangeFrame:
+        try:
+            frame: rpb.ChangeFrame = await asyncio.wait_for(call.read(), self._timeout)
+        except TimeoutError as error:
+            what = f"the change log was silent for {self._timeout:g} s"
+            raise Unavailable(what, remedy="see whether the source runs") from error
+        except grpc.aio.AioRpcError as error:
+            self._lost(error)
+        if frame is grpc.aio.EOF:
+            await call.code()
+            raise Unavailable("the change log ended without a seal", remedy="it is asked for again")
+        self._heard()
+        return frame
+
+    def _lost(self, error: grpc.aio.AioRpcError) -> NoReturn:
+        """Raises _Restart when the source does not know the snapshot any more, Unavailable when it does not answer."""
+        meant = remote_error(error, self._move.source.address)
+        if isinstance(meant, MoveUnknown):
+            raise _Restart from meant
+        raise meant
+
+    def _due(self, interval_s: float) -> bool:
         now = self._clock.monotonic()
-        if now - self._said_at < REPORT_INTERVAL_S:
+        if now - self._said_at < interval_s:
             return False
         self._said_at = now
         return True
@@ -193,6 +320,57 @@ class Pull:
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+    async def _in_quick(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._quick, work, *arguments)
+
+
+class RunningPull:
+    """A transfer and whoever listens to it.
+
+    One that nobody listens to for ``alone_s`` is given up: its controller has ended the move and its word was lost, or
+    it comes back and asks again. None: never, since it is a standby.
+    """
+
+    def __init__(self, move_id: str, pull: Pull, loop: asyncio.AbstractEventLoop, alone_s: float | None = None) -> None:
+        self.move_id = move_id
+        self._pull, self._loop, self._alone_s = pull, loop, alone_s
+        self._listeners: list[asyncio.Queue[rpb.MoveProgress | None]] = []
+        self.task = loop.create_task(self._run(pull))
+
+    async def _run(self, pull: Pull) -> None:
+        try:
+            async for report in pull.run():
+                self._say(report)
+        except Exception as error:
+            log.exception("a transfer failed")
+            self._say(rpb.MoveProgress(phase=rpb.MoveProgress.FAILED, fault=fault_of(unexpected(error))))
+        finally:
+            self._say(None)
+
+    def _say(self, report: rpb.MoveProgress | None) -> None:
+        for listener in self._listeners:
+            listener.put_nowait(report)
+
+    async def reports(self) -> AsyncIterator[rpb.MoveProgress]:
+        queue: asyncio.Queue[rpb.MoveProgress | None] = asyncio.Queue()
+        self._listeners.append(queue)
+        try:
+            while (report := await queue.get()) is not None:
+                yield report
+        finally:
+            self._listeners.remove(queue)
+            if not self._listeners and self._alone_s is not None and not self.task.done():
+                self._loop.call_later(self._alone_s, self._give_up_if_alone)
+
+    def _give_up_if_alone(self) -> None:
+        if not self._listeners and not self.task.done():
+            self._giving_up = self._loop.create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        self.task.cancel()
+        await self._pull.abandon()  # nothing, where it owns by now
+        log.warning("move %s is given up: nobody asks for it any more", self.move_id)
 
 
 class _Rate:

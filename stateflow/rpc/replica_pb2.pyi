@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ApplyHeader(_message.Message):
-    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us", "attempt")
+    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us", "attempt", "event_us", "rewind")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class ApplyHeader(_message.Message):
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_US_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_US_FIELD_NUMBER: _ClassVar[int]
+    REWIND_FIELD_NUMBER: _ClassVar[int]
     operator: str
     source: str
     batch: int
@@ -24,7 +26,9 @@ class ApplyHeader(_message.Message):
     sparse: bool
     watermark_us: int
     attempt: Attempt
-    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ...) -> None: ...
+    event_us: int
+    rewind: bool
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., event_us: _Optional[int] = ..., rewind: _Optional[bool] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("run", "use", "task", "call")
@@ -39,16 +43,18 @@ class Attempt(_message.Message):
     def __init__(self, run: _Optional[str] = ..., use: _Optional[str] = ..., task: _Optional[str] = ..., call: _Optional[str] = ...) -> None: ...
 
 class PartitionRows(_message.Message):
-    __slots__ = ("partition", "epoch", "rows", "last")
+    __slots__ = ("partition", "epoch", "rows", "last", "after")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     partition: int
     epoch: int
     rows: bytes
     last: bool
-    def __init__(self, partition: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+    after: int
+    def __init__(self, partition: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., last: _Optional[bool] = ..., after: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
     __slots__ = ("header", "parts")
@@ -89,21 +95,25 @@ class CreateRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partitions: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("move_id", "spec", "partition", "source", "source_epoch")
+    __slots__ = ("move_id", "spec", "partition", "source", "source_epoch", "bandwidth_max", "standby")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_MAX_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     spec: _common_pb2.OperatorSpec
     partition: int
     source: _common_pb2.Replica
     source_epoch: int
-    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ...) -> None: ...
+    bandwidth_max: float
+    standby: bool
+    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ..., bandwidth_max: _Optional[float] = ..., standby: _Optional[bool] = ...) -> None: ...
 
 class MoveProgress(_message.Message):
-    __slots__ = ("phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "epoch", "digest", "fault")
+    __slots__ = ("phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "epoch", "digest", "fault", "bytes_stored", "base_bytes", "waited_s", "sequence")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WARMING: _ClassVar[MoveProgress.Phase]
@@ -126,6 +136,10 @@ class MoveProgress(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_STORED_FIELD_NUMBER: _ClassVar[int]
+    BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     phase: MoveProgress.Phase
     bytes_warm: int
     bytes_reused: int
@@ -138,43 +152,57 @@ class MoveProgress(_message.Message):
     epoch: int
     digest: str
     fault: _common_pb2.Fault
-    def __init__(self, phase: _Optional[_Union[MoveProgress.Phase, str]] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
+    bytes_stored: int
+    base_bytes: int
+    waited_s: float
+    sequence: int
+    def __init__(self, phase: _Optional[_Union[MoveProgress.Phase, str]] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class FenceRequest(_message.Message):
-    __slots__ = ("move_id", "operator", "partition", "epoch", "target")
+    __slots__ = ("move_id", "operator", "partition", "epoch", "target", "cold", "pause_ms")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    COLD_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     operator: str
     partition: int
     epoch: int
     target: _common_pb2.Replica
-    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
+    cold: bool
+    pause_ms: float
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., cold: _Optional[bool] = ..., pause_ms: _Optional[float] = ...) -> None: ...
 
 class FenceReply(_message.Message):
-    __slots__ = ("sealed", "sequence", "in_hand_ms", "fault")
+    __slots__ = ("sealed", "sequence", "in_hand_ms", "fault", "owned", "owned_epoch")
     SEALED_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IN_HAND_MS_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    OWNED_FIELD_NUMBER: _ClassVar[int]
+    OWNED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     sealed: bool
     sequence: int
     in_hand_ms: float
     fault: _common_pb2.Fault
-    def __init__(self, sealed: _Optional[bool] = ..., sequence: _Optional[int] = ..., in_hand_ms: _Optional[float] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
+    owned: bool
+    owned_epoch: int
+    def __init__(self, sealed: _Optional[bool] = ..., sequence: _Optional[int] = ..., in_hand_ms: _Optional[float] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., owned: _Optional[bool] = ..., owned_epoch: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("move_id", "operator", "partition")
+    __slots__ = ("move_id", "operator", "partition", "owned_at")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OWNED_AT_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     operator: str
     partition: int
-    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
+    owned_at: int
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., owned_at: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("move_id", "operator", "partition", "epoch", "owner")
@@ -190,6 +218,69 @@ class ReleaseRequest(_message.Message):
     owner: _common_pb2.Replica
     def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
 
+class TakeOverRequest(_message.Message):
+    __slots__ = ("move_id", "spec", "partition", "epoch", "how", "standby_move")
+    class How(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STANDBY: _ClassVar[TakeOverRequest.How]
+        LOCAL: _ClassVar[TakeOverRequest.How]
+        CHECKPOINT: _ClassVar[TakeOverRequest.How]
+    STANDBY: TakeOverRequest.How
+    LOCAL: TakeOverRequest.How
+    CHECKPOINT: TakeOverRequest.How
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_MOVE_FIELD_NUMBER: _ClassVar[int]
+    move_id: str
+    spec: _common_pb2.OperatorSpec
+    partition: int
+    epoch: int
+    how: TakeOverRequest.How
+    standby_move: str
+    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., how: _Optional[_Union[TakeOverRequest.How, str]] = ..., standby_move: _Optional[str] = ...) -> None: ...
+
+class TakeOverReply(_message.Message):
+    __slots__ = ("epoch", "sequence", "positions", "checkpoint_epoch", "checkpoint_sequence", "checkpoint_us")
+    class PositionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_US_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    positions: _containers.ScalarMap[str, int]
+    checkpoint_epoch: int
+    checkpoint_sequence: int
+    checkpoint_us: int
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., positions: _Optional[_Mapping[str, int]] = ..., checkpoint_epoch: _Optional[int] = ..., checkpoint_sequence: _Optional[int] = ..., checkpoint_us: _Optional[int] = ...) -> None: ...
+
+class HoldRequest(_message.Message):
+    __slots__ = ("operator", "seconds")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    seconds: float
+    def __init__(self, operator: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ConfirmRequest(_message.Message):
+    __slots__ = ("snapshot_id", "sequence")
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    snapshot_id: str
+    sequence: int
+    def __init__(self, snapshot_id: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
 class InspectRequest(_message.Message):
     __slots__ = ("operator", "partition")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
@@ -199,48 +290,105 @@ class InspectRequest(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class PartitionView(_message.Message):
-    __slots__ = ("operator", "partition", "state", "epoch", "sequence", "move_id")
+    __slots__ = ("operator", "partition", "state", "epoch", "sequence", "move_id", "batch_rate", "bytes")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_RATE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     operator: str
     partition: int
     state: str
     epoch: int
     sequence: int
     move_id: str
-    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., move_id: _Optional[str] = ...) -> None: ...
+    batch_rate: float
+    bytes: int
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., move_id: _Optional[str] = ..., batch_rate: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("operator",)
+    __slots__ = ("operator", "savepoint", "partitions")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     operator: str
-    def __init__(self, operator: _Optional[str] = ...) -> None: ...
+    savepoint: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, operator: _Optional[str] = ..., savepoint: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CheckpointReply(_message.Message):
-    __slots__ = ("partitions", "bytes_new", "bytes_total", "duration_s")
+    __slots__ = ("partitions", "bytes_new", "bytes_total", "duration_s", "url", "numbers")
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     BYTES_NEW_FIELD_NUMBER: _ClassVar[int]
     BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
     partitions: int
     bytes_new: int
     bytes_total: int
     duration_s: float
-    def __init__(self, partitions: _Optional[int] = ..., bytes_new: _Optional[int] = ..., bytes_total: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
+    url: str
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, partitions: _Optional[int] = ..., bytes_new: _Optional[int] = ..., bytes_total: _Optional[int] = ..., duration_s: _Optional[float] = ..., url: _Optional[str] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("restore_id", "spec", "partition", "epoch", "url", "savepoint", "source", "batch", "own")
+    RESTORE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    restore_id: str
+    spec: _common_pb2.OperatorSpec
+    partition: int
+    epoch: int
+    url: str
+    savepoint: str
+    source: str
+    batch: int
+    own: bool
+    def __init__(self, restore_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., url: _Optional[str] = ..., savepoint: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., own: _Optional[bool] = ...) -> None: ...
+
+class RestoreReply(_message.Message):
+    __slots__ = ("epoch", "sequence", "positions", "bytes", "passed_over")
+    class PositionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    positions: _containers.ScalarMap[str, int]
+    bytes: int
+    passed_over: _containers.RepeatedCompositeFieldContainer[_common_pb2.Fault]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., positions: _Optional[_Mapping[str, int]] = ..., bytes: _Optional[int] = ..., passed_over: _Optional[_Iterable[_Union[_common_pb2.Fault, _Mapping]]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("move_id", "operator", "partition")
+    __slots__ = ("move_id", "operator", "partition", "standby")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     operator: str
     partition: int
-    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
+    standby: bool
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., standby: _Optional[bool] = ...) -> None: ...
 
 class BaseFile(_message.Message):
     __slots__ = ("name", "size", "digest")
@@ -307,34 +455,40 @@ class Seal(_message.Message):
     def __init__(self, move_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., digest: _Optional[str] = ..., sealed_at_us: _Optional[int] = ...) -> None: ...
 
 class ChangeFrame(_message.Message):
-    __slots__ = ("change_sets", "head_sequence", "lag_bytes", "seal", "continues")
+    __slots__ = ("change_sets", "head_sequence", "lag_bytes", "seal", "continues", "chain")
     CHANGE_SETS_FIELD_NUMBER: _ClassVar[int]
     HEAD_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
     change_sets: _containers.RepeatedScalarFieldContainer[bytes]
     head_sequence: int
     lag_bytes: int
     seal: Seal
     continues: bool
-    def __init__(self, change_sets: _Optional[_Iterable[bytes]] = ..., head_sequence: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ..., continues: _Optional[bool] = ...) -> None: ...
+    chain: bytes
+    def __init__(self, change_sets: _Optional[_Iterable[bytes]] = ..., head_sequence: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ..., continues: _Optional[bool] = ..., chain: _Optional[bytes] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("operator", "state", "partitions")
+    __slots__ = ("operator", "state", "partitions", "keys")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     operator: str
     state: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, operator: _Optional[str] = ..., state: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, operator: _Optional[str] = ..., state: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ScanPage(_message.Message):
-    __slots__ = ("records",)
+    __slots__ = ("records", "continues")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     records: bytes
-    def __init__(self, records: _Optional[bytes] = ...) -> None: ...
+    continues: bool
+    def __init__(self, records: _Optional[bytes] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class PositionsRequest(_message.Message):
     __slots__ = ("operator", "source", "partitions")
@@ -347,7 +501,7 @@ class PositionsRequest(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PositionsReply(_message.Message):
-    __slots__ = ("positions",)
+    __slots__ = ("positions", "event_us", "event_before_us")
     class PositionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -355,15 +509,35 @@ class PositionsReply(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class EventUsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class EventBeforeUsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_US_FIELD_NUMBER: _ClassVar[int]
+    EVENT_BEFORE_US_FIELD_NUMBER: _ClassVar[int]
     positions: _containers.ScalarMap[int, int]
-    def __init__(self, positions: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    event_us: _containers.ScalarMap[int, int]
+    event_before_us: _containers.ScalarMap[int, int]
+    def __init__(self, positions: _Optional[_Mapping[int, int]] = ..., event_us: _Optional[_Mapping[int, int]] = ..., event_before_us: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
-    __slots__ = ("after",)
+    __slots__ = ("after", "sizes")
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     after: int
-    def __init__(self, after: _Optional[int] = ...) -> None: ...
+    sizes: bool
+    def __init__(self, after: _Optional[int] = ..., sizes: _Optional[bool] = ...) -> None: ...
 
 class RequestSample(_message.Message):
     __slots__ = ("number", "at_us", "operator", "rows", "total_ms", "held_ms")

@@ -65,6 +65,16 @@ class ReplicaServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
                 _registered_method=True)
+        self.TakeOver = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/TakeOver',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.TakeOverRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.TakeOverReply.FromString,
+                _registered_method=True)
+        self.Hold = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/Hold',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.HoldRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/stateflow.rpc.ReplicaService/Inspect',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.InspectRequest.SerializeToString,
@@ -74,6 +84,16 @@ class ReplicaServiceStub:
                 '/stateflow.rpc.ReplicaService/Checkpoint',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.CheckpointRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.CheckpointReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/Restore',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.RestoreReply.FromString,
+                _registered_method=True)
+        self.Surrender = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/Surrender',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.FenceRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.FenceReply.FromString,
                 _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/stateflow.rpc.ReplicaService/Snapshot',
@@ -89,6 +109,11 @@ class ReplicaServiceStub:
                 '/stateflow.rpc.ReplicaService/Follow',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.FollowRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.ChangeFrame.FromString,
+                _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/Confirm',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
                 _registered_method=True)
         self.Scan = channel.unary_stream(
                 '/stateflow.rpc.ReplicaService/Scan',
@@ -148,6 +173,18 @@ class ReplicaServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeOver(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Hold(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Inspect(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -156,6 +193,19 @@ class ReplicaServiceServicer:
 
     def Checkpoint(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Surrender(self, request, context):
+        """move_id: of the restore
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -174,6 +224,12 @@ class ReplicaServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Confirm(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,6 +287,16 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.ReleaseRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
             ),
+            'TakeOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeOver,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.TakeOverRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.TakeOverReply.SerializeToString,
+            ),
+            'Hold': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.HoldRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
+            ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.InspectRequest.FromString,
@@ -240,6 +306,16 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.CheckpointRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.CheckpointReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.RestoreRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.RestoreReply.SerializeToString,
+            ),
+            'Surrender': grpc.unary_unary_rpc_method_handler(
+                    servicer.Surrender,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.FenceRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.FenceReply.SerializeToString,
             ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
@@ -255,6 +331,11 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     servicer.Follow,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.FollowRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.ChangeFrame.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.ConfirmRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
             ),
             'Scan': grpc.unary_stream_rpc_method_handler(
                     servicer.Scan,
@@ -445,6 +526,60 @@ class ReplicaService:
             _registered_method=True)
 
     @staticmethod
+    def TakeOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/TakeOver',
+            stateflow_dot_rpc_dot_replica__pb2.TakeOverRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.TakeOverReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Hold',
+            stateflow_dot_rpc_dot_replica__pb2.HoldRequest.SerializeToString,
+            stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Inspect(request,
             target,
             options=(),
@@ -488,6 +623,60 @@ class ReplicaService:
             '/stateflow.rpc.ReplicaService/Checkpoint',
             stateflow_dot_rpc_dot_replica__pb2.CheckpointRequest.SerializeToString,
             stateflow_dot_rpc_dot_replica__pb2.CheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Restore',
+            stateflow_dot_rpc_dot_replica__pb2.RestoreRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.RestoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Surrender(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Surrender',
+            stateflow_dot_rpc_dot_replica__pb2.FenceRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.FenceReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -569,6 +758,33 @@ class ReplicaService:
             '/stateflow.rpc.ReplicaService/Follow',
             stateflow_dot_rpc_dot_replica__pb2.FollowRequest.SerializeToString,
             stateflow_dot_rpc_dot_replica__pb2.ChangeFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Confirm',
+            stateflow_dot_rpc_dot_replica__pb2.ConfirmRequest.SerializeToString,
+            stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

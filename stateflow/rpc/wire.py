@@ -65,6 +65,11 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
     return Unavailable(what, remedy="check that it runs and that the address is right")
 
 
+def connect(address: str) -> grpc.aio.Channel:
+    """How servers reach each other; a simulation hands another in."""
+    return grpc.aio.insecure_channel(address, options=OPTIONS)
+
+
 async def connected(channel: grpc.aio.Channel, address: str) -> None:
     """Until the channel has a connection. A peer that was restarted is else refused for as long as the channel backs
     off, though it is there. Raises Unavailable."""

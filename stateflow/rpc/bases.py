@@ -1,0 +1,178 @@
+"""Where a move's base files come from: the source itself, or the checkpoint store when that is nearer.
+
+Which is nearer is measured: each is tried on the first files worth it, then the faster one is used. Contents are
+addressed by digest and proved when the base is whole, so that it does not matter who sent what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import grpc.aio
+import xxhash
+
+from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile
+from stateflow.clock import Clock
+from stateflow.errors import CheckpointCorrupt, TransferCorrupt, Unavailable
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import remote_error
+from stateflow.runtime.pace import Pace
+from stateflow.runtime.transfer import BaseFile
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+#: a file this large tells how fast a source is
+TELLING_BYTES = 256 << 10
+DAMAGED_MAX = 3
+#: of one partition, newest first: files that left the newest checkpoint since are in the one before
+MANIFESTS_READ = 2
+
+
+class BaseSource(Protocol):
+    name: str
+    waited_s: float  # that its pace made it wait
+
+    async def fetch(self, file: BaseFile, path: Path) -> bool:
+        """Bring a file to ``path``, which may hold its beginning. False: it is not to be had here.
+
+        Raises Unavailable when the source does not answer, and what it refuses with.
+        """
+        ...
+
+
+class Peer:
+    """The move's source, over its Fetch stream."""
+
+    name = "peer"
+
+    def __init__(self, stub: object, snapshot_id: str, address: str, pace: Pace, clock: Clock) -> None:
+        self._stub, self._snapshot_id, self._address = stub, snapshot_id, address
+        self._pace, self._clock = pace, clock
+        self.waited_s = 0.0
+
+    async def fetch(self, file: BaseFile, path: Path) -> bool:
+        for attempt in range(1, DAMAGED_MAX + 1):
+            offset = path.stat().st_size if path.exists() else 0
+            request = rpb.FetchRequest(snapshot_id=self._snapshot_id, name=file.name, offset=offset)
+            try:
+                await self._stream(request, path)
+                return True
+            except TransferCorrupt:
+                if attempt == DAMAGED_MAX:
+                    raise
+        raise AssertionError
+
+    async def _stream(self, request: rpb.FetchRequest, path: Path) -> None:
+        try:
+            with path.open("ab") as out:
+                async for chunk in self._stub.Fetch(request):  # type: ignore[attr-defined]
+                    if xxhash.xxh64_intdigest(chunk.data) != chunk.checksum:
+                        raise TransferCorrupt(
+                            "a piece of a base file arrived damaged",
+                            remedy="it is sent again",
+                            file=request.name,
+                            offset=out.tell(),
+                        )
+                    out.write(chunk.data)
+                    wait = self._pace.wait_s(self._clock.monotonic(), len(chunk.data))
+                    if wait:
+                        self.waited_s += wait
+                        await asyncio.sleep(wait)
+        except grpc.aio.AioRpcError as error:
+            raise remote_error(error, self._address) from error
+
+
+class Store:
+    """The checkpoint store: files of the partition's newest checkpoints, by digest."""
+
+    name = "store"
+
+    def __init__(
+        self, checkpoints: CheckpointStore, partition: PartitionId, executor: Executor, pace: Pace, clock: Clock
+    ) -> None:
+        self._checkpoints, self._partition, self._executor = checkpoints, partition, executor
+        self._pace, self._clock = pace, clock
+        self._known: dict[str, tuple[Manifest, ManifestFile]] | None = None
+        self.waited_s = 0.0
+
+    async def fetch(self, file: BaseFile, path: Path) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._executor, self._fetch, file, path)
+        except (Unavailable, CheckpointCorrupt) as error:
+            log.warning("base file %s comes from its source instead: %s", file.name, error)
+            return False
+        if found and (wait := self._pace.wait_s(self._clock.monotonic(), file.size)):
+            self.waited_s += wait
+            await asyncio.sleep(wait)
+        return found
+
+    def _fetch(self, file: BaseFile, path: Path) -> bool:
+        if self._known is None:
+            newest = list(itertools.islice(self._checkpoints.newest(self._partition), MANIFESTS_READ))
+            self._known = {each.digest: (manifest, each) for manifest in reversed(newest) for each in manifest.files}
+        if file.digest not in self._known:
+            return False
+        manifest, stored = self._known[file.digest]
+        scratch = path.with_name(path.name + ".stored")
+        try:
+            self._checkpoints.restore(replace(manifest, files=(stored,)), scratch)
+            (scratch / stored.name).replace(path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return True
+
+
+@dataclass(slots=True)
+class _Speed:
+    bytes_: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.bytes_ / self.seconds if self.seconds > 0 else 0.0
+
+
+class Nearest:
+    """Chooses among sources, the last of which has everything."""
+
+    def __init__(self, sources: Sequence[BaseSource], clock: Clock) -> None:
+        self._sources = list(sources)
+        self._clock = clock
+        self._speeds = {source.name: _Speed() for source in self._sources}
+        self.fetched = {source.name: 0 for source in self._sources}
+
+    async def fetch(self, file: BaseFile, path: Path) -> str:
+        """Returns the name of the source it came from."""
+        for source in self._order(file, path):
+            waited, started = source.waited_s, self._clock.monotonic()
+            if await source.fetch(file, path):
+                speed = self._speeds[source.name]
+                speed.bytes_ += file.size
+                speed.seconds += self._clock.monotonic() - started - (source.waited_s - waited)
+                self.fetched[source.name] += file.size
+                return source.name
+        raise TransferCorrupt("no source has the base file", remedy="the transfer starts again", file=file.name)
+
+    def _order(self, file: BaseFile, path: Path) -> list[BaseSource]:
+        everything = self._sources[-1]
+        if file.size < TELLING_BYTES or path.exists():  # not worth a look, or begun with the peer
+            return [everything]
+        unknown = [source for source in self._sources if not self._speeds[source.name].bytes_]
+        if unknown:
+            return [*unknown, *(source for source in self._sources if source not in unknown)]
+        return sorted(self._sources, key=lambda source: -self._speeds[source.name].rate)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second from the peer, without what it was made to wait; 0: too little came to tell."""
+        speed = self._speeds[self._sources[-1].name]
+        return speed.rate if speed.bytes_ >= TELLING_BYTES else 0.0

@@ -1,0 +1,146 @@
+"""A replica's checkpoints: periodic and on demand, and restores. On threads of their own: a store that is slow or
+silent must not keep moves and batches waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from random import Random  # noqa: TID251 - the type; which one is handed in
+
+from stateflow.checkpoint import CheckpointStore, Codec
+from stateflow.checkpoint.codec import key_from_environment
+from stateflow.clock import Clock
+from stateflow.errors import InvalidArgument, StaleCheckpoint, StateflowError, UnknownPartition
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import fault_of, spec_of
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.restoring import Restored, Wanted
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+RESTORES_AT_ONCE = 2
+#: periodic checkpoints of replicas that were started together drift apart by this share of the interval
+JITTER = 0.1
+
+
+class CheckpointShell:
+    """Args: store: where checkpoints go; None: nowhere, and only restores that name a store are possible."""
+
+    def __init__(self, node: ReplicaNode, store: CheckpointStore | None, clock: Clock, random: Random) -> None:
+        self._node = node
+        self.store = store
+        self._clock = clock
+        self._random = random
+        self._one = asyncio.Lock()
+        self._uploads = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._restores = ThreadPoolExecutor(RESTORES_AT_ONCE, thread_name_prefix="restores")
+        self._loop = asyncio.get_running_loop()
+        self.taken = 0
+
+    # -- taking -------------------------------------------------------------------------------------------
+
+    async def on_demand(self, request: rpb.CheckpointRequest) -> rpb.CheckpointReply:
+        """Every partition that is owned here; raises the first error when all were tried."""
+        wanted = set(request.partitions)
+        partitions = [
+            partition
+            for partition in self._node.owned(request.operator or None)
+            if not wanted or partition.partition in wanted
+        ]
+        async with self._one:
+            reply, errors = await self._take(partitions, request.savepoint, on_demand=True)
+        if errors:
+            raise errors[0]
+        return reply
+
+    async def periodically(self) -> None:
+        """Until cancelled. The first after a random part of the interval, so that replicas do not upload in step."""
+        interval_s = self._node.settings.checkpoint_interval_s
+        await asyncio.sleep(interval_s * self._random.random())
+        while True:
+            async with self._one:
+                _, errors = await self._take(self._node.owned(), "", on_demand=False)
+            for error in errors:
+                log.error("checkpoint failed: %s", error)
+            await asyncio.sleep(interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
+
+    async def _take(
+        self, partitions: list[PartitionId], savepoint: str, *, on_demand: bool
+    ) -> tuple[rpb.CheckpointReply, list[StateflowError]]:
+        store = self._own_store()
+        started = self._clock.monotonic()
+        reply = rpb.CheckpointReply(url=store.url)
+        errors: list[StateflowError] = []
+
+        def take(partition: PartitionId) -> None:
+            saved = self._node.checkpointer.take(partition, store, savepoint=savepoint, on_demand=on_demand)
+            if saved is not None:
+                reply.partitions += 1
+                reply.numbers.append(partition.partition)
+                reply.bytes_new += saved.bytes_new
+                reply.bytes_total += saved.bytes_total
+
+        for partition in partitions:
+            try:
+                await self._loop.run_in_executor(self._uploads, take, partition)
+            except StaleCheckpoint as error:
+                errors.append(error)
+            except StateflowError as error:
+                errors.append(error)
+                if not on_demand:  # the store is at fault: the others would only wait for it too
+                    break
+            except Exception as error:
+                log.exception("checkpoint of %s failed", partition)
+                errors.append(StateflowError(f"{type(error).__name__}: {error}", remedy="see the replica's log"))
+        reply.duration_s = self._clock.monotonic() - started
+        self.taken += not errors
+        return reply, errors
+
+    def _own_store(self) -> CheckpointStore:
+        if self.store is None:
+            raise InvalidArgument(
+                "this replica has no checkpoint store",
+                remedy="start it with --checkpoints URL",
+                replica=self._node.info.name,
+            )
+        return self.store
+
+    # -- restoring ----------------------------------------------------------------------------------------
+
+    async def restore(self, request: rpb.RestoreRequest) -> rpb.RestoreReply:
+        return await self._loop.run_in_executor(self._restores, self._restore, request)
+
+    def _restore(self, request: rpb.RestoreRequest) -> rpb.RestoreReply:
+        spec = spec_of(request.spec)
+        if not request.partition < spec.partitions:
+            raise UnknownPartition(f"there is no partition {request.partition}", remedy="see `stateflow status`")
+        partition = PartitionId(spec.name, request.partition)
+        restorer = self._node.restorer
+        if request.own:
+            return _reply(restorer.own(partition, request.restore_id, request.epoch))
+        store = self._named(request.url) if request.url else self._own_store()
+        wanted = Wanted(request.savepoint, request.source, request.batch)
+        return _reply(restorer.prepare(spec, partition, request.restore_id, store, self.store, wanted))
+
+    def _named(self, url: str) -> CheckpointStore:
+        if self.store is not None and self.store.url == url:
+            return self.store
+        settings = self._node.settings
+        codec = Codec(settings.checkpoint_compression, key_from_environment())
+        cache = self.store.cache if self.store is not None else None
+        return CheckpointStore(url, codec=codec, cache=cache, create=False, timeout_s=settings.checkpoint_timeout_s)
+
+    def close(self) -> None:
+        self._uploads.shutdown(wait=False, cancel_futures=True)
+        self._restores.shutdown(wait=False, cancel_futures=True)
+
+
+def _reply(restored: Restored) -> rpb.RestoreReply:
+    return rpb.RestoreReply(
+        epoch=restored.epoch,
+        sequence=restored.sequence,
+        positions=restored.positions,
+        bytes=restored.bytes,
+        passed_over=[fault_of(error) for error in restored.passed_over],
+    )

@@ -1,0 +1,67 @@
+"""A replica's place in its cluster: it registers, seals what was given away meanwhile, and keeps its lease alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import grpc.aio
+
+from stateflow.errors import StateflowError
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import controller_pb2_grpc
+from stateflow.rpc.moving import MoveHandlers, views_of
+from stateflow.rpc.wire import remote_error, replica_of, replica_to_pb, spec_of
+from stateflow.types import PartitionId, ReplicaInfo
+
+log = logging.getLogger(__name__)
+CALL_TIMEOUT_S = 5.0
+
+
+async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: str, incarnation: str) -> None:
+    """Register, then heartbeat; register again whenever the controller does not know this incarnation.
+
+    A controller that gave partitions away forgets the incarnation first. So the lease of a replica that comes back
+    begins behind its registration, and that behind the seals of what it lost.
+    """
+    node = shell.node
+    warned = known = False
+    async with shell.connect(controller) as channel:
+        stub = controller_pb2_grpc.ControllerServiceStub(channel)
+        while True:
+            try:
+                if not known:
+                    await _register(shell, stub, info, incarnation)
+                    log.info("registered as %s at %s", info.name, controller)
+                sent_at = shell.clock.monotonic()
+                beat = await stub.Heartbeat(
+                    cpb.HeartbeatRequest(name=info.name, incarnation=incarnation), timeout=CALL_TIMEOUT_S
+                )
+                known, warned = beat.known, False
+                if known:
+                    node.lease.granted(sent_at, beat.lease_s)
+                else:
+                    node.lease.revoke()
+            except grpc.aio.AioRpcError as error:
+                if not warned:
+                    log.warning("%s", remote_error(error, controller))
+                    warned = True
+            except StateflowError as error:  # it serves nothing before this is mended
+                log.error("cannot seal what was given away: %s", error)
+            await asyncio.sleep(node.settings.heartbeat_interval_s)
+
+
+async def _register(
+    shell: MoveHandlers, stub: controller_pb2_grpc.ControllerServiceStub, info: ReplicaInfo, incarnation: str
+) -> None:
+    request = cpb.RegisterRequest(replica=replica_to_pb(info), incarnation=incarnation, partitions=views_of(shell.node))
+    reply = await stub.Register(request, timeout=2 * CALL_TIMEOUT_S)
+    for spec in reply.operators:
+        with contextlib.suppress(StateflowError):  # it is named again when it is really needed
+            await shell.in_files(shell.node.learn, spec_of(spec))
+    for gone in reply.superseded:
+        partition = PartitionId(gone.operator, gone.partition)
+        owner = replica_of(gone.owner)
+        if await shell.in_files(shell.node.successor.supersede, partition, gone.epoch, owner):
+            log.warning("%s went to %s at epoch %d while this replica was not heard", partition, owner.name, gone.epoch)

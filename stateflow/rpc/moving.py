@@ -1,0 +1,328 @@
+"""What a replica answers about moves: as the source of one, as its target, and as the successor of a dead owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import grpc.aio
+import xxhash
+
+from stateflow.checkpoint import CheckpointStore
+from stateflow.clock import Clock
+from stateflow.errors import InvalidArgument, MoveUnknown, StateflowError
+from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.puller import Incoming, Pull, RunningPull
+from stateflow.rpc.wire import fault_of, pieces, replica_of, seal_to_pb, snapshot_to_pb, spec_of, streaming, unary
+from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.runtime.pace import Share
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.takeover import TakenOver
+from stateflow.runtime.transfer import ChangeLog
+from stateflow.types import PartitionId
+
+FOLLOW_IDLE_S = 1.0
+T = TypeVar("T")
+
+
+class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
+    """Base of a replica's server. ``in_files`` is for long work on files, ``_in_quick`` for what a pause waits for."""
+
+    def __init__(
+        self,
+        node: ReplicaNode,
+        checkpoints: CheckpointStore | None,
+        clock: Clock,
+        connect: Callable[[str], grpc.aio.Channel],
+    ) -> None:
+        self.node = node
+        self.connect = connect
+        self.checkpoints = checkpoints
+        self.clock = clock
+        self._files = ThreadPoolExecutor(4, thread_name_prefix="files")
+        self._quick = ThreadPoolExecutor(4, thread_name_prefix="moves")
+        self._peers: dict[str, grpc.aio.Channel] = {}
+        self._pulls: dict[PartitionId, RunningPull] = {}
+        self._changed: dict[PartitionId, asyncio.Event] = {}
+        self._loop = asyncio.get_running_loop()
+        self._share = Share(0.25)  # that sending base files may have of this process's time
+        node.on_change(self._wake_from_thread)
+
+    def _next_change(self, partition: PartitionId) -> asyncio.Event:
+        return self._changed.setdefault(partition, asyncio.Event())
+
+    def _wake_from_thread(self, partition: PartitionId) -> None:
+        self._loop.call_soon_threadsafe(self._wake, partition)
+
+    def _wake(self, partition: PartitionId) -> None:
+        event = self._changed.pop(partition, None)
+        if event is not None:
+            event.set()
+
+    # -- as the target ------------------------------------------------------------------------------------
+
+    @streaming
+    async def Prepare(
+        self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rpb.MoveProgress]:
+        spec = spec_of(request.spec)
+        partition = PartitionId(spec.name, request.partition)
+        lifecycle = self.node.lifecycle(partition)
+        if lifecycle.state is State.OWNED and lifecycle.move_id == request.move_id:
+            yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, epoch=lifecycle.epoch)  # it ended before
+            return
+        # The transfer outlives this call: a controller that goes away must not stop a move that is sealed, and
+        # one that comes back joins the transfer that is under way.
+        running = self._pulls.get(partition)
+        if running is None or running.move_id != request.move_id or running.task.done():
+            source = replica_of(request.source)
+            move = Incoming(
+                request.move_id,
+                spec,
+                partition,
+                source,
+                request.source_epoch,
+                request.bandwidth_max,
+                request.standby,
+            )
+            pull = Pull(
+                self.node, move, self._peer(source.address), self._files, self._quick, self.clock, self.checkpoints
+            )
+            alone_s = None if request.standby else self.node.settings.resume_timeout_s
+            running = self._pulls[partition] = RunningPull(request.move_id, pull, self._loop, alone_s)
+        async for report in running.reports():
+            yield report
+
+    # -- as the source ------------------------------------------------------------------------------------
+
+    @unary
+    async def Fence(self, request: rpb.FenceRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
+        partition = PartitionId(request.operator, request.partition)
+        started = self.clock.monotonic()
+        in_hand_ms = 0.0
+        try:
+            await self._quiet_moment(partition, request.pause_ms / 1e3)
+            in_hand_ms = (self.clock.monotonic() - started) * 1e3
+            event = self._next_change(partition)
+            sealed = await self._in_quick(self._fence, partition, request)
+            while not sealed:  # the batch in hand is being finished
+                await event.wait()
+                event = self._next_change(partition)
+                lifecycle = self.node.lifecycle(partition)
+                sealed = lifecycle.state is State.SEALED
+                in_hand_ms = (self.clock.monotonic() - started) * 1e3
+                if not sealed and lifecycle.state is not State.FENCING:
+                    raise MoveUnknown("the fence was cancelled", remedy="none", move=request.move_id)
+        except StateflowError as error:
+            return rpb.FenceReply(sealed=False, fault=fault_of(error))
+        return rpb.FenceReply(sealed=True, in_hand_ms=in_hand_ms)
+
+    def _fence(self, partition: PartitionId, request: rpb.FenceRequest) -> bool:
+        sender, serves = self.node.sender, self.node.lifecycle(partition).state is State.OWNED
+        if serves and not request.cold and not sender.is_followed(partition, request.move_id):
+            raise MoveUnknown(
+                "the target does not follow this partition now", remedy="start the move again", move=request.move_id
+            )
+        target = replica_of(request.target)
+        return sender.fence(partition, request.move_id, request.epoch, target, cold=request.cold)
+
+    async def _quiet_moment(self, partition: PartitionId, pause_s: float) -> None:
+        """Return right behind the commit of the next batch, where waiting for it is worth it."""
+        left = self.node.quiet_in(partition, pause_s)
+        deadline = self.clock.monotonic() + left
+        sequence = self.node.sequence(partition)
+        while left > 0 and self.node.sequence(partition) == sequence:
+            await asyncio.sleep(min(left, 0.002))
+            left = deadline - self.clock.monotonic()
+
+    @unary
+    async def Cancel(self, request: rpb.CancelRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
+        partition = PartitionId(request.operator, request.partition)
+        lifecycle = self.node.lifecycle(partition)
+        if not request.owned_at and lifecycle.state is not State.WARMING and lifecycle.move_id == request.move_id:
+            return rpb.FenceReply(owned=lifecycle.state is State.OWNED, owned_epoch=lifecycle.epoch)
+        cancelled = await self._in_quick(self.node.cancel, partition, request.move_id, request.owned_at)
+        if not request.owned_at and lifecycle.state is State.OWNED and lifecycle.move_id == request.move_id:
+            return rpb.FenceReply(owned=True, owned_epoch=lifecycle.epoch)  # it owned while the cancellation waited
+        return rpb.FenceReply(sealed=not cancelled)
+
+    @unary
+    async def Release(self, request: rpb.ReleaseRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        partition = PartitionId(request.operator, request.partition)
+        await self._in_quick(self.node.sender.release, partition, request.move_id)
+        return pb.Empty()
+
+    @unary
+    async def Hold(self, request: rpb.HoldRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        self.node.hold(request.operator, request.seconds)
+        return pb.Empty()
+
+    @unary
+    async def Inspect(self, request: rpb.InspectRequest, context: grpc.aio.ServicerContext) -> rpb.PartitionView:
+        return view_of(self.node, self.node.lifecycle(PartitionId(request.operator, request.partition)), 0)
+
+    @unary
+    async def Snapshot(self, request: rpb.SnapshotRequest, context: grpc.aio.ServicerContext) -> rpb.SnapshotReply:
+        partition = PartitionId(request.operator, request.partition)
+        snapshot = await self.in_files(self.node.sender.snapshot, partition, request.move_id, request.standby)
+        return snapshot_to_pb(snapshot)
+
+    @streaming
+    async def Fetch(self, request: rpb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.FileChunk]:
+        with self.node.sender.reading(request.snapshot_id):
+            path = self.node.sender.snapshot_file(request.snapshot_id, request.name)
+            with path.open("rb") as file:
+                file.seek(request.offset)
+                while True:
+                    began = self.clock.monotonic()
+                    data, checksum = await self.in_files(_chunk, file, self.node.settings.chunk_bytes)
+                    if not data:
+                        return
+                    yield rpb.FileChunk(data=data, checksum=checksum)
+                    now = self.clock.monotonic()
+                    if self.node.served_at > now - self._share.busy_s:
+                        self._share.other_work(now)
+                    wait = self._share.wait_s(now, now - began)
+                    if wait:
+                        await asyncio.sleep(wait)
+
+    @streaming
+    async def Follow(
+        self, request: rpb.FollowRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rpb.ChangeFrame]:
+        with self.node.sender.reading(request.snapshot_id) as changes:
+            more = asyncio.Event()
+
+            def wake() -> None:
+                self._loop.call_soon_threadsafe(more.set)
+
+            changes.wake = wake
+            after, said = request.after_sequence, False
+            while True:
+                more.clear()
+                _check_log(changes)
+                reading = changes.read(after, self.node.settings.chunk_bytes)
+                after += len(reading.change_sets)
+                if reading.change_sets or reading.seal or not said:
+                    for frame in _frames(reading.change_sets, self.node.settings.chunk_bytes):
+                        yield frame
+                    closing = rpb.ChangeFrame(
+                        head_sequence=reading.head_sequence, lag_bytes=reading.lag_bytes, chain=reading.chain
+                    )
+                    if reading.seal is not None:
+                        closing.seal.CopyFrom(seal_to_pb(reading.seal))
+                    yield closing
+                    said = True
+                if reading.seal is not None:
+                    return
+                if not reading.lag_bytes:
+                    try:
+                        await asyncio.wait_for(more.wait(), FOLLOW_IDLE_S)
+                    except TimeoutError:
+                        said = False  # so that a silent stream is a broken one
+
+    @unary
+    async def Confirm(self, request: rpb.ConfirmRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        self.node.sender.confirm(request.snapshot_id, request.sequence)
+        return pb.Empty()
+
+    # -- as the successor ---------------------------------------------------------------------------------
+
+    @unary
+    async def TakeOver(self, request: rpb.TakeOverRequest, context: grpc.aio.ServicerContext) -> rpb.TakeOverReply:
+        spec = spec_of(request.spec)
+        partition = PartitionId(spec.name, request.partition)
+        successor = self.node.successor
+        match request.how:
+            case rpb.TakeOverRequest.STANDBY:
+                taken = await self._in_quick(
+                    successor.from_standby, partition, request.move_id, request.epoch, request.standby_move
+                )
+                running = self._pulls.pop(partition, None)
+                if running is not None:
+                    running.task.cancel()
+            case rpb.TakeOverRequest.LOCAL:
+                taken = await self._in_quick(successor.from_local, partition, request.move_id, request.epoch)
+            case _:
+                if self.checkpoints is None:
+                    raise InvalidArgument(
+                        "this replica has no checkpoint store",
+                        remedy="start it with --checkpoints URL, or start the owner again",
+                        replica=self.node.info.name,
+                    )
+                taken = await self.in_files(
+                    successor.from_checkpoint, spec, partition, request.move_id, request.epoch, self.checkpoints
+                )
+        return _taken_to_pb(taken)
+
+    # -- plumbing -----------------------------------------------------------------------------------------
+
+    def _peer(self, address: str) -> grpc.aio.Channel:
+        if address not in self._peers:
+            self._peers[address] = self.connect(address)
+        return self._peers[address]
+
+    async def in_files(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._files, work, *arguments)
+
+    async def _in_quick(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._quick, work, *arguments)
+
+    async def stop_moving(self) -> None:
+        for running in self._pulls.values():
+            running.task.cancel()
+        for channel in self._peers.values():
+            await channel.close()
+        self._files.shutdown()
+        self._quick.shutdown()
+
+
+def _chunk(file: Any, size: int) -> tuple[bytes, int]:
+    data = file.read(size)
+    return data, xxhash.xxh64_intdigest(data)
+
+
+def _frames(change_sets: list[bytes], bytes_max: int) -> Iterator[rpb.ChangeFrame]:
+    for change_set in change_sets:
+        for piece, last in pieces(change_set, bytes_max):
+            yield rpb.ChangeFrame(change_sets=[piece], continues=not last)
+
+
+def _check_log(changes: ChangeLog) -> None:
+    if changes.closed:
+        raise MoveUnknown("the move was cancelled or began anew", remedy="start it again", move=changes.move_id)
+    if changes.overflowed:
+        raise MoveUnknown(
+            "changes came faster than they were fetched",
+            remedy="raise the change log's limit",
+            move=changes.move_id,
+        )
+
+
+def _taken_to_pb(taken: TakenOver) -> rpb.TakeOverReply:
+    reply = rpb.TakeOverReply(epoch=taken.epoch, sequence=taken.sequence, positions=taken.positions)
+    if taken.checkpoint is not None:
+        reply.checkpoint_epoch, reply.checkpoint_sequence = taken.checkpoint.order
+        reply.checkpoint_us = taken.checkpoint.created_us
+    return reply
+
+
+def view_of(node: ReplicaNode, lifecycle: Lifecycle, sequence: int, *, size: bool = False) -> rpb.PartitionView:
+    return rpb.PartitionView(
+        operator=lifecycle.partition.operator,
+        partition=lifecycle.partition.partition,
+        state=lifecycle.state,
+        epoch=lifecycle.epoch,
+        sequence=sequence,
+        move_id=lifecycle.move_id,
+        batch_rate=node.batch_rate(lifecycle.partition),
+        bytes=node.bytes_on_disk(lifecycle.partition) if size else 0,
+    )
+
+
+def views_of(node: ReplicaNode, *, sizes: bool = False) -> list[rpb.PartitionView]:
+    return [view_of(node, lifecycle, sequence, size=sizes) for lifecycle, sequence in node.inventory()]
