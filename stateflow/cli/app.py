@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from random import Random  # noqa: TID251 - seeded by the system, here where everything is put together
+from typing import Annotated, Any
 
 import typer
 
 from reconfig.controller import service as controller_service
-from stateflow.checkpoint import CheckpointStore
-from stateflow.cli import show
+from stateflow.cli import checkpoint, moving, show, spark, state
+from stateflow.cli import ledger as ledger_commands
+from stateflow.cli import run as run_command
+from stateflow.cli.options import (
+    LOCAL,
+    Controller,
+    Json,
+    MaxBandwidth,
+    MaxPause,
+    Order,
+    Patience,
+    Strategy,
+    move_options,
+    partition_numbers,
+)
 from stateflow.cli.output import command, console, emit, log_to_stderr
 from stateflow.client import Cluster
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger
 from stateflow.rpc import replica_server
+from stateflow.runtime.lease import Lease
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
@@ -31,15 +45,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Stateful stream operators whose state can move while the pipeline runs.",
 )
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
-Controller = Annotated[
-    str, typer.Option("--controller", envvar="STATEFLOW_CONTROLLER", help="The controller's host:port.")
-]
+app.add_typer(ledger_commands.ledger, name="ledger")
+app.add_typer(ledger_commands.stages, name="stages")
+app.command("run")(run_command.run)
 Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
 StopWithParent = Annotated[
     bool, typer.Option("--stop-with-parent", help="End when standard input closes.", hidden=True)
 ]
-LOCAL = "127.0.0.1:7070"
+
+
+app.add_typer(checkpoint.checkpoints, name="checkpoint")
+app.add_typer(checkpoint.savepoints, name="savepoint")
+app.add_typer(state.app, name="state")
+app.add_typer(spark.app, name="spark")
+moving.add_to(app)
 
 
 def main() -> None:
@@ -84,6 +103,9 @@ def replica(
     checkpoint_interval: Annotated[
         float | None, typer.Option(help="Seconds between periodic checkpoints; 0 for none.", min=0)
     ] = None,
+    checkpoint_cache: Annotated[
+        Path | None, typer.Option(help="Directory for a copy near by, shared by this machine's replicas.")
+    ] = None,
     as_json: Json = False,
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
@@ -98,13 +120,13 @@ def replica(
     )
 
     async def run() -> None:
-        store = CheckpointStore(checkpoints) if checkpoints else None
-        node = ReplicaNode(info, data_dir, settings)
+        store = checkpoint.store_for_replica(checkpoints, settings, checkpoint_cache) if checkpoints else None
+        node = ReplicaNode(info, data_dir, settings, lease=Lease.none())
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         stop = _stop_on_signal(stop_with_parent)
         ready.add_done_callback(lambda done: _say_ready(done, f"replica {info.name} at {site}", as_json))
         await replica_server.serve(
-            node, listen, controller, advertise=advertise, checkpoints=store, ready=ready, stop=stop
+            node, listen, controller, random=Random(), advertise=advertise, checkpoints=store, ready=ready, stop=stop
         )
 
     asyncio.run(run())
@@ -181,16 +203,19 @@ def migrate(
     operator: Annotated[str, typer.Argument()],
     partition: Annotated[list[str], typer.Argument(help="Partitions: 3, 5-9, or all.")],
     to: Annotated[str, typer.Option("--to", help="A site or a replica.")],
-    max_pause: Annotated[str | None, typer.Option(help="Budget per partition, e.g. 50ms; default none.")] = None,
-    strategy: Annotated[str, typer.Option(help="auto or warm-up.")] = "auto",
+    max_pause: MaxPause = None,
+    max_bandwidth: MaxBandwidth = None,
+    strategy: Strategy = "auto",
+    order: Order = "number",
+    patience: Patience = None,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Move partitions to another site or replica while the pipeline runs."""
     cluster = Cluster(controller)
-    numbers = _partitions(partition, cluster.operator(operator).partitions)
-    pause_ms = _milliseconds(max_pause) if max_pause else 0.0
-    move = cluster.migrate(operator, numbers, to, max_pause_ms=pause_ms, strategy=strategy)
+    numbers = partition_numbers(partition, cluster.operator(operator).partitions)
+    options: dict[str, Any] = move_options(max_pause, max_bandwidth, strategy, order, patience)
+    move = cluster.migrate(operator, numbers, to, **options)
     report = move.wait() if as_json else show.migration(move)
     if as_json:
         emit(report.to_dict())
@@ -198,40 +223,24 @@ def migrate(
         raise typer.Exit(1)
 
 
-def _partitions(words: list[str], count: int) -> list[int]:
-    numbers: list[int] = []
-    for word in (part for text in words for part in text.split(",")):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
-        if word == "all":
-            numbers += range(count)
-        elif match and int(match[1]) <= int(match[2] or match[1]):
-            numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
-        else:
-            raise InvalidArgument(f"{word!r} is no partition", remedy="write numbers, ranges like 5-9, or all")
-    return numbers
-
-
-def _milliseconds(text: str) -> float:
-    match = re.fullmatch(r"([0-9.]+)\s*(us|ms|s)?", text.strip())
-    try:
-        if match is None:
-            raise ValueError
-        return float(match[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3, None: 1.0}[match[2]]
-    except ValueError:
-        raise InvalidArgument(f"{text!r} is no duration", remedy="write 50ms or 0.2s") from None
-
-
 @app.command()
 @command
 def demo(
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("demo-out"),
     rows: Annotated[int | None, typer.Option(help="Replay only the first so many flights.", min=1000)] = None,
+    source: Annotated[str, typer.Option(help="files or jetstream.")] = "files",
+    nats: Annotated[
+        str, typer.Option(envvar="STATEFLOW_NATS_URL", help="The server of --source jetstream.")
+    ] = "nats://127.0.0.1:4222",
     as_json: Json = False,
 ) -> None:
     """The whole story on this machine: real flights, five processes, moves while it streams, a crash, and the proof."""
     from stateflow.demo.run import DemoOptions, run_demo
 
-    result = run_demo(DemoOptions(out=out, rows=rows), quiet=as_json)
+    if source not in ("files", "jetstream"):
+        raise InvalidArgument(f"the flights cannot come from {source!r}", remedy="use --source files or jetstream")
+    nats_url = nats if source == "jetstream" else None
+    result = run_demo(DemoOptions(out=out, rows=rows, nats_url=nats_url), quiet=as_json)
     if as_json:
         emit(result.summary())
     if not (result.state_equal and result.output_equal):

@@ -21,20 +21,20 @@ WATCH_INTERVAL_S = 1.0
 _DONE = {"WAITING": 0, "WARMING": 1, "CATCHING_UP": 2, "FENCED": 3, "OWNED": 4, "COMPLETED": 5, "ABORTED": 5}
 
 
-def _table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
+def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", no_wrap=column in numbers)
     return table
 
 
-def _titled(title: str, table: Table) -> Group:
+def titled(title: str, table: Table) -> Group:
     """A title of its own line: a table's would wrap at the table's width."""
     return Group(Text(title, "bold"), table)
 
 
 def status(now: ClusterStatus) -> RenderableType:
-    replicas = _table(
+    replicas = new_table(
         "Replicas",
         "replica",
         "site",
@@ -48,26 +48,26 @@ def status(now: ClusterStatus) -> RenderableType:
         heard = "never" if r.last_heartbeat_s < 0 else f"{r.last_heartbeat_s:.1f} s ago"
         state = Text("alive", "green") if r.alive else Text("silent", "bold red")
         replicas.add_row(r.name, r.site, r.address, state, heard, str(r.partitions))
-    parts: list[RenderableType] = [_titled("Replicas", replicas)]
+    parts: list[RenderableType] = [titled("Replicas", replicas)]
     for operator in now.operators:
         parts.append(_operator(operator))
     running = [r for r in now.reconfigurations if r.state == "RUNNING"]
     if running:
-        table = _table("id", "operator", "moves", "done", numbers=("moves", "done"))
+        table = new_table("id", "operator", "moves", "done", numbers=("moves", "done"))
         for under_way in running:
             done = sum(move.state == "COMPLETED" for move in under_way.moves)
             table.add_row(under_way.id, under_way.operator, str(len(under_way.moves)), str(done))
-        parts.append(_titled("Reconfigurations under way", table))
+        parts.append(titled("Reconfigurations under way", table))
     return Group(*parts)
 
 
 def _operator(operator: OperatorStatus) -> RenderableType:
     title = f"{operator.name}: {operator.partitions} partitions, assignment {operator.version}"
-    table = _table("replica", "count", "partitions", numbers=("count",))
+    table = new_table("replica", "count", "partitions", numbers=("count",))
     for replica, count in sorted(Counter(operator.owners).items()):
         mine = [p for p, owner in enumerate(operator.owners) if owner == replica]
         table.add_row(replica, str(count), ranges(mine))
-    return _titled(title, table)
+    return titled(title, table)
 
 
 def ranges(numbers: list[int]) -> str:
@@ -122,7 +122,7 @@ def migration(move: Migration) -> Reconfiguration:
 
 
 def moves(reports: tuple[MoveReport, ...]) -> RenderableType:
-    table = _table(
+    table = new_table(
         *(
             "partition",
             "from",
@@ -154,4 +154,4 @@ def moves(reports: tuple[MoveReport, ...]) -> RenderableType:
             f"{m.duration_s:.2f} s",
         )
     failures = [Text(f"{m.partition}: {m.error}", "red") for m in reports if m.error]
-    return Group(_titled("Moves", table), *failures)
+    return Group(titled("Moves", table), *failures)

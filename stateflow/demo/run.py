@@ -23,18 +23,19 @@ from rich.table import Table
 
 from stateflow.client import Cluster, MoveReport
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.demo.flights import load_flights, write_replay
+from stateflow.demo.flights import load_flights
 from stateflow.demo.operator import DelayByAircraft
 from stateflow.demo.reference import UNKNOWN, Expected, FinalState, compare_outputs, compare_state, expected
 from stateflow.demo.report import write_report
 from stateflow.demo.result import BatchRow, DemoResult, Incident, MoveRow, RequestSample
+from stateflow.demo.source import Read, replay
 from stateflow.demo.windows import human_bytes, percentile
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.spark import apply_operator, local_session
 from stateflow.testing import LocalCluster
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 OPERATOR = DelayByAircraft.__name__
@@ -59,11 +60,13 @@ CRASHES = "LGA-0"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """``rows``: only the first so many flights. ``before_compare`` is handed the cluster when the stream has ended:
+    """``rows``: only the first so many flights. ``nats_url``: they come through a JetStream stream of this server,
+    instead of files. ``before_compare`` is handed the cluster when the stream has ended:
     tests use it to spoil what was computed."""
 
     out: Path = Path("demo-out")
     rows: int | None = None
+    nats_url: str | None = None
     before_compare: Callable[[Cluster], None] | None = None
 
 
@@ -82,9 +85,8 @@ def run_demo(options: DemoOptions, quiet: bool = False) -> DemoResult:
     if options.rows is not None:
         flights = flights.head(options.rows)
     files = max(FILES_MIN, len(flights) // ROWS_PER_FILE)
-    write_replay(flights, work / "flights", files)
-    console.print(f"  {len(flights):,} flights in {files} files, in the order they were scheduled")
-    spark = local_session("stateflow demo", spark__sql__streaming__numRecentProgressUpdates="10000")
+    via = "files" if options.nats_url is None else "slices of a JetStream stream"
+    console.print(f"  {len(flights):,} flights in {files} {via}, in the order they were scheduled")
     sites = {"cloud": 1, **dict.fromkeys(EDGES, 1)}
     local = LocalCluster(
         DelayByAircraft,
@@ -94,10 +96,11 @@ def run_demo(options: DemoOptions, quiet: bool = False) -> DemoResult:
         deploy_to=("cloud",),
         checkpoint_interval_s=10,
     )
-    with local:
+    with replay(flights, files, work, options.nats_url) as read, local:
+        spark = local_session("stateflow demo", spark__sql__streaming__numRecentProgressUpdates="10000")
         console.print(f"  five processes: controller, {', '.join(n for n in local.processes if n != 'controller')}")
-        story = _Story(local, len(flights), files, console)
-        query = _start(spark, local, work)
+        story = _Story(local, len(flights), files, via, console)
+        query = _start(spark, local, work, read)
         try:
             story.tell(query)
         finally:
@@ -112,13 +115,10 @@ def run_demo(options: DemoOptions, quiet: bool = False) -> DemoResult:
     return result
 
 
-def _start(spark: SparkSession, local: LocalCluster, work: Path) -> StreamingQuery:
+def _start(spark: SparkSession, local: LocalCluster, work: Path, read: Read) -> StreamingQuery:
     from pyspark.sql import functions as F  # noqa: N812
 
-    first = next(iter(sorted((work / "flights").glob("*.parquet"))))
-    schema = spark.read.parquet(str(first)).schema
-    flights: DataFrame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(work / "flights"))
-    keyed = flights.withColumn("tailnum", F.coalesce("tailnum", F.lit(UNKNOWN)))  # cancelled flights have none
+    keyed = read(spark).withColumn("tailnum", F.coalesce("tailnum", F.lit(UNKNOWN)))  # cancelled flights have none
     statistics = apply_operator(keyed, DelayByAircraft, cluster=local, order_by="seq")
     return (
         statistics.writeStream.format("parquet")
@@ -131,10 +131,11 @@ def _start(spark: SparkSession, local: LocalCluster, work: Path) -> StreamingQue
 class _Story:
     """Runs the plot beside the stream and keeps what was seen."""
 
-    def __init__(self, local: LocalCluster, rows: int, files: int, console: Console) -> None:
+    def __init__(self, local: LocalCluster, rows: int, files: int, via: str, console: Console) -> None:
         self._local = local
         self._rows = rows
         self._files = files
+        self._via = via
         self._console = console
         self._started_us = 0
         self._moves: list[MoveReport] = []
@@ -267,9 +268,9 @@ class _Story:
             settings={
                 "partitions": PARTITIONS,
                 "sites": ["cloud", *EDGES],
-                "files": self._files,
+                "source": f"{self._files} {self._via}",
                 "max_pause_ms": MAX_PAUSE_MS,
-                "spark": "local[2], one file per micro-batch",
+                "spark": "local[2], one of them per micro-batch",
             },
             versions={
                 "python": platform.python_version(),

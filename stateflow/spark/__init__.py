@@ -1,11 +1,26 @@
 """Operators in PySpark pipelines.
 
 ``apply_operator(df, Operator, cluster=…)`` works on streaming and on batch DataFrames; ``read_state`` reads an
-operator's state as a DataFrame.
+operator's state as a DataFrame; ``register_jetstream`` makes NATS JetStream a source. ``record_queries`` and
+``run_stage`` record what pipelines do as stages of a ledger. ``rewind`` puts a query back to a batch, when its state
+was restored to an older one.
 """
 
 from stateflow.spark.apply import apply_operator
 from stateflow.spark.reading import read_state
-from stateflow.spark.session import local_session, require_java
+from stateflow.spark.recording import End, record_queries, run_stage
+from stateflow.spark.rewind import Rewind, rewind
+from stateflow.spark.session import local_session, register_jetstream, require_java
 
-__all__ = ["apply_operator", "local_session", "read_state", "require_java"]
+__all__ = [
+    "End",
+    "Rewind",
+    "apply_operator",
+    "local_session",
+    "read_state",
+    "record_queries",
+    "register_jetstream",
+    "require_java",
+    "rewind",
+    "run_stage",
+]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from stateflow.client.stream import positions
 from stateflow.errors import (
     InvalidArgument,
     KeyColumnMissing,
@@ -14,8 +17,13 @@ from stateflow.errors import (
     SchemaMismatch,
     UnsupportedKeyType,
 )
+from stateflow.ledger import StateManager
+from stateflow.router import Router
 from stateflow.rpc.clients import ControllerClient
+from stateflow.runtime.host import INITIAL
 from stateflow.runtime.operator import Operator, key_columns, output_schema
+from stateflow.spark.checks import check_classic, check_executors, check_key
+from stateflow.spark.recording import record_queries
 from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, with_side_columns
 from stateflow.types import OperatorSpec
 
@@ -37,10 +45,14 @@ def apply_operator(
     *,
     cluster: str | HasAddress,
     order_by: str | None = None,
+    watermark: str | None = None,
+    allowed_lateness: timedelta = timedelta(),
     name: str | None = None,
     source: str | None = None,
     tasks: int | None = None,
+    initial_state: DataFrame | None = None,
     unavailable_timeout: float = 60.0,
+    state_manager: StateManager | None = None,
 ) -> DataFrame:
     """Run a deployed operator over a DataFrame, streaming or batch; returns its output rows.
 
@@ -55,16 +67,22 @@ def apply_operator(
         cluster: ``host:port`` of the controller, or a Cluster or LocalCluster.
         order_by: rows of one partition and micro-batch are processed in the order of this column; without it in
             the order Spark's shuffle delivers them.
+        watermark: a timestamp column. No row is expected to be older than the newest of all micro-batches before, less
+            ``allowed_lateness``: that is the operator's watermark after each micro-batch. In a batch query every timer
+            fires when all rows are done.
         name: of the deployment, when it is not the class's.
         source: a name that tells apart two uses of one operator in one query, or makes a batch run repeatable.
         tasks: Spark tasks per micro-batch; by default the cluster's parallelism. Any number at any time.
+        initial_state: a batch DataFrame with the key columns, whose rows :meth:`Operator.init_state` is given before
+            this returns; nothing happens when all of them were loaded before.
         unavailable_timeout: seconds a task waits for a replica that does not answer before it fails.
+        state_manager: records each micro-batch of the session's streaming queries as a stage, from now on.
 
-    Raises KeyColumnMissing, UnsupportedKeyType, OperatorNotDeployed, SchemaMismatch or Unavailable here; what a
+    Raises KeyColumnMissing, UnsupportedKeyType, OperatorNotDeployed, SchemaMismatch, OperatorNotImportable (nothing of
+    this package on the executors), InvalidArgument (Spark Connect, wrong arguments) or Unavailable here; what a
     replica refuses later fails the Spark task with the error's line in it.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - PySpark's own idiom
-
+    check_classic(df)
     address = address_of(cluster)
     deployment = ControllerClient(address)
     operator_name = name or operator.__name__
@@ -87,7 +105,6 @@ def apply_operator(
     count = min(spec.partitions, df.sparkSession.sparkContext.defaultParallelism if tasks is None else tasks)
     if count < 1:
         raise InvalidArgument(f"{tasks} tasks are not possible", remedy="use 1 or more")
-    columns = [_hashable(df, column, operator_name) for column in key]
     task = OperatorTask(
         controller=address,
         operator=operator_name,
@@ -100,15 +117,60 @@ def apply_operator(
         source=source,
         run=uuid.uuid4().hex,
         unavailable_timeout_s=unavailable_timeout,
+        watermark=_time_column(df, watermark),
+        lateness_us=_micros(allowed_lateness),
     )
-    partition = F.pmod(F.xxhash64(*columns), F.lit(spec.partitions)).cast("int")
+    rows, spark_schema = _routed(df, task), _spark_schema(operator, spec)
+    check_key(df, operator, operator_name, deployment)
+    check_executors(df.sparkSession)
+    if initial_state is not None:
+        _load(initial_state, task, spark_schema)
+    if state_manager is not None and df.isStreaming:
+        record_queries(df.sparkSession, state_manager)
+    return rows.mapInArrow(task, spark_schema)
+
+
+def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
+    """The rows with their partition's number, each partition in one task, which is its number modulo the tasks."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = [_hashable(df, column, task.operator) for column in task.key]
+    partition = F.pmod(F.xxhash64(*columns), F.lit(task.partitions)).cast("int")
     # A generator, not a plain column: where Spark knows the input to be empty (a union's source without new data) it
     # would leave out the shuffle and with it the tasks, and the batch would not be seen by any partition.
-    return (
-        df.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
-        .repartitionById(count, PARTITION_COLUMN)
-        .mapInArrow(task, _spark_schema(operator, spec))
-    )
+    numbered = df.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
+    return numbered.repartitionById(task.tasks, PARTITION_COLUMN)
+
+
+def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
+    """Into every partition that has not got them."""
+    if rows.isStreaming:
+        raise InvalidArgument("initial_state is a streaming DataFrame", remedy="pass a batch DataFrame")
+    loaded = positions(Router(task.controller, task.operator), INITIAL)
+    if len(loaded) < task.partitions:
+        task = replace(task, order_by=None, initial=True, watermark=None)
+        _routed(rows, task).mapInArrow(task, schema).write.format("noop").mode("overwrite").save()
+
+
+def _time_column(df: DataFrame, column: str | None) -> str | None:
+    from pyspark.sql import types as t
+
+    if column is None:
+        return None
+    kind = df.schema[column].dataType if column in df.columns else None
+    if not isinstance(kind, t.TimestampType):
+        what = "there is no such column" if kind is None else f"it is {kind.simpleString()}"
+        raise InvalidArgument(
+            f"{column!r} cannot be the watermark's column: {what}", remedy="name a timestamp column of the input"
+        )
+    return column
+
+
+def _micros(lateness: timedelta) -> int:
+    micros = lateness // timedelta(microseconds=1) if isinstance(lateness, timedelta) else -1
+    if micros < 0:
+        raise InvalidArgument(f"allowed_lateness cannot be {lateness!r}", remedy="use a timedelta, zero or more")
+    return micros
 
 
 def _hashable(df: DataFrame, column: str, operator: str) -> Column:

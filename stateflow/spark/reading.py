@@ -6,19 +6,44 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
+from stateflow.errors import InvalidArgument
+from stateflow.runtime.offline import read_checkpoint
+from stateflow.runtime.reading import joined
 from stateflow.spark.apply import HasAddress, address_of
+from stateflow.spark.checks import check_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def read_state(spark: SparkSession, *, cluster: str | HasAddress, operator: str, state: str) -> DataFrame:
-    """Every entry of one state of a live cluster: columns key, map_key (null for a value), value, partition.
+def read_state(
+    spark: SparkSession,
+    *,
+    operator: str,
+    state: str,
+    cluster: str | HasAddress | None = None,
+    checkpoint: str | CheckpointStore | None = None,
+    savepoint: str = "",
+) -> DataFrame:
+    """Every entry of one state: columns key, map_key (null for a value), value, partition.
 
-    The entries pass through the driver. Raises OperatorNotDeployed, UnknownState or Unavailable.
+    Of a live ``cluster``, or of a ``checkpoint`` store (its newest, or a ``savepoint``'s) without any cluster. Nothing
+    is stopped for it. The entries pass through the driver.
+
+    Raises OperatorNotDeployed, UnknownState, Unavailable; CheckpointMissing or CheckpointCorrupt of a checkpoint.
     """
-    table = Cluster(address_of(cluster)).read_state(operator, state)
+    check_classic(spark)
+    if (cluster is None) == (checkpoint is None):
+        raise InvalidArgument("state is read of one place", remedy="pass cluster= or checkpoint=")
+    if cluster is not None:
+        table = Cluster(address_of(cluster)).read_state(operator, state)
+    else:
+        assert checkpoint is not None
+        store = CheckpointStore(checkpoint, create=False) if isinstance(checkpoint, str) else checkpoint
+        pages = read_checkpoint(store, operator, state, savepoint=savepoint)
+        table = joined([pa.ipc.open_stream(page).read_all() for page in pages])
     for index, field in enumerate(table.schema):
         if pa.types.is_null(field.type):
             table = table.set_column(index, field.name, table[field.name].cast(pa.string()))

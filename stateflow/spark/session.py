@@ -64,3 +64,14 @@ def local_session(name: str, master: str = "local[2]", **settings: str) -> Spark
     for key, value in {**fixed, **{key.replace("__", "."): value for key, value in settings.items()}}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def register_jetstream(spark: SparkSession) -> None:
+    """Makes ``spark.readStream.format("jetstream")`` known to a session. Raises ExtraMissing."""
+    try:
+        from stateflow.spark.jetstream import JetStreamSource
+    except ImportError as error:
+        raise ExtraMissing(
+            f"the JetStream source lacks {error.name}", remedy="pip install 'stateflow[jetstream]'"
+        ) from error
+    spark.dataSource.register(JetStreamSource)

@@ -14,13 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateflow.client.stream import newest_event_us
 from stateflow.errors import TasksMerged
 from stateflow.router import Router
-from stateflow.runtime.host import Batch
+from stateflow.runtime.host import INITIAL, Batch
 from stateflow.runtime.layout import Attempt
 from stateflow.runtime.output import split_output
 from stateflow.runtime.rows import null_key
 from stateflow.settings import RouterSettings
+from stateflow.state.cells import LATEST_US
 
 PARTITION_COLUMN = "__stateflow_partition"
 OUTPUT_ROWS = 10_000
@@ -42,6 +44,9 @@ class OperatorTask:
     source: str | None
     run: str
     unavailable_timeout_s: float
+    initial: bool = False
+    watermark: str | None = None
+    lateness_us: int = 0
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -52,7 +57,7 @@ class OperatorTask:
         if task >= self.tasks:
             raise self._merged()
         visited = range(task, self.partitions, self.tasks)
-        schema, rows = self._by_partition(batches, task)
+        schema, rows, newest_us = self._by_partition(batches, task)
         for partition in visited:  # with rows or without: positions advance everywhere
             rows.setdefault(partition, b"")
         query = context.getLocalProperty("sql.streaming.queryId")
@@ -63,7 +68,10 @@ class OperatorTask:
             task=str(context.taskAttemptId()),
             call=uuid.uuid4().hex,
         )
-        outputs = self._router().send(replace(self._batch(query, batch), attempt=attempt), schema, rows)
+        sent = replace(self._batch(query, batch), attempt=attempt, event_us=newest_us)
+        if self.watermark is not None:
+            sent = replace(sent, watermark_us=self._watermark_us(sent, query is not None))
+        outputs = self._router().send(sent, schema, rows)
         yield from self._output(outputs)
 
     def _merged(self) -> TasksMerged:
@@ -74,9 +82,19 @@ class OperatorTask:
         )
 
     def _batch(self, query: str | None, batch: str | None) -> Batch:
+        if self.initial:
+            return Batch(INITIAL, 0)
         if query is None or batch is None:
             return Batch(f"batch:{self.source or self.run}", 0)
         return Batch(f"query:{query}" + (f":{self.source}" if self.source else ""), int(batch))
+
+    def _watermark_us(self, batch: Batch, streaming: bool) -> int | None:
+        """As Spark has it: what came before this batch, less the lateness that is allowed. Nothing follows the rows
+        of a batch query."""
+        if not streaming:
+            return LATEST_US
+        newest_us = newest_event_us(self._router(), batch.source, batch.number)
+        return None if newest_us is None else newest_us - self.lateness_us
 
     def _router(self) -> Router:
         identity = (self.controller, self.operator, self.unavailable_timeout_s)
@@ -86,12 +104,14 @@ class OperatorTask:
             router = _ROUTERS[identity] = Router(self.controller, self.operator, settings)
         return router
 
-    def _by_partition(self, batches: Iterator[pa.RecordBatch], task: int) -> tuple[bytes, dict[int, bytes]]:
-        """(input schema, partition → record batch message), rows in ``order_by`` order or as they came."""
+    def _by_partition(self, batches: Iterator[pa.RecordBatch], task: int) -> tuple[bytes, dict[int, bytes], int | None]:
+        """(input schema, partition → record batch message, newest event time), rows in ``order_by`` order or as they
+        came."""
         arrived = [batch for batch in batches if batch.num_rows]
         if not arrived:
-            return b"", {}
+            return b"", {}, None
         table = pa.Table.from_batches(arrived)
+        newest_us = None if self.watermark is None else _newest_us(table[self.watermark])
         for column in self.key:
             if table[column].null_count:
                 raise null_key(column, table[column].null_count, self.operator)
@@ -112,7 +132,7 @@ class OperatorTask:
             int(numbers[start]): whole.slice(start, end - start).serialize().to_pybytes()
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
         }
-        return table.schema.serialize().to_pybytes(), rows
+        return table.schema.serialize().to_pybytes(), rows, newest_us
 
     def _output(self, outputs: dict[int, bytes]) -> Iterator[pa.RecordBatch]:
         """Main rows; with side outputs declared, theirs too, each in the struct column of its tag."""
@@ -128,6 +148,12 @@ class OperatorTask:
             tables = [_widened(table, schema) for table in tables]
         for table in tables:
             yield from table.combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
+
+
+def _newest_us(times: pa.ChunkedArray) -> int | None:
+    """Microseconds since 1970; None when all are null."""
+    newest: int | None = pc.max(times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())).as_py()
+    return newest
 
 
 def with_side_columns(output: bytes, side: tuple[tuple[str, bytes], ...]) -> pa.Schema:

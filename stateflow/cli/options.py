@@ -1,0 +1,97 @@
+"""Options that many commands share, and the words they are written in."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from stateflow.errors import InvalidArgument
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+Controller = Annotated[
+    str, typer.Option("--controller", envvar="STATEFLOW_CONTROLLER", help="The controller's host:port.")
+]
+Checkpoints = Annotated[
+    str, typer.Option("--checkpoints", envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL of the store.")
+]
+LOCAL = "127.0.0.1:7070"
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def partition_numbers(words: list[str], count: int) -> list[int]:
+    """``["3", "5-9"]`` or ``["all"]`` as numbers. Raises InvalidArgument."""
+    numbers: list[int] = []
+    for word in (part for text in words for part in text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        if word == "all":
+            numbers += range(count)
+        elif match and int(match[1]) <= int(match[2] or match[1]):
+            numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+        else:
+            raise InvalidArgument(f"{word!r} is no partition", remedy="write numbers, ranges like 5-9, or all")
+    return numbers
+
+
+def seconds(text: str) -> float:
+    """``90s``, ``15m``, ``2h``, ``7d``. Raises InvalidArgument."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
+    if match is None:
+        raise InvalidArgument(f"{text!r} is no age", remedy="write 90s, 15m, 2h or 7d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def position(text: str) -> tuple[str, int]:
+    """``SOURCE=BATCH``. Raises InvalidArgument."""
+    source, _, batch = text.rpartition("=")
+    if not source or not batch.isdigit():
+        raise InvalidArgument(f"{text!r} is no position", remedy="write SOURCE=BATCH, as `checkpoint list` shows them")
+    return source, int(batch)
+
+
+MaxPause = Annotated[str | None, typer.Option("--max-pause", help="Budget per partition, e.g. 50ms; default none.")]
+MaxBandwidth = Annotated[
+    str | None, typer.Option("--max-bandwidth", help="Of all copies together, e.g. 20MB/s; default no limit.")
+]
+Strategy = Annotated[str, typer.Option(help="auto, warm-up, stop-and-restart, pause-and-copy, fluid or batched.")]
+Order = Annotated[str, typer.Option(help="number, hot-first or hot-last.")]
+Patience = Annotated[
+    str | None, typer.Option("--patience", help="A budget out of reach for so long is refused, e.g. 30s.")
+]
+
+
+def milliseconds(text: str) -> float:
+    """``50ms``, ``0.2s``, ``300us``; a bare number is milliseconds. Raises InvalidArgument."""
+    match = re.fullmatch(r"([0-9.]+)\s*(us|ms|s)?", text.strip())
+    try:
+        if match is None:
+            raise ValueError
+        return float(match[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3, None: 1.0}[match[2]]
+    except ValueError:
+        raise InvalidArgument(f"{text!r} is no duration", remedy="write 50ms or 0.2s") from None
+
+
+def bytes_per_second(text: str) -> float:
+    """``20MB/s``, ``1GiB/s``, ``500kB``; a bare number is bytes. Raises InvalidArgument."""
+    units = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 1024, "Mi": 1 << 20, "Gi": 1 << 30}
+    match = re.fullmatch(r"([0-9.]+)\s*(k|M|G|Ki|Mi|Gi)?(?:B?(?:/s)?)", text.strip())
+    try:
+        if match is None:
+            raise ValueError
+        return float(match[1]) * units[match[2] or ""]
+    except ValueError:
+        raise InvalidArgument(f"{text!r} is no bandwidth", remedy="write 20MB/s or 1GiB/s") from None
+
+
+def move_options(
+    max_pause: str | None, max_bandwidth: str | None, strategy: str, order: str, patience: str | None
+) -> dict[str, object]:
+    """Keyword arguments of :meth:`stateflow.client.Cluster.migrate` and its kin."""
+    return {
+        "max_pause_ms": None if max_pause is None else milliseconds(max_pause),
+        "max_bandwidth": None if max_bandwidth is None else bytes_per_second(max_bandwidth),
+        "strategy": strategy,
+        "order": order,
+        "patience_s": None if patience is None else milliseconds(patience) / 1e3,
+    }

@@ -1,0 +1,78 @@
+"""``stateflow run``: a pipeline from a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from stateflow.cli.output import command, console, emit
+from stateflow.errors import InvalidArgument
+from stateflow.spark.pipeline import Progress, run_pipeline
+from stateflow.spark.pipeline_file import load_pipeline
+
+
+@command
+def run(
+    file: Annotated[Path, typer.Argument(help="pipeline.yml")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Value of a parameter; repeatable.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Work off what is there, then end.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Show the effective configuration and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines instead of text.")] = False,
+) -> None:
+    """Run a declared pipeline: a source, operators, a sink. Ctrl-C or SIGTERM stops it; the next run goes on."""
+    pipeline = load_pipeline(file, dict(map(_setting, settings or ())), os.environ)
+    if show:
+        if as_json:
+            emit(pipeline.shown)
+        else:
+            print(yaml.safe_dump(pipeline.shown, sort_keys=False, allow_unicode=True), end="")
+        return
+    stop = threading.Event()
+
+    def started() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):  # now: Spark has set its own
+            signal.signal(number, lambda *_: stop.set())
+        if not as_json:
+            console.print(f"{pipeline.config.name} runs (Ctrl-C stops it)", highlight=False)
+
+    def tell(progress: Progress) -> None:
+        if as_json:
+            emit(
+                {
+                    "batch": progress.batch,
+                    "rows": progress.rows,
+                    "duration_ms": progress.duration_ms,
+                    "rows_per_s": round(progress.rows_per_s, 1),
+                    "rows_total": progress.rows_total,
+                    "batches_total": progress.batches_total,
+                }
+            )
+        else:
+            console.print(
+                f"batch {progress.batch}: {progress.rows:,} rows in {progress.duration_ms / 1000:.1f} s, "
+                f"{progress.rows_per_s:,.0f} rows/s; {progress.rows_total:,} rows in all",
+                highlight=False,
+            )
+
+    outcome = run_pipeline(pipeline, once=once, stop=stop, tell=tell, started=started)
+    how = "stopped" if outcome.stopped else "finished"
+    if as_json:
+        emit({"state": how, "rows": outcome.rows, "batches": outcome.batches})
+    else:
+        counted = "" if outcome.rows is None else f": {outcome.rows:,} rows in {outcome.batches} batches"
+        console.print(f"{how}{counted}", highlight=False)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidArgument(f"{text!r} sets nothing", remedy="write --set name=value")
+    return name, value

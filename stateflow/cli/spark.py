@@ -1,0 +1,42 @@
+"""``stateflow spark``: what Spark queries need beside their own tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from stateflow.cli.options import Json
+from stateflow.cli.output import command, console, emit
+from stateflow.spark.rewind import rewind as rewind_query
+
+app = typer.Typer(no_args_is_help=True, help="Spark streaming queries and their checkpoints.")
+
+
+@app.callback()
+def _group() -> None:
+    """Spark streaming queries and their checkpoints."""
+
+
+@app.command("rewind")
+@command
+def rewind(
+    directory: Annotated[Path, typer.Argument(help="The query's checkpointLocation. The query must be stopped.")],
+    to_batch: Annotated[int, typer.Option("--to-batch", help="What it shall send next.")],
+    sink: Annotated[Path | None, typer.Option(help="Directory of the file sink it writes to, if it has one.")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; without, only say what would be done.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Put a stopped query back to a batch. Nothing is deleted: what is taken out is kept in _rewound/."""
+    plan = rewind_query(directory, to_batch, sink=sink, apply=apply)
+    if as_json:
+        emit({**plan.to_dict(), "applied": apply})
+        return
+    done = "moved to _rewound/" if apply else "would be moved to _rewound/"
+    for name in (*plan.moved, *plan.sink_moved):
+        console.print(f"  {escape(name)}", highlight=False)
+    console.print(f"{len(plan.moved) + len(plan.sink_moved)} files {done}; batch {to_batch} is sent next")
+    if not apply:
+        console.print("this was a dry run: repeat it with --apply")

@@ -1,0 +1,167 @@
+"""``stateflow state``: reading state of a live cluster or of a checkpoint, without stopping anything."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+from rich import box
+from rich.table import Table
+
+from stateflow.checkpoint import CheckpointStore
+from stateflow.cli.options import LOCAL, Controller, Json
+from stateflow.cli.output import command, console, emit, size
+from stateflow.client import Cluster
+from stateflow.errors import EncodeError, InvalidArgument, UnsupportedKeyType
+from stateflow.runtime.offline import read_checkpoint
+from stateflow.runtime.operator import load
+from stateflow.runtime.reading import joined
+
+app = typer.Typer(no_args_is_help=True, help="Read state, of a live cluster or of a checkpoint.")
+Operator = Annotated[str, typer.Argument(help="Its name.")]
+State = Annotated[str, typer.Argument(help="A state's name, as the operator declares it.")]
+From = Annotated[str, typer.Option("--from", help="A checkpoint store, read without any cluster.")]
+Savepoint = Annotated[str, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
+Target = Annotated[str, typer.Option("--class", help="With --from: module:Class, when it has moved.")]
+
+
+def _pages(
+    operator: str, state: str, controller: str, url: str, savepoint: str, target: str, key: Any = None
+) -> Iterator[bytes]:
+    if not url:
+        if savepoint or target:
+            raise InvalidArgument("--savepoint and --class are of a checkpoint", remedy="name its store with --from")
+        return Cluster(controller).scan_state(operator, state, key)
+    store = CheckpointStore(url, create=False)
+    cls = load(target) if target else None
+    return read_checkpoint(store, operator, state, savepoint=savepoint, key=key, cls=cls)
+
+
+@app.command("get")
+@command
+def get(
+    operator: Operator,
+    state: State,
+    key: Annotated[str, typer.Argument(help='As text, or JSON for other types: 7, ["a", 1], "7".')],
+    controller: Controller = LOCAL,
+    url: From = "",
+    savepoint: Savepoint = "",
+    target: Target = "",
+    as_json: Json = False,
+) -> None:
+    """The entries of one key."""
+    rows: list[dict[str, Any]] = []
+    for candidate in _keys(key):
+        try:
+            pages = _pages(operator, state, controller, url, savepoint, target, candidate)
+            rows = joined([pa.ipc.open_stream(page).read_all() for page in pages]).to_pylist()
+        except (UnsupportedKeyType, EncodeError):
+            continue
+        if rows:
+            break
+    _show(rows, as_json)
+
+
+def _keys(text: str) -> Iterator[Any]:
+    """What a key on the command line may stand for: itself as text, else what it is as JSON."""
+    yield text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return
+    yield tuple(value) if isinstance(value, list) else value
+
+
+@app.command("scan")
+@command
+def scan(
+    operator: Operator,
+    state: State,
+    limit: Annotated[int, typer.Option(min=1, help="Entries at most.")] = 100,
+    controller: Controller = LOCAL,
+    url: From = "",
+    savepoint: Savepoint = "",
+    target: Target = "",
+    as_json: Json = False,
+) -> None:
+    """The first entries."""
+    rows: list[dict[str, Any]] = []
+    for page in _pages(operator, state, controller, url, savepoint, target):
+        rows += pa.ipc.open_stream(page).read_all().to_pylist()
+        if len(rows) >= limit:
+            break
+    _show(rows[:limit], as_json)
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        emit({"entries": rows})
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("key", "map_key", "value", "partition"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(
+            *("" if row[name] is None else str(row[name]) for name in ("key", "map_key", "value", "partition"))
+        )
+    console.print(table)
+
+
+@app.command("export")
+@command
+def export(
+    operator: Operator,
+    state: State,
+    out: Annotated[Path, typer.Option("--out", help="A .parquet or .arrow file.")],
+    controller: Controller = LOCAL,
+    url: From = "",
+    savepoint: Savepoint = "",
+    target: Target = "",
+    as_json: Json = False,
+) -> None:
+    """All entries into a Parquet or Arrow file."""
+    if out.suffix not in (".parquet", ".arrow"):
+        raise InvalidArgument(f"{out.name!r} says no format", remedy="end it in .parquet or .arrow")
+    if not out.absolute().parent.is_dir():
+        raise InvalidArgument("there is no such directory", remedy="make it first", path=out.parent)
+    rows = export_pages(_pages(operator, state, controller, url, savepoint, target), out)
+    if as_json:
+        emit({"rows": rows, "bytes": out.stat().st_size, "path": str(out)})
+    else:
+        console.print(f"{rows} entries, {size(out.stat().st_size)}, in {out}")
+
+
+def export_pages(pages: Iterator[bytes], out: Path) -> int:
+    """Rows written. In memory there is a page at a time: their types are known only when all have been seen, so they
+    wait in a temporary file."""
+    with tempfile.TemporaryDirectory(prefix="stateflow-export-") as folder:
+        spooled: list[Path] = []
+        schemas: list[pa.Schema] = [joined([]).schema]
+        for page in pages:
+            path = Path(folder) / str(len(spooled))
+            path.write_bytes(page)
+            spooled.append(path)
+            schemas.append(pa.ipc.open_stream(page).schema)
+        schema = pa.unify_schemas(schemas, promote_options="permissive")
+        temporary = out.with_name(out.name + ".new")
+        rows = 0
+        try:
+            with _writer(temporary, schema, out.suffix) as writer:
+                for path in spooled:
+                    table = pa.ipc.open_stream(path.read_bytes()).read_all().cast(schema)
+                    writer.write_table(table)
+                    rows += table.num_rows
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return rows
+
+
+def _writer(path: Path, schema: pa.Schema, suffix: str) -> Any:
+    return pq.ParquetWriter(path, schema) if suffix == ".parquet" else pa.ipc.new_file(path, schema)

@@ -1,0 +1,60 @@
+"""Where the demonstration's flights come from: parquet files, or a JetStream stream. Each micro-batch is one slice."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stateflow.demo.flights import SCHEMA, write_replay
+from stateflow.errors import ExtraMissing
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+
+Read = Callable[["SparkSession"], "DataFrame"]
+DDL = (
+    "seq long, time_hour timestamp, tailnum string, carrier string, origin string, dest string, "
+    "arr_delay double"  # as flights.SCHEMA
+)
+
+
+def replay(flights: pd.DataFrame, slices: int, work: Path, nats_url: str | None) -> AbstractContextManager[Read]:
+    """What reads the flights as a stream, in ``slices`` micro-batches. Raises ExtraMissing or Unavailable."""
+    return _files(flights, slices, work / "flights") if nats_url is None else _stream(flights, slices, nats_url)
+
+
+@contextmanager
+def _files(flights: pd.DataFrame, slices: int, directory: Path) -> Iterator[Read]:
+    write_replay(flights, directory, slices)
+    yield lambda spark: spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(directory))
+
+
+@contextmanager
+def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Read]:
+    """A stream of its own, which goes when the demonstration ends."""
+    from stateflow.spark import register_jetstream
+
+    try:
+        from stateflow.demo.publish import deleted, published
+    except ImportError as error:
+        raise ExtraMissing(
+            "the demonstration over JetStream lacks nats-py", remedy="pip install 'stateflow[jetstream]'"
+        ) from error
+    name = f"stateflow-demo-{uuid.uuid4().hex[:12]}"
+    rows = flights[SCHEMA.names].assign(time_hour=flights["time_hour"].dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    payloads = (line.encode() for line in rows.to_json(orient="records", lines=True).splitlines())
+
+    def read(spark: SparkSession) -> DataFrame:
+        register_jetstream(spark)
+        source = spark.readStream.format("jetstream").option("servers", url).option("stream", name)
+        return source.option("max_rows_per_batch", -(-len(flights) // slices)).option("value_schema", DDL).load()
+
+    try:
+        published(url, name, payloads)
+        yield read
+    finally:
+        deleted(url, name)

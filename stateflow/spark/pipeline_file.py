@@ -1,0 +1,311 @@
+"""``pipeline.yml``: what a pipeline file may say, its parameters and its secrets. Nothing here touches Spark.
+
+::
+
+    name: tallies
+    cluster: localhost:7070
+    parameters: {day: "2024-01-01"}        # --set day=2024-01-02; one without a default must be set
+    connections:
+      warehouse: {url: "jdbc:postgresql://db/flights", user: "${env.DB_USER}", password: "${env.DB_PASSWORD}"}
+    source: {format: parquet, path: "flights/${param.day}", schema: "k string, v long"}
+    operators:
+      - {operator: "myapp.ops:Tally", order_by: v}
+    sink: {format: jdbc, connection: warehouse, options: {dbtable: tallies}, checkpoint: "checkpoints/tallies"}
+
+``${env.NAME}``, ``${ENV:NAME}`` and ``${NAME}`` are environment variables, taken for secrets: shown as ``***`` wherever
+the configuration or an error is shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stateflow.errors import InvalidArgument
+from stateflow.ledger.config import state_manager_from_yaml
+from stateflow.ledger.manager import StateManager
+
+MASK = "***"
+_REFERENCE = re.compile(r"\$\{(ENV:|env\.|param\.|)([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECRET_KEY = re.compile(r"password|secret|token|credential|jaas", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(?<=://)([^/@:\s]+):[^/@\s]+@")
+Option = str | int | float | bool
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Reading(_Section):
+    """A source, or rows of initial state: any format Spark can read."""
+
+    format: str
+    path: str | None = None
+    schema_: str | None = Field(default=None, alias="schema", description="Spark DDL")
+    connection: str | None = Field(default=None, description="profile whose options come first")
+    options: dict[str, Option] = {}
+    where: str | None = Field(default=None, description="SQL condition; other rows are left out")
+    select: list[str] | None = Field(default=None, description="SQL expressions")
+
+
+class Source(Reading):
+    streaming: bool = True
+
+
+class Step(_Section):
+    """One operator; its arguments are those of ``apply_operator``."""
+
+    operator: str = Field(description="package.module:Class or file.py:Class")
+    cluster: str | None = Field(default=None, description="host:port, if not the pipeline's")
+    name: str | None = None
+    source: str | None = None
+    order_by: str | None = None
+    watermark: str | None = None
+    allowed_lateness: float = Field(default=0.0, ge=0, description="seconds")
+    tasks: int | None = Field(default=None, ge=1)
+    unavailable_timeout: float = Field(default=60.0, ge=0, description="seconds")
+    initial_state: Reading | None = None
+    where: str | None = None
+    select: list[str] | None = None
+
+
+class Sink(_Section):
+    format: str
+    path: str | None = None
+    connection: str | None = None
+    options: dict[str, Option] = {}
+    mode: str = Field(default="append", pattern="^(append|overwrite|complete|update|ignore|errorifexists)$")
+    checkpoint: str | None = Field(default=None, description="directory; a streaming pipeline must have one")
+    each_batch: bool | None = Field(default=None, description="write each micro-batch as a batch; default for jdbc")
+
+
+class Engine(_Section):
+    master: str = "local[*]"
+    settings: dict[str, Option] = {}
+
+
+class PipelineConfig(_Section):
+    name: str = Field(min_length=1)
+    cluster: str | None = Field(default=None, description="host:port of the controller")
+    parameters: dict[str, Option | None] = {}
+    connections: dict[str, dict[str, Any]] = {}
+    spark: Engine = Engine()
+    source: Source
+    operators: list[Step] = []
+    sink: Sink
+    trigger: str = Field(default="0 seconds", pattern=r"^\d+ (millisecond|second|minute|hour)s?$")
+    state_manager: dict[str, Any] | None = None
+
+    def options(self, end: Reading | Sink) -> dict[str, Option]:
+        """Those of its connection profile, and its own before them."""
+        return {**(self.connections[end.connection] if end.connection else {}), **end.options}
+
+
+@dataclass(frozen=True)
+class Secrets:
+    values: tuple[str, ...]
+
+    def masked(self, text: str) -> str:
+        for value in sorted(self.values, key=len, reverse=True):
+            text = text.replace(value, MASK)
+        return text
+
+
+@dataclass(frozen=True)
+class PipelineFile:
+    """``shown`` is the effective configuration without secrets."""
+
+    config: PipelineConfig
+    shown: dict[str, Any]
+    secrets: Secrets
+    state_manager: Callable[[], StateManager | None]
+
+
+def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[str, str]) -> PipelineFile:
+    """Args: settings: values of parameters, as ``--set`` has them. Raises InvalidArgument, naming the YAML path."""
+    document = _read(file)
+    parameters = _parameters(document, settings)
+    secrets: list[str] = []
+
+    def secret(name: str, at: str) -> str:
+        if name not in environment:
+            raise InvalidArgument(f"{name} is not set in the environment", remedy="set it", at=at)
+        secrets.append(environment[name])
+        return environment[name]
+
+    real = {**_resolved(document, parameters, secret), "parameters": parameters}
+    masked = {**_resolved(document, parameters, lambda name, at: MASK), "parameters": parameters}
+    config = _validated(real)
+    _check(config)
+    shown = _without_secrets(_validated(masked).model_dump(mode="json", by_alias=True, exclude_none=True))
+    for_ledger = _resolved(document, parameters, lambda name, at: f"${{{name}}}")
+
+    def state_manager() -> StateManager | None:
+        return None if config.state_manager is None else state_manager_from_yaml(for_ledger, environment)
+
+    return PipelineFile(config, shown, Secrets(tuple(filter(None, secrets))), state_manager)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"{file} cannot be read: {error.strerror}", remedy="name a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise InvalidArgument(f"{file} is no YAML: {said[:200]}", remedy="correct it") from error
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"{file} declares no pipeline", remedy="add name:, source:, operators: and sink:")
+    return document
+
+
+# -- parameters and secrets -----------------------------------------------------------------------------------
+
+
+def _parameters(document: Mapping[str, Any], settings: Mapping[str, str]) -> dict[str, Any]:
+    declared = document.get("parameters") or {}
+    if not isinstance(declared, Mapping):
+        raise InvalidArgument("parameters are names with defaults", remedy="write name: default", at="parameters")
+    for name in settings:
+        if name not in declared:
+            raise InvalidArgument(f"there is no parameter {name!r}", remedy=_hint(name, list(declared), "declare it"))
+    values = {
+        str(name): _typed(str(name), settings[name], default) if name in settings else default
+        for name, default in declared.items()
+    }
+    unset = [name for name, value in values.items() if value is None]
+    if unset:
+        raise InvalidArgument(f"the parameter {unset[0]!r} has no value", remedy=f"add --set {unset[0]}=…")
+    return values
+
+
+def _typed(name: str, text: str, default: Any) -> Any:
+    """Of the default's type; text where there is none."""
+    if not isinstance(default, (bool, int, float)):
+        return text
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = None
+    value = float(value) if isinstance(default, float) and type(value) is int else value
+    if type(value) is not type(default):
+        raise InvalidArgument(f"{text!r} is no value for {name}", remedy=f"give a {type(default).__name__}")
+    return value
+
+
+def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, str], str], at: str = "") -> Any:
+    """``value`` with every reference replaced; a text that is one parameter and nothing else keeps its type."""
+    if isinstance(value, Mapping):
+        return {key: _resolved(each, parameters, secret, f"{at}.{key}".lstrip(".")) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_resolved(each, parameters, secret, f"{at}[{number}]") for number, each in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def look_up(match: re.Match[str]) -> Any:
+        kind, name = match.groups()
+        if kind != "param.":
+            return secret(name, at)
+        if name not in parameters:
+            raise InvalidArgument(
+                f"there is no parameter {name!r}",
+                remedy=_hint(name, list(parameters), f"declare it: parameters: {{{name}: default}}"),
+                at=at,
+            )
+        return parameters[name]
+
+    whole = _REFERENCE.fullmatch(value)
+    return look_up(whole) if whole else _REFERENCE.sub(lambda match: str(look_up(match)), value)
+
+
+def _without_secrets(value: Any, key: str = "") -> Any:
+    """Also those that are written in the file: by the names of their keys, and passwords in URLs."""
+    if isinstance(value, dict):
+        return {name: _without_secrets(each, str(name)) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(each, key) for each in value]
+    if _SECRET_KEY.search(key):
+        return MASK
+    return _URL_PASSWORD.sub(rf"\1:{MASK}@", value) if isinstance(value, str) else value
+
+
+# -- what is wrong with it ------------------------------------------------------------------------------------
+
+
+def _validated(document: Mapping[str, Any]) -> PipelineConfig:
+    try:
+        return PipelineConfig.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        at, last = _path(first["loc"]), str(first["loc"][-1])
+        fields = _fields(first["loc"][:-1])
+        if first["type"] == "extra_forbidden":
+            what, remedy = f"{at} is unknown", _hint(last, fields, "leave it out")
+        elif first["type"] == "missing":
+            what, remedy = f"{at} is missing", "add it"
+        else:
+            what, remedy = f"{at} is wrong: {first['msg']}", "correct it"
+        raise InvalidArgument(what, remedy=remedy) from None
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.lstrip(".")
+
+
+def _fields(loc: Sequence[int | str]) -> list[str]:
+    """Names that are possible in the section at ``loc``."""
+    section: type[BaseModel] = PipelineConfig
+    for part in loc:
+        if isinstance(part, str):
+            inner = _section_in(section.model_fields[part].annotation) if part in section.model_fields else None
+            if inner is None:
+                return []
+            section = inner
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_section_in, typing.get_args(annotation))), None)
+
+
+def _hint(name: str, known: list[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"{otherwise}; there is {', '.join(known)}" if known else otherwise
+
+
+def _check(config: PipelineConfig) -> None:
+    ends: list[tuple[str, Reading | Sink]] = [("source", config.source), ("sink", config.sink)]
+    for number, step in enumerate(config.operators):
+        if step.initial_state is not None:
+            ends.append((f"operators[{number}].initial_state", step.initial_state))
+        if step.cluster is None and config.cluster is None:
+            raise InvalidArgument("cluster is missing", remedy="add cluster: host:port of the controller")
+    for at, end in ends:
+        if end.connection is not None and end.connection not in config.connections:
+            known = list(config.connections)
+            raise InvalidArgument(
+                f"{at}.connection: there is no connection profile {end.connection!r}",
+                remedy=_hint(end.connection, known, "add it under connections:"),
+            )
+    if config.source.streaming and not config.sink.checkpoint:
+        raise InvalidArgument(
+            "sink.checkpoint is missing: a streaming pipeline could not go on where it stopped",
+            remedy="add checkpoint: with a directory of its own that stays, or source: {streaming: false}",
+        )
+    if not config.source.streaming and config.state_manager is not None:
+        raise InvalidArgument("state_manager records streaming pipelines", remedy="leave it out, or use run_stage")

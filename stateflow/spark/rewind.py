@@ -1,0 +1,162 @@
+"""Putting the checkpoint of a stopped Spark query back to a batch, so that it sends that batch next.
+
+What Spark reads of it when it starts: the newest entry of ``offsets/`` is the batch that was planned last, the newest
+of ``commits/`` the one that was finished last, ``state/`` has a version per finished batch. Rewinding to batch N keeps
+``offsets`` up to N, so that N is made of the same rows as before, ``commits`` below N, and state versions up to N.
+Batches behind N are planned anew and may be cut otherwise; what a file sink remembers of them has to go too, or Spark
+would take them for written: name its directory as ``sink``.
+
+Nothing is deleted. What is taken out goes to ``_rewound/<time>/`` beside it, in the order in which a rewind that was
+cut short can be done again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import InvalidArgument
+
+ASIDE = "_rewound"
+SINK_LOG = "_spark_metadata"
+_BATCH = re.compile(r"\d+\Z")
+_VERSION = re.compile(r"\.?(\d+)(?:_[0-9a-f\-]+)*\.(?:delta|snapshot|zip|changelog)(?:\.crc)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """What a rewind takes out. ``moved`` and ``sink_moved``: relative to the checkpoint and to the sink."""
+
+    to_batch: int
+    last_batch: int
+    moved: tuple[str, ...]
+    sink_moved: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "to_batch": self.to_batch,
+            "last_batch": self.last_batch,
+            "moved": list(self.moved),
+            "sink_moved": list(self.sink_moved),
+        }
+
+
+def plan_rewind(files: Iterable[str], to_batch: int, sink_log: Iterable[str] = ()) -> Rewind:
+    """What to take out.
+
+    Args:
+        files: of the checkpoint directory, relative, with ``/``.
+        sink_log: names in the sink's ``_spark_metadata``.
+
+    Raises InvalidArgument when this is no checkpoint of a query, or the batch cannot be gone back to.
+    """
+    names = set(files)
+    offsets, commits = _batches(names, "offsets"), _batches(names, "commits")
+    if "metadata" not in names or not offsets:
+        raise InvalidArgument(
+            "this is no checkpoint directory of a Spark streaming query",
+            remedy="name the query's checkpointLocation",
+        )
+    last = max(offsets)
+    if to_batch < 0 or to_batch > last + 1:
+        raise InvalidArgument(f"there is no batch {to_batch}", remedy=f"the last one planned is {last}")
+    if to_batch > 0 and not (to_batch - 1 in offsets and to_batch - 1 in commits):
+        oldest = min(offsets & commits, default=last) + 1
+        raise InvalidArgument(
+            f"Spark keeps too little to go back to batch {to_batch}",
+            remedy=f"the oldest possible is {oldest}; spark.sql.streaming.minBatchesToRetain keeps more",
+        )
+    out = [f"commits/{number}" for number in sorted(commits, reverse=True) if number >= to_batch]
+    out += [f"offsets/{number}" for number in sorted(offsets, reverse=True) if number > to_batch]
+    for name in sorted(names):
+        match = _VERSION.match(name.rpartition("/")[2]) if name.startswith("state/") else None
+        if match is not None and int(match[1]) > to_batch:
+            out.append(name)
+    moved = [each for name in out for each in (_crc(name), name) if each in names]
+    return Rewind(to_batch, last, tuple(moved), tuple(_sink(set(sink_log), to_batch)))
+
+
+def _batches(names: set[str], folder: str) -> set[int]:
+    found = (name.partition("/") for name in names)
+    return {int(rest) for place, _, rest in found if place == folder and _BATCH.match(rest)}
+
+
+def _crc(name: str) -> str:
+    folder, slash, last = name.rpartition("/")
+    return f"{folder}{slash}.{last}.crc"
+
+
+def _sink(names: set[str], to_batch: int) -> list[str]:
+    """Entries of the sink's log from ``to_batch`` on. Some hold all before them too: those before must be there."""
+    plain = {int(name): name for name in names if _BATCH.match(name)}
+    compact = {int(name[: -len(".compact")]): name for name in names if re.fullmatch(r"\d+\.compact", name)}
+    base = max((number for number in compact if number < to_batch), default=-1)
+    missing = [number for number in range(base + 1, to_batch) if number not in plain and number not in compact]
+    if any(number >= to_batch for number in compact) and missing:
+        raise InvalidArgument(
+            f"the sink's log no longer has batch {missing[0]} by itself",
+            remedy=f"go back to a batch behind {max(compact)}, or write to a new directory",
+        )
+    out = [name for number, name in {**plain}.items() if number >= to_batch]
+    out += [name for number, name in compact.items() if number >= to_batch]
+    out.sort(key=lambda name: int(name.partition(".")[0]), reverse=True)
+    return [each for name in out for each in (f".{name}.crc", name) if each in names]
+
+
+def rewind(
+    directory: str | Path,
+    to_batch: int,
+    *,
+    sink: str | Path | None = None,
+    apply: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Rewind:
+    """Plan a rewind of a stopped query, and with ``apply`` do it.
+
+    Args:
+        directory: the query's checkpointLocation, on a file system of this machine.
+        to_batch: the batch the query shall send next, as a PositionGap names it.
+        sink: directory of a file sink that the query writes to.
+
+    Raises InvalidArgument.
+    """
+    root = _local(directory)
+    log = None if sink is None else _local(sink) / SINK_LOG
+    if log is not None and not log.is_dir():
+        raise InvalidArgument("this is no directory of a Spark file sink", remedy="name the query's path", path=sink)
+    files = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+    plan = plan_rewind(
+        (name for name in files if not name.startswith(ASIDE)),
+        to_batch,
+        () if log is None else (path.name for path in log.iterdir() if path.is_file()),
+    )
+    if apply:
+        moment = datetime.fromtimestamp(clock.now_us() / 1e6, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        if log is not None:
+            _move(log, plan.sink_moved, log.parent / ASIDE / moment / SINK_LOG)
+        _move(root, plan.moved, root / ASIDE / moment)
+    return plan
+
+
+def _move(root: Path, names: Iterable[str], aside: Path) -> None:
+    for name in names:
+        target = aside / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (root / name).rename(target)
+
+
+def _local(directory: str | Path) -> Path:
+    text = str(directory)
+    path = Path(text.removeprefix("file://").removeprefix("file:"))
+    if "://" in str(path) or not path.is_dir():
+        raise InvalidArgument(
+            "there is no such directory on this machine",
+            remedy="name a local one; copy a remote one here, rewind it, and copy it back",
+            path=directory,
+        )
+    return path
