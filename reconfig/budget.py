@@ -41,13 +41,32 @@ def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -
     return (latency + measured.lag_bytes / measured.bandwidth * 1e3) / (1 - share)
 
 
-def fixed_ms_of(moves: Sequence[tuple[float, float]], fixed_ms: float = FIXED_MS_DEFAULT) -> float:
-    """The fixed cost that past moves show: the median of what the size of the delta did not explain.
+#: what moves may cost before any was seen on this machine
+PRIOR_MS = (4.0, FIXED_MS_DEFAULT, FIXED_MS_DEFAULT, 20.0)
+MOVES_ENOUGH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FixedCost:
+    """What a cutover costs beside the bytes that cross: what to expect, and how much more it may be, milliseconds."""
+
+    expected_ms: float = FIXED_MS_DEFAULT
+    margin_ms: float = 0.0
+
+
+def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
+    """The fixed cost that past moves show, of what the size of the delta did not explain: the median is expected, and
+    the margin reaches up to the nearly greatest (the 95th percentile of what was seen).
 
     Args:
         moves: (pause predicted with a fixed cost of 0, actual pause) of recent moves, milliseconds.
 
-    A median, since one move that met a busy machine says nothing of the next.
+    Until MOVES_ENOUGH have been seen, PRIOR_MS stands in for the rest: the first moves promise little.
+
+    A promise must hold on a busy machine too, so that what is expected is not what is promised.
     """
-    unexplained = [actual - predicted for predicted, actual in moves if math.isfinite(predicted)]
-    return max(0.5, statistics.median(unexplained)) if unexplained else fixed_ms
+    seen = [actual - predicted for predicted, actual in moves if math.isfinite(predicted)]
+    unexplained = sorted(seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS])
+    expected = max(0.5, statistics.median(unexplained))
+    nearly_greatest = unexplained[min(len(unexplained) - 1, math.ceil(0.95 * len(unexplained)) - 1)]
+    return FixedCost(expected, max(0.0, nearly_greatest - expected))

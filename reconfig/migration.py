@@ -7,24 +7,37 @@ results back. The machine has no clock, no socket and no randomness.
 phase                   on event → phase: instructions
 ======================  =================================================================================
 WAITING                 Begin → WARMING: Prepare
+                        Begin, kind COLD → WAITING: RecordGrant                  (fence first, copy then)
+                        GrantRecorded, kind COLD → FENCED: Fence                 (its seal asks for Prepare)
 WARMING                 BaseReady → CATCHING_UP
                         TargetFailed | Cancel → ABORTED: CancelSource, AbandonTarget, Record
+                        TakenOver → ABORTED: Record                              (also while CATCHING_UP)
 CATCHING_UP             CaughtUp, prediction fits → CATCHING_UP: RecordGrant     (asked once)
                         CaughtUp, it does not fit → CATCHING_UP                  (patience runs out → ABORTED)
+                        CaughtUp, kind STANDBY → CATCHING_UP                     (it stays until it is cancelled)
                         GrantRecorded → FENCED: Fence
                         TargetFailed | Cancel → ABORTED, as above                (a grant not yet fenced is void)
 FENCED                  FenceRefused → FENCED: CancelSource                      (is it certain that it never seals?)
                         SourceCancelled → ABORTED: AbandonTarget, Record
                         SourceSealed → FENCED (sealed): Prepare if the target had failed
-                        TargetFailed → FENCED: Fence, or Prepare once sealed
+                        TargetFailed → FENCED: CancelSource, or Prepare once sealed
                         SourceUnknown → FENCED: Fence again, after a while       (no answer decides nothing)
+                        SourceGone → FENCED: CancelTarget                        (its lease lapsed: it serves no more)
+                        TargetCancelled → ABORTED: Record                        (after SourceGone: neither can own)
+                        TargetUnknown → FENCED: CancelTarget again, after a while
                         TargetOwned → OWNED: RecordOwned
 OWNED                   OwnedRecorded → COMPLETED: Publish, Release
 any                     TargetOwned wins: whatever was believed before, the target has it
 ======================  =================================================================================
 
 Rules: the grant is in the ledger before the source hears of it. Before the source may have sealed, every failure
-rolls back; after it, every failure goes forward. Only the source can say which side of the seal it is on.
+rolls back; after it, every failure goes forward. Only the source can say which side of the seal it is on; when it is
+gone for good, the target can still promise that it never owns for this move, and then the partition is free for a
+take-over (:mod:`reconfig.failover`).
+
+A budget is met when expected pause and margin fit it; the margin shrinks while the move waits. It is waited for
+``patience_s``, counted from when the base was there; a move without a budget waits ``settle_s`` at most for its lag to
+become small.
 """
 
 from __future__ import annotations
@@ -33,7 +46,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reconfig.budget import FIXED_MS_DEFAULT, Measured, predicted_pause_ms
-from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError
+from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError, Unavailable
+
+#: share of its patience in which a move gives up the margin, little by little
+MARGIN_WAIT = 0.25
+#: a move without a budget is cut over once its lag takes no longer than this to cross
+LAG_MS_SMALL = 10.0
 
 
 class Phase(StrEnum):
@@ -47,6 +65,12 @@ class Phase(StrEnum):
 
 
 TERMINAL = frozenset({Phase.COMPLETED, Phase.ABORTED})
+
+
+class Kind(StrEnum):
+    WARM = "WARM"  # copy while the source serves, fence when little is left
+    COLD = "COLD"  # fence, then copy
+    STANDBY = "STANDBY"  # copy, follow, and stay
 
 
 # -- events: facts ------------------------------------------------------------------------------------------
@@ -64,7 +88,10 @@ class BaseReady:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
+    """A report while catching up. ``waited_s``: since the base was there."""
+
     measured: Measured
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +131,26 @@ class TargetFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceGone:
+    """The source's lease has lapsed, by the controller's clock and with its margin: it cannot serve any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCancelled:
+    """The target promised that it never owns for this move."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetUnknown:
+    """The target did not answer a cancellation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """The target's copy is to serve as it is, since the source died: a take-over goes on from here."""
+
+
+@dataclass(frozen=True, slots=True)
 class OwnedRecorded:
     pass
 
@@ -124,6 +171,10 @@ Event = (
     | SourceUnknown
     | TargetOwned
     | TargetFailed
+    | SourceGone
+    | TargetCancelled
+    | TargetUnknown
+    | TakenOver
     | OwnedRecorded
     | Cancel
 )
@@ -137,6 +188,7 @@ class Instruction(StrEnum):
     RECORD_GRANT = "RECORD_GRANT"  # ledger → GrantRecorded
     FENCE = "FENCE"  # source → SourceSealed | FenceRefused | SourceUnknown
     CANCEL_SOURCE = "CANCEL_SOURCE"  # source → SourceCancelled | SourceSealed | SourceUnknown
+    CANCEL_TARGET = "CANCEL_TARGET"  # target → TargetCancelled | TargetOwned | TargetUnknown
     ABANDON_TARGET = "ABANDON_TARGET"  # target, best effort
     RECORD_OWNED = "RECORD_OWNED"  # ledger → OwnedRecorded
     RECORD_ABORTED = "RECORD_ABORTED"  # ledger
@@ -145,6 +197,7 @@ class Instruction(StrEnum):
     RETRY_FENCE = "RETRY_FENCE"  # FENCE, after a while
     RETRY_CANCEL = "RETRY_CANCEL"  # CANCEL_SOURCE, after a while
     RETRY_PREPARE = "RETRY_PREPARE"  # PREPARE, after a while
+    RETRY_CANCEL_TARGET = "RETRY_CANCEL_TARGET"  # CANCEL_TARGET, after a while
 
 
 @dataclass(slots=True)
@@ -155,18 +208,25 @@ class Move:
         epoch: the source owns the partition at this epoch.
         granted_epoch: the one the target is to own it at.
         max_pause_ms: budget; 0 means none.
-        patience: reports whose prediction does not fit before the move gives up.
+        fixed_ms, margin_ms: expected cost that no delta explains, and what to add so that nearly every move keeps
+            within the sum.
+        patience_s: a budget that is not in reach for so long is refused.
+        settle_s: without a budget the lag may take so long to become small.
     """
 
     epoch: int
     granted_epoch: int
     max_pause_ms: float = 0.0
     fixed_ms: float = FIXED_MS_DEFAULT
-    patience: int = 200
+    margin_ms: float = 0.0
+    patience_s: float = 30.0
+    settle_s: float = 5.0
+    kind: Kind = Kind.WARM
     phase: Phase = Phase.WAITING
     granting: bool = False
     sealed: bool = False
     cancelling: bool = False
+    source_gone: bool = False
     target_up: bool = False  # a transfer is under way as far as we know
     predicted_pause_ms: float = 0.0
     rounds: int = 0
@@ -188,14 +248,20 @@ class Move:
         if self.phase in TERMINAL:
             return []  # echoes of what was under way
         match self.phase, event:
+            case Phase.WAITING, Begin() if self.kind is Kind.COLD:
+                self.granting = True
+                return [Instruction.RECORD_GRANT]
+            case Phase.WAITING, GrantRecorded() if self.granting:
+                self.phase = Phase.FENCED
+                return [Instruction.FENCE]
             case Phase.WAITING, Begin():
                 self.phase, self.target_up = Phase.WARMING, True
                 return [Instruction.PREPARE]
             case Phase.WARMING, BaseReady():
                 self.phase = Phase.CATCHING_UP
                 return []
-            case Phase.CATCHING_UP, CaughtUp(measured):
-                return self._caught_up(measured)
+            case Phase.CATCHING_UP, CaughtUp(measured, waited_s):
+                return self._caught_up(measured, waited_s)
             case Phase.CATCHING_UP, GrantRecorded():
                 self.phase = Phase.FENCED
                 return [Instruction.FENCE]
@@ -203,6 +269,13 @@ class Move:
                 return self._abort(error)
             case Phase.WAITING | Phase.WARMING | Phase.CATCHING_UP, Cancel():
                 return self._abort(MoveAborted("the move was cancelled", remedy="start it again when it suits"))
+            case Phase.WARMING | Phase.CATCHING_UP, TakenOver():
+                self.phase = Phase.ABORTED
+                self.error = MoveAborted("its source died, and its copy took over", remedy="none")
+                return [Instruction.RECORD_ABORTED]
+            case Phase.WAITING | Phase.WARMING | Phase.CATCHING_UP, SourceGone():
+                error = Unavailable("the source died", remedy="its partitions are taken over; move them then")
+                return self._abort(error, source_knows=True)
             case Phase.FENCED, _:
                 return self._fenced(event)
             case Phase.OWNED, OwnedRecorded():
@@ -210,7 +283,13 @@ class Move:
                 return [Instruction.PUBLISH, Instruction.RELEASE]
             case (Phase.WARMING | Phase.CATCHING_UP | Phase.OWNED, BaseReady() | CaughtUp() | Cancel()) | (
                 Phase.OWNED,
-                SourceSealed() | SourceUnknown() | TargetFailed() | FenceRefused() | SourceCancelled(),
+                SourceSealed()
+                | SourceUnknown()
+                | TargetFailed()
+                | FenceRefused()
+                | SourceCancelled()
+                | SourceGone()
+                | TargetUnknown(),
             ):
                 return []
             case _:
@@ -220,26 +299,39 @@ class Move:
                     story=" | ".join(self.story),
                 )
 
-    def _caught_up(self, measured: Measured) -> list[Instruction]:
+    def _caught_up(self, measured: Measured, waited_s: float) -> list[Instruction]:
         if self.granting:
             return []
         self.rounds += 1
         self.predicted_pause_ms = predicted_pause_ms(measured, self.fixed_ms)
-        if not self.max_pause_ms or self.predicted_pause_ms <= self.max_pause_ms:
+        if self.kind is Kind.STANDBY:
+            return []
+        if self._fits(measured, waited_s):
             self.granting = True
             return [Instruction.RECORD_GRANT]
-        if self.rounds >= self.patience:
+        if self.max_pause_ms and waited_s >= self.patience_s:
             return self._abort(
                 BudgetUnreachable(
-                    f"a pause of {self.predicted_pause_ms:.1f} ms is predicted, {self.max_pause_ms:g} ms are allowed",
+                    f"a pause of {self.predicted_pause_ms:.1f} ms is predicted, {self.margin_ms:.1f} ms more are "
+                    f"possible, {self.max_pause_ms:g} ms are allowed",
                     remedy="raise max_pause_ms, or move when fewer changes come",
                     lag_bytes=measured.lag_bytes,
                     change_rate=round(measured.change_rate),
                     bandwidth=round(measured.bandwidth),
                     rtt_ms=round(measured.rtt_ms, 3),
+                    fixed_ms=round(self.fixed_ms, 3),
+                    waited_s=round(waited_s, 1),
                 )
             )
         return []
+
+    def _fits(self, measured: Measured, waited_s: float) -> bool:
+        if self.max_pause_ms:
+            # what moves needed on a busier moment must not keep later ones out: the margin is given up as one waits
+            margin_ms = self.margin_ms * max(0.0, 1.0 - waited_s / (self.patience_s * MARGIN_WAIT))
+            return self.predicted_pause_ms + margin_ms <= self.max_pause_ms
+        lag_ms = self.predicted_pause_ms - self.fixed_ms - measured.rtt_ms / 2
+        return lag_ms <= LAG_MS_SMALL or waited_s >= self.settle_s
 
     def _fenced(self, event: Event) -> list[Instruction]:
         match event:
@@ -256,10 +348,25 @@ class Move:
                 return []  # it cannot take its seal back
             case SourceCancelled():
                 return self._abort(self.error or MoveAborted("the move was cancelled", remedy="start it again"), True)
+            case SourceGone() if not self.source_gone:
+                self.source_gone = True
+                return [Instruction.CANCEL_TARGET]
+            case TargetCancelled() if self.source_gone:
+                error = Unavailable(
+                    "the source died during the move", remedy="its partition is taken over; move it then"
+                )
+                self.phase, self.error = Phase.ABORTED, error
+                return [Instruction.RECORD_ABORTED]
+            case TargetUnknown() if self.source_gone:
+                return [Instruction.RETRY_CANCEL_TARGET]
+            case SourceUnknown() if self.source_gone:
+                return []  # nobody waits for its word any more
             case SourceUnknown():
                 return [Instruction.RETRY_CANCEL if self.cancelling else Instruction.RETRY_FENCE]
             case TargetFailed(error):
                 self.target_up = False
+                if self.source_gone:
+                    return []
                 if self.sealed:
                     self.target_up = True
                     return [Instruction.RETRY_PREPARE]
@@ -268,7 +375,7 @@ class Move:
                     return []
                 self.cancelling = True
                 return [Instruction.CANCEL_SOURCE]
-            case Cancel() | BaseReady() | CaughtUp() | GrantRecorded():
+            case Cancel() | BaseReady() | CaughtUp() | GrantRecorded() | SourceGone() | TakenOver():
                 return []  # too late to cancel: a move past its fence completes
             case _:
                 raise InvalidTransition(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import grpc.aio
 
 from reconfig import migration as m
-from reconfig.budget import FIXED_MS_DEFAULT, Measured
+from reconfig.budget import FixedCost, Measured
 from reconfig.controller.book import PlannedMove
 from stateflow.clock import Clock
 from stateflow.errors import Locked, StateflowError, Unavailable
@@ -22,17 +24,25 @@ from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
 
 log = logging.getLogger(__name__)
+PATIENCE_S_DEFAULT = 30.0
+NO_MOVE_YET = FixedCost()
+#: a cutover waits for the one before it at its source
+TURN_S_MAX = 0.5
 
 
 @dataclass(slots=True)
 class Hooks:
-    """What a move needs of its controller. The records are durable when the awaitable is done."""
+    """What a move needs of its controller. The records are durable when the awaitable is done.
+
+    ``cutover`` is held from the grant until the target owns: two at once at one source lengthen each other's pause.
+    """
 
     record_grant: Callable[[], Awaitable[None]]
     record_owned: Callable[[dict[str, object]], Awaitable[None]]
     record_aborted: Callable[[StateflowError, dict[str, object]], Awaitable[None]]
     publish: Callable[[], None]
     changed: Callable[[], None]
+    cutover: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(slots=True)
@@ -51,10 +61,22 @@ class MoveRunner:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
+    sequence: int = 0  # that the target has reached, as last reported
+    ended: asyncio.Event = field(init=False)
+    _source_told: bool = False
+    _has_turn: bool = False
 
     @classmethod
-    def machine_for(cls, planned: PlannedMove, fixed_ms: float = FIXED_MS_DEFAULT) -> m.Move:
-        return m.Move(planned.epoch, planned.granted_epoch, planned.max_pause_ms, fixed_ms)
+    def machine_for(cls, planned: PlannedMove, cost: FixedCost = NO_MOVE_YET, kind: m.Kind = m.Kind.WARM) -> m.Move:
+        return m.Move(
+            planned.epoch,
+            planned.granted_epoch,
+            planned.max_pause_ms,
+            cost.expected_ms,
+            cost.margin_ms,
+            planned.patience_s or PATIENCE_S_DEFAULT,
+            kind=kind,
+        )
 
     def __post_init__(self) -> None:
         planned = self.planned
@@ -63,9 +85,22 @@ class MoveRunner:
         self.report.source, self.report.target = planned.source, planned.target
         self.report.strategy, self.report.phase = planned.strategy, self.machine.phase
         self.report.started_us = self.clock.now_us()
+        self.report.margin_ms = self.machine.margin_ms
+        self.ended = asyncio.Event()
 
     def cancel(self) -> None:
         self._events.put_nowait(m.Cancel())
+
+    def source_gone(self) -> None:
+        """The source's lease has lapsed. Telling it once is enough."""
+        if self._source_told:
+            return
+        self._source_told = True
+        self._events.put_nowait(m.SourceGone())
+
+    def taken_over(self) -> None:
+        """The target's copy is to serve as it is."""
+        self._events.put_nowait(m.TakenOver())
 
     async def run(self, first: list[m.Instruction] | None = None) -> cpb.Move:
         """Until the move has ended. ``first``: instructions of a machine that was resumed."""
@@ -78,13 +113,29 @@ class MoveRunner:
                     elapsed_ms = (self.clock.monotonic() - self._fenced_at) * 1e3
                     self.report.pause_ms = max(0.0, elapsed_ms - self._in_hand_ms)
                 await self._carry_out(self.machine.handle(event))
+                if self.machine.phase not in (m.Phase.CATCHING_UP, m.Phase.FENCED):
+                    self._end_turn()
                 self.report.phase = self.machine.phase
                 self.report.duration_s = self.clock.monotonic() - started
                 self.hooks.changed()
         finally:
+            self._end_turn()
+            self.ended.set()
             for task in self._tasks:
                 task.cancel()
         return self.report
+
+    async def _cutover_turn(self) -> None:
+        """Not for ever: another move may be fenced while its source does not answer."""
+        if self.machine.kind is m.Kind.WARM:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.hooks.cutover.acquire(), TURN_S_MAX)
+                self._has_turn = True
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self.hooks.cutover.release()
 
     def _summary(self) -> dict[str, object]:
         r = self.report
@@ -93,8 +144,9 @@ class MoveRunner:
             "bytes_reused": r.bytes_reused,
             "bytes_delta": r.bytes_delta,
             "rounds": r.rounds,
-            "predicted_pause_ms": round(r.predicted_pause_ms, 3),
+            "predicted_pause_ms": round(r.predicted_pause_ms, 3) if math.isfinite(r.predicted_pause_ms) else None,
             "pause_ms": round(r.pause_ms, 3),
+            "duration_s": round(r.duration_s, 3),
             "digest": self.machine.digest,
         }
 
@@ -112,6 +164,7 @@ class MoveRunner:
             case m.Instruction.RETRY_PREPARE:
                 self._start(self._later(self._prepare))
             case m.Instruction.RECORD_GRANT:
+                await self._cutover_turn()
                 try:
                     await self.hooks.record_grant()
                 except Locked as error:
@@ -119,10 +172,7 @@ class MoveRunner:
                 else:
                     self._events.put_nowait(m.GrantRecorded())
             case m.Instruction.FENCE:
-                self.report.predicted_pause_ms, self.report.rounds = (
-                    machine.predicted_pause_ms,
-                    machine.rounds,
-                )
+                self.report.predicted_pause_ms, self.report.rounds = machine.predicted_pause_ms, machine.rounds
                 self.report.fenced_us = self.clock.now_us()
                 self._fenced_at = self.clock.monotonic()
                 self._start(self._fence())
@@ -134,6 +184,10 @@ class MoveRunner:
                 self._start(self._cancel_source())
             case m.Instruction.RETRY_CANCEL:
                 self._start(self._later(self._cancel_source))
+            case m.Instruction.CANCEL_TARGET:
+                self._start(self._cancel_target())
+            case m.Instruction.RETRY_CANCEL_TARGET:
+                self._start(self._later(self._cancel_target))
             case m.Instruction.ABANDON_TARGET:
                 await self._cancel_at(self.target)
             case m.Instruction.RECORD_OWNED:
@@ -170,6 +224,8 @@ class MoveRunner:
             partition=self.planned.partition.partition,
             source=replica_to_pb(self.source),
             source_epoch=self.planned.epoch,
+            bandwidth_max=self.planned.bandwidth_max,
+            standby=self.machine.kind is m.Kind.STANDBY,
         )
         warm = False
         try:
@@ -184,7 +240,7 @@ class MoveRunner:
                         measured = Measured(
                             progress.lag_bytes, progress.change_rate, progress.bandwidth, progress.rtt_ms
                         )
-                        self._events.put_nowait(m.CaughtUp(measured))
+                        self._events.put_nowait(m.CaughtUp(measured, progress.waited_s))
                     case rpb.MoveProgress.OWNED:
                         self._events.put_nowait(m.TargetOwned(progress.epoch, progress.digest))
                         return
@@ -205,6 +261,9 @@ class MoveRunner:
         if progress.phase != rpb.MoveProgress.FAILED:
             r.bytes_warm, r.bytes_reused = progress.bytes_warm, progress.bytes_reused
             r.bytes_delta, r.lag_bytes = progress.bytes_delta, progress.lag_bytes
+            r.bytes_stored, r.base_bytes = progress.bytes_stored, progress.base_bytes
+            r.change_rate, r.bandwidth, r.rtt_ms = progress.change_rate, progress.bandwidth, progress.rtt_ms
+            self.sequence = progress.sequence
 
     async def _fence(self) -> None:
         request = rpb.FenceRequest(
@@ -213,6 +272,8 @@ class MoveRunner:
             partition=self.planned.partition.partition,
             epoch=self.planned.granted_epoch,
             target=replica_to_pb(self.target),
+            cold=self.machine.kind is m.Kind.COLD,
+            pause_ms=self.machine.predicted_pause_ms if math.isfinite(self.machine.predicted_pause_ms) else 0.0,
         )
         try:
             reply = await self._stub(self.source).Fence(request, timeout=self.settings.rpc_timeout_s)
@@ -233,11 +294,20 @@ class MoveRunner:
         else:
             self._events.put_nowait(m.SourceSealed() if reply.sealed else m.SourceCancelled())
 
+    async def _cancel_target(self) -> None:
+        reply = await self._cancel_at(self.target)
+        if reply is None:
+            self._events.put_nowait(m.TargetUnknown())
+        else:
+            owned = m.TargetOwned(reply.owned_epoch, "")
+            self._events.put_nowait(owned if reply.owned else m.TargetCancelled())
+
     async def _cancel_at(self, replica: ReplicaInfo) -> rpb.FenceReply | None:
         request = rpb.CancelRequest(
             move_id=self.planned.move_id,
             operator=self.planned.partition.operator,
             partition=self.planned.partition.partition,
+            owned_at=self.planned.epoch if replica is self.source else 0,
         )
         try:
             reply: rpb.FenceReply = await self._stub(replica).Cancel(request, timeout=self.settings.rpc_timeout_s)

@@ -1,0 +1,172 @@
+"""Restoring partitions from checkpoints: each is fetched and proved at its target before anybody is asked to stop.
+
+Per partition: record the restore with the epoch it is promised; the target fetches and proves; the present owner, if
+it lives, stops for good; the target owns. Every step can be repeated: a controller that was restarted in the middle
+begins again with the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from reconfig.controller.book import Book, PlannedRestore
+from reconfig.controller.desk import Desk
+from stateflow.errors import MoveConflict, StateflowError, Unavailable
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import error_of, fault_of, replica_to_pb, spec_to_pb, unexpected
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+RESTORE_TIMEOUT_S = 3600.0
+AT_ONCE = 4
+OWN_ATTEMPTS = 5
+
+
+class Restores:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._book, self._alive = desk.book, desk.members.alive
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def plan(self, request: cpb.RestoreOperatorRequest) -> list[PlannedRestore]:
+        """Decide and record. Raises before anything is recorded."""
+        deployed = self._book.operator(request.operator)
+        numbers = sorted(set(request.partitions)) or list(range(deployed.spec.partitions))
+        restore_id = self._desk.new_id()
+        coming: dict[str, int] = {}
+        planned = []
+        for number in numbers:
+            partition = PartitionId(deployed.spec.name, number)
+            owner, _ = deployed.assignment.owner(number)
+            self._desk.check_not_restored(partition)
+            for move in self._book.open_moves.values():
+                if move.planned.partition == partition:
+                    raise MoveConflict(
+                        "the partition is moving",
+                        remedy="wait for that move, or cancel it",
+                        partition=partition,
+                        reconfiguration=move.planned.reconfiguration,
+                    )
+            target = self._target(owner, request.to, coming)
+            coming[target] = coming.get(target, 0) + 1
+            epoch = self._book.next_epoch(partition)
+            planned.append(
+                PlannedRestore(
+                    restore_id,
+                    partition,
+                    owner,
+                    target,
+                    epoch,
+                    request.url,
+                    request.savepoint,
+                    request.source,
+                    request.batch,
+                )
+            )
+        for each in planned:
+            await self._desk.record(Book.plan_restore, each)
+        return planned
+
+    def _target(self, owner: str, to: str, coming: dict[str, int]) -> str:
+        """A replica by its name, or the least loaded of a site; without either the owner, or any that answers."""
+        if (not to or to == owner) and self._alive(owner):
+            return owner
+        if to and to not in self._book.replicas:
+            self._desk.check_site(to)
+        replicas = self._desk.alive().values()
+        here = [info for info in replicas if to in ("", info.site, info.name)]
+        if not here:
+            raise Unavailable(f"no replica of {to or 'the cluster'} answers", remedy="start one")
+        if any(info.name == owner for info in here):
+            return owner
+        return self._desk.least_loaded(here, coming).name
+
+    async def resume(self) -> None:
+        """Go on with what was under way, once the replicas have had time to say that they live: a target may own
+        already and have told nobody."""
+        planned = [each for each, _ in self._book.open_restores.values()]
+        if planned:
+            settings = self._desk.settings
+            await asyncio.sleep(settings.heartbeat_interval_s * settings.heartbeats_missed_max)
+            await self.run(planned)
+
+    async def run(self, planned: Iterable[PlannedRestore]) -> cpb.RestoreReport:
+        planned = list(planned)
+        done = await asyncio.gather(*(self._run_one(each) for each in planned))
+        return cpb.RestoreReport(id=planned[0].restore_id if planned else "", partitions=done)
+
+    async def _run_one(self, planned: PlannedRestore) -> cpb.RestoredPartition:
+        report = cpb.RestoredPartition(partition=planned.partition.partition, replica=planned.target)
+        async with self._slots:
+            try:
+                result = await self._restore(planned)
+            except Exception as error:
+                fault = error if isinstance(error, StateflowError) else unexpected(error)
+                if fault is not error:
+                    log.exception("restore of %s", planned.partition)
+                await self._desk.record(Book.restore_failed, planned, fault.to_wire())
+                report.fault.CopyFrom(fault_of(fault))
+                return report
+            report.result.CopyFrom(result)
+            for passed_over in result.passed_over:
+                log.error("restore of %s passed over: %s", planned.partition, error_of(passed_over))
+            summary = {
+                "sequence": result.sequence,
+                "positions": dict(result.positions),
+                "bytes": result.bytes,
+                "passed_over": [str(error_of(fault)) for fault in result.passed_over],
+            }
+            await self._desk.record(Book.restore_owned, planned, int(result.epoch), summary)
+            return report
+
+    async def _restore(self, planned: PlannedRestore) -> rpb.RestoreReply:
+        spec = self._book.operator(planned.partition.operator).spec
+        request = rpb.RestoreRequest(
+            restore_id=planned.restore_id,
+            spec=spec_to_pb(spec),
+            partition=planned.partition.partition,
+            epoch=planned.epoch,
+            url=planned.url,
+            savepoint=planned.savepoint,
+            source=planned.source,
+            batch=planned.batch,
+        )
+        prepared = await self._desk.call(planned.target, lambda stub: stub.Restore, request, RESTORE_TIMEOUT_S)
+        request.epoch = max(planned.epoch, prepared.epoch)
+        if planned.owner != planned.target:
+            await self._stop(planned, request.epoch)
+        request.own = True
+        for attempt in range(1, OWN_ATTEMPTS + 1):  # from here on nobody else serves it
+            try:
+                owned: rpb.RestoreReply = await self._desk.call(
+                    planned.target, lambda stub: stub.Restore, request, RESTORE_TIMEOUT_S
+                )
+                break
+            except Unavailable:
+                if attempt == OWN_ATTEMPTS:
+                    raise
+                await asyncio.sleep(self._desk.settings.retry_interval_s)
+        owned.passed_over.extend(prepared.passed_over)
+        owned.bytes = prepared.bytes
+        return owned
+
+    async def _stop(self, planned: PlannedRestore, epoch: int) -> None:
+        """Its owner serves it no more: it says so, or its lease has lapsed. Missed heartbeats prove nothing."""
+        while not self._desk.members.lapsed(planned.owner):
+            if self._alive(planned.owner):
+                await self.surrender(planned.owner, planned.partition, planned.restore_id, epoch, planned.target)
+                return
+            await asyncio.sleep(self._desk.settings.retry_interval_s)
+
+    async def surrender(self, owner: str, partition: PartitionId, restore_id: str, epoch: int, target: str) -> None:
+        request = rpb.FenceRequest(
+            move_id=restore_id,
+            operator=partition.operator,
+            partition=partition.partition,
+            epoch=epoch,
+            target=replica_to_pb(self._book.replicas[target]),
+        )
+        await self._desk.call(owner, lambda stub: stub.Surrender, request)

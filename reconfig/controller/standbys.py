@@ -1,0 +1,174 @@
+"""Standbys: so many copies of each partition beside its owner, kept following whatever happens to either.
+
+A wish, not a sequence of steps: what is there is compared with what is wanted again and again, copies that follow a
+former owner or exceed the count are ended, missing ones begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from reconfig import migration as m
+from reconfig import plan
+from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.desk import Desk
+from reconfig.controller.reconfigurations import Reconfigurations, Running
+from reconfig.controller.runner import MoveRunner
+from reconfig.failover import Standby
+from stateflow.errors import InvalidArgument, MoveAborted
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+#: a partition whose standby failed gets the next one no sooner than this
+AGAIN_S = 2.0
+
+
+class Standbys:
+    def __init__(self, desk: Desk, reconfigurations: Reconfigurations) -> None:
+        self._desk, self._reconfigurations = desk, reconfigurations
+        self._runners: dict[str, MoveRunner] = {}  # by item
+        self._not_before: dict[PartitionId, float] = {}
+
+    async def want(self, operator: str, count: int) -> list[cpb.StandbyView]:
+        """Raises OperatorNotDeployed, InvalidArgument when there are too few replicas."""
+        self._desk.book.operator(operator)
+        replicas = len(self._desk.alive())
+        if count >= max(replicas, 1):
+            raise InvalidArgument(
+                f"{count} standbys need {count + 1} replicas, {replicas} answer",
+                remedy="start more replicas, or ask for fewer",
+                operator=operator,
+            )
+        await self._desk.record(Book.want_standbys, operator, count)
+        await self.reconcile()
+        return [view for view in self.views() if view.operator == operator]
+
+    def views(self) -> list[cpb.StandbyView]:
+        return [
+            cpb.StandbyView(
+                operator=runner.planned.partition.operator,
+                partition=runner.planned.partition.partition,
+                replica=runner.planned.target,
+                phase=runner.report.phase,
+                lag_bytes=runner.report.lag_bytes,
+            )
+            for runner in sorted(
+                self._runners.values(), key=lambda r: (r.planned.partition.operator, r.planned.partition.partition)
+            )
+        ]
+
+    def of(self, partition: PartitionId) -> list[MoveRunner]:
+        return [runner for runner in self._runners.values() if runner.planned.partition == partition]
+
+    def copies(self, partition: PartitionId) -> list[Standby]:
+        """As a take-over sees them."""
+        return [
+            Standby(
+                runner.planned.target,
+                runner.planned.move_id,
+                runner.machine.phase is m.Phase.CATCHING_UP,
+                runner.sequence,
+            )
+            for runner in self.of(partition)
+        ]
+
+    # -- what is, and what should be ----------------------------------------------------------------------
+
+    async def reconcile(self) -> None:
+        """End what is not wanted any more, begin what lacks."""
+        async with self._desk.planning:
+            self._end_outdated()
+            for operator, count in self._desk.book.standbys.items():
+                if count and operator in self._desk.book.deployed:
+                    await self._begin_missing(operator, count)
+
+    def _end_outdated(self) -> None:
+        kept: Counter[PartitionId] = Counter()
+        for runner in list(self._runners.values()):
+            planned = runner.planned
+            owner, epoch = self._desk.book.operator(planned.partition.operator).assignment.owner(
+                planned.partition.partition
+            )
+            wanted = self._desk.book.standbys.get(planned.partition.operator, 0)
+            follows = (owner, epoch) == (planned.source, planned.epoch)
+            if not follows or kept[planned.partition] >= wanted:
+                runner.cancel()
+            else:
+                kept[planned.partition] += 1
+
+    async def _begin_missing(self, operator: str, count: int) -> None:
+        book, now = self._desk.book, self._desk.clock.monotonic()
+        assignment = book.operator(operator).assignment
+        alive = self._desk.alive()
+        moving = {
+            open_move.planned.partition
+            for open_move in book.open_moves.values()
+            if open_move.planned.strategy != "standby"
+        }
+        lacking: dict[PartitionId, str] = {}
+        existing: dict[PartitionId, list[str]] = {}
+        for number, owner in enumerate(assignment.owners):
+            partition = PartitionId(operator, number)
+            have = [runner.planned.target for runner in self.of(partition)]
+            existing[partition] = have
+            ready = partition not in moving and self._not_before.get(partition, 0.0) <= now
+            if len(have) < count and ready and owner in alive:
+                lacking[partition] = owner
+        missing = plan.spread_standbys(lacking, existing, count, list(alive.values()))
+        if not missing:
+            return
+        for partition, replica in missing:
+            owner, epoch = assignment.owner(partition.partition)
+            planned = PlannedMove(
+                self._desk.new_id(), partition, owner, replica, epoch, 0, 0.0, "standby", kind="standby"
+            )
+            await self._desk.record(Book.plan_move, planned)
+            self._begin(planned)
+
+    def _begin(self, planned: PlannedMove) -> None:
+        running = Running(cpb.Reconfiguration(id=planned.reconfiguration, operator=planned.partition.operator))
+        machine = MoveRunner.machine_for(planned, kind=m.Kind.STANDBY)
+        runner = self._reconfigurations.runner(running, planned, machine)
+        self._runners[planned.item_id] = runner
+        self._desk.spawn(self._follow(runner))
+
+    async def _follow(self, runner: MoveRunner) -> None:
+        try:
+            await runner.run()
+        finally:
+            self._runners.pop(runner.planned.item_id, None)
+            self._not_before[runner.planned.partition] = self._desk.clock.monotonic() + AGAIN_S
+        if runner.machine.error is not None and not isinstance(runner.machine.error, MoveAborted):
+            log.warning(
+                "standby of %s at %s: %s", runner.planned.partition, runner.planned.target, runner.machine.error
+            )
+
+    async def make_way(self, partitions: set[PartitionId], targets: set[str]) -> None:
+        """End the standbys that are where a move is about to bring their partition; what they fetched stays there."""
+        ending = [
+            runner
+            for runner in self._runners.values()
+            if runner.planned.partition in partitions and runner.planned.target in targets
+        ]
+        for runner in ending:
+            runner.cancel()
+        await asyncio.gather(*(runner.ended.wait() for runner in ending))
+
+    async def hand_over(self, partition: PartitionId, successor: str) -> None:
+        """The source is gone: end a partition's standbys, and leave the copy of the move ``successor`` as it is."""
+        runners = self.of(partition)
+        for runner in runners:
+            if runner.planned.move_id == successor:
+                runner.taken_over()
+            else:
+                runner.source_gone()
+        await asyncio.gather(*(runner.ended.wait() for runner in runners))
+
+    def resume_all(self) -> None:
+        """After a restart: the transfers at the targets go on, and are joined."""
+        for open_move in list(self._desk.book.open_moves.values()):
+            if open_move.planned.strategy == "standby":
+                self._begin(open_move.planned)

@@ -1,0 +1,180 @@
+"""Carries one take-over out: instructions of the machine become calls, their results events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import grpc.aio
+
+from reconfig import failover as f
+from reconfig.controller.book import PlannedMove
+from reconfig.controller.runner import Hooks
+from stateflow.clock import Clock
+from stateflow.errors import Locked, Unavailable
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.wire import fault_of, remote_error, spec_to_pb
+from stateflow.settings import ControllerSettings
+from stateflow.types import OperatorSpec, ReplicaInfo
+
+log = logging.getLogger(__name__)
+#: a restore reads a whole checkpoint
+TAKE_OVER_TIMEOUT_S = 600.0
+
+
+@dataclass(slots=True)
+class TakeoverRunner:
+    planned: PlannedMove
+    spec: OperatorSpec
+    target: ReplicaInfo
+    channel: Callable[[str], grpc.aio.Channel]
+    hooks: Hooks
+    settings: ControllerSettings
+    clock: Clock
+    machine: f.Takeover
+    report: cpb.Move = field(default_factory=cpb.Move)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _events: asyncio.Queue[f.Event] = field(default_factory=asyncio.Queue)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        planned = self.planned
+        self.report.id = planned.move_id
+        self.report.partition = planned.partition.partition
+        self.report.source, self.report.target = planned.source, planned.target
+        self.report.strategy, self.report.phase = planned.strategy, self.machine.phase
+        self.report.started_us = self.clock.now_us()
+        self.report.note = f"by {planned.how.lower()}"
+
+    @property
+    def completed(self) -> bool:
+        return self.machine.phase is f.Phase.COMPLETED
+
+    def cancel(self) -> None:
+        """Nothing: a partition without an owner is taken over."""
+
+    def target_gone(self) -> None:
+        self._events.put_nowait(f.TargetGone())
+
+    async def run(self, first: list[f.Instruction] | None = None) -> cpb.Move:
+        started = self.clock.monotonic()
+        try:
+            await self._carry_out(self.machine.handle(f.Begin()) if first is None else first)
+            while self.machine.phase not in f.TERMINAL:
+                await self._carry_out(self.machine.handle(await self._events.get()))
+                self.report.phase = self.machine.phase
+                self.report.duration_s = self.clock.monotonic() - started
+                self.hooks.changed()
+        finally:
+            self.ended.set()
+            for task in self._tasks:
+                task.cancel()
+        return self.report
+
+    async def _carry_out(self, instructions: list[f.Instruction]) -> None:
+        for instruction in instructions:
+            await self._carry_out_one(instruction)
+
+    async def _carry_out_one(self, instruction: f.Instruction) -> None:
+        match instruction:
+            case f.Instruction.RECORD_GRANT:
+                try:
+                    await self.hooks.record_grant()
+                except Locked as error:
+                    self._events.put_nowait(f.TargetRefused(error))
+                else:
+                    self._events.put_nowait(f.GrantRecorded())
+            case f.Instruction.TAKE_OVER:
+                self._start(self._take_over())
+            case f.Instruction.RETRY_TAKE_OVER:
+                self._start(self._later(self._take_over))
+            case f.Instruction.CANCEL_TARGET:
+                self._start(self._cancel())
+            case f.Instruction.RETRY_CANCEL_TARGET:
+                self._start(self._later(self._cancel))
+            case f.Instruction.RECORD_OWNED:
+                self.report.epoch = self.machine.granted_epoch
+                await self.hooks.record_owned({"how": self.planned.how, "note": self.report.note})
+                self._events.put_nowait(f.OwnedRecorded())
+            case f.Instruction.RECORD_ABORTED:
+                assert self.machine.error is not None
+                if self.planned.standby_move:
+                    await self._cancel_move(self.planned.standby_move)  # nobody else asks for that copy any more
+                self.report.fault.CopyFrom(fault_of(self.machine.error))
+                await self.hooks.record_aborted(self.machine.error, {"how": self.planned.how})
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _later(self, work: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.sleep(self.settings.retry_interval_s)
+        await work()
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def _stub(self) -> replica_pb2_grpc.ReplicaServiceStub:
+        return replica_pb2_grpc.ReplicaServiceStub(self.channel(self.target.address))
+
+    async def _take_over(self) -> None:
+        request = rpb.TakeOverRequest(
+            move_id=self.planned.move_id,
+            spec=spec_to_pb(self.spec),
+            partition=self.planned.partition.partition,
+            epoch=self.planned.granted_epoch,
+            how=self.planned.how,
+            standby_move=self.planned.standby_move,
+        )
+        try:
+            reply = await self._stub().TakeOver(request, timeout=TAKE_OVER_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            meant = remote_error(error, self.target.address)
+            log.warning("take-over %s: %s", self.planned.move_id, meant)
+            self._events.put_nowait(f.TargetUnknown() if isinstance(meant, Unavailable) else f.TargetRefused(meant))
+            return
+        self.report.note = self._note(reply)
+        self._events.put_nowait(f.TargetOwned(reply.epoch))
+
+    def _note(self, reply: rpb.TakeOverReply) -> str:
+        """What the new owner's state rests on, and what is not in it."""
+        positions = [f"{source} up to {batch}" for source, batch in sorted(reply.positions.items())]
+        contained = ", ".join(positions) or "nothing"
+        match self.planned.how:
+            case f.How.LOCAL:
+                return f"the old owner's own copy, whole; it contains {contained}"
+            case f.How.STANDBY:
+                return (
+                    f"the copy of {self.planned.standby_move} at sequence {reply.sequence}; it contains {contained}; "
+                    "what was acknowledged after that, without waiting for the standby, is lost and asked for again "
+                    "with position_gap"
+                )
+            case _:
+                taken = datetime.fromtimestamp(reply.checkpoint_us / 1e6, UTC).isoformat(timespec="seconds")
+                return (
+                    f"the checkpoint of {taken}, epoch {reply.checkpoint_epoch}, sequence {reply.checkpoint_sequence}; "
+                    f"it contains {contained}; later batches are lost and are asked for again with position_gap"
+                )
+
+    async def _cancel_move(self, move_id: str) -> rpb.FenceReply | None:
+        request = rpb.CancelRequest(
+            move_id=move_id, operator=self.planned.partition.operator, partition=self.planned.partition.partition
+        )
+        try:
+            reply: rpb.FenceReply = await self._stub().Cancel(request, timeout=self.settings.rpc_timeout_s)
+            return reply
+        except grpc.aio.AioRpcError as error:
+            log.warning("take-over %s: %s", move_id, remote_error(error, self.target.address))
+            return None
+
+    async def _cancel(self) -> None:
+        reply = await self._cancel_move(self.planned.move_id)
+        if reply is None:
+            self._events.put_nowait(f.TargetUnknown())
+            return
+        self._events.put_nowait(f.TargetOwned(reply.owned_epoch) if reply.owned else f.TargetCancelled())

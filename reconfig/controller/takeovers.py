@@ -1,0 +1,239 @@
+"""Failover: partitions whose owner is gone for good, or has lost them, get a new one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from reconfig import failover as f
+from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.desk import Desk
+from reconfig.controller.reconfigurations import Reconfigurations, Running
+from reconfig.controller.standbys import Standbys
+from reconfig.controller.takeover_runner import TakeoverRunner
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import replica_to_pb
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A partition without an owner that serves. ``epoch``: it was owned at; ``sealed``: its owner is there with the
+    whole of it, and serves it no more."""
+
+    epoch: int
+    sealed: bool
+
+
+TICK_S = 0.25
+#: states in which a replica has the partition it is assigned, or is about to
+HELD = frozenset({"OWNED", "FENCING"})
+
+
+class Takeovers:
+    """Call :meth:`watch` once; it ticks for ever."""
+
+    def __init__(self, desk: Desk, reconfigurations: Reconfigurations, standbys: Standbys) -> None:
+        self._desk, self._reconfigurations, self._standbys = desk, reconfigurations, standbys
+        self._runners: dict[PartitionId, TakeoverRunner] = {}
+        self._orphans: dict[PartitionId, Orphan] = {}
+        self._not_before: dict[PartitionId, float] = {}
+        self._failures: dict[PartitionId, int] = {}
+
+    # -- who has what -------------------------------------------------------------------------------------
+
+    def registered(self, name: str, views: Iterable[rpb.PartitionView]) -> list[cpb.Superseded]:
+        """What a replica that registers must seal, having lost it meanwhile. Notes what it should have and has not."""
+        held = {PartitionId(view.operator, view.partition): view for view in views}
+        for operator, deployed in self._desk.book.deployed.items():
+            for number, epoch in deployed.assignment.of(name).items():
+                self._check_held(PartitionId(operator, number), epoch, held.get(PartitionId(operator, number)))
+        return [gone for partition, view in held.items() if (gone := self._superseded(name, partition, view))]
+
+    def _check_held(self, partition: PartitionId, epoch: int, view: rpb.PartitionView | None) -> None:
+        if any(
+            open_move.planned.partition == partition and open_move.planned.strategy != "standby"
+            for open_move in self._desk.book.open_moves.values()
+        ):
+            return  # its move asks the replica itself
+        if view is not None and view.state in HELD and view.epoch == epoch:
+            self._orphans.pop(partition, None)
+        elif view is not None and view.state == "SEALED" and view.epoch > epoch:
+            self._orphans[partition] = Orphan(epoch, True)
+        else:
+            log.error("state_missing: %s is assigned at epoch %d, its owner came without it", partition, epoch)
+            self._orphans[partition] = Orphan(epoch, False)
+
+    def _superseded(self, name: str, partition: PartitionId, view: rpb.PartitionView) -> cpb.Superseded | None:
+        deployed = self._desk.book.deployed.get(partition.operator)
+        if deployed is None or view.state not in HELD:
+            return None
+        owner, epoch = deployed.assignment.owner(partition.partition)
+        runner = self._runners.get(partition)
+        if runner is not None and runner.machine.granted_epoch > view.epoch and runner.planned.target != name:
+            if owner == name and partition in self._orphans:  # it comes back too late, but not in vain if that fails
+                self._orphans[partition] = Orphan(epoch, True)
+            owner, epoch = runner.planned.target, runner.machine.granted_epoch
+        for restore, _ in self._desk.book.open_restores.values():
+            if restore.partition == partition and owner == name != restore.target and restore.epoch > view.epoch:
+                # the target may own by now; should the restore fail, what is sealed here is served again
+                self._orphans[partition] = Orphan(epoch, True)
+                owner, epoch = restore.target, restore.epoch
+        if owner == name or epoch <= view.epoch:
+            return None
+        return cpb.Superseded(
+            operator=partition.operator,
+            partition=partition.partition,
+            epoch=epoch,
+            owner=replica_to_pb(self._desk.book.replicas[owner]),
+        )
+
+    # -- watching -----------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self._tick()
+                await self._standbys.reconcile()
+            except Exception:
+                log.exception("failover")
+
+    async def _tick(self) -> None:
+        members, book = self._desk.members, self._desk.book
+        for name in list(book.replicas):
+            if members.lapsed(name):
+                await self._lapsed(name)
+        for partition, orphan in list(self._orphans.items()):
+            if book.operator(partition.operator).assignment.owner(partition.partition)[1] > orphan.epoch:
+                del self._orphans[partition]  # it was restored meanwhile
+            elif self._is_due(partition):
+                await self._start(partition)
+
+    def _is_due(self, partition: PartitionId) -> bool:
+        if partition in self._runners or self._not_before.get(partition, 0.0) > self._desk.clock.monotonic():
+            return False
+        return all(planned.partition != partition for planned, _ in self._desk.book.open_restores.values())
+
+    async def _lapsed(self, name: str) -> None:
+        """Nothing that it was given before it registers again is served by it any more."""
+        self._desk.members.expel(name)
+        for runner in self._reconfigurations.moving():
+            if runner.planned.source == name:
+                runner.source_gone()
+        for takeover in self._runners.values():
+            if takeover.planned.target == name:
+                takeover.target_gone()
+        for operator, deployed in self._desk.book.deployed.items():
+            for number, epoch in deployed.assignment.of(name).items():
+                partition = PartitionId(operator, number)
+                if partition not in self._orphans and partition not in self._runners:
+                    log.warning("%s is without an owner: the lease of %s has lapsed", partition, name)
+                    self._orphans[partition] = Orphan(epoch, False)
+
+    async def _start(self, partition: PartitionId) -> None:
+        book = self._desk.book
+        async with self._desk.planning:
+            deployed = book.operator(partition.operator)
+            owner, epoch = deployed.assignment.owner(partition.partition)
+            if self._moves_on(partition):
+                return  # its move ends first: it may still end with an owner
+            orphan = self._orphans.get(partition)
+            if orphan is None:
+                return
+            if orphan.epoch != epoch:  # it has another owner by now
+                del self._orphans[partition]
+                return
+            choice = f.choose(
+                book.replicas[owner],
+                orphan.sealed,
+                self._standbys.copies(partition),
+                self._desk.alive(),
+                self._desk.owned_counts(),
+            )
+            if choice is None:
+                return
+            await self._standbys.hand_over(partition, choice.standby_move)
+            planned = PlannedMove(
+                self._desk.new_id(),
+                partition,
+                owner,
+                choice.target,
+                epoch,
+                book.next_epoch(partition),
+                0.0,
+                "failover",
+                kind="failover",
+                how=choice.how,
+                standby_move=choice.standby_move,
+            )
+            await self._desk.record(Book.plan_move, planned)
+            self._begin(planned, f.Takeover(partition, planned.granted_epoch), None)
+
+    def _moves_on(self, partition: PartitionId) -> bool:
+        return any(
+            open_move.planned.partition == partition and open_move.planned.strategy not in ("standby", "failover")
+            for open_move in self._desk.book.open_moves.values()
+        )
+
+    def _begin(self, planned: PlannedMove, machine: f.Takeover, first: list[f.Instruction] | None) -> None:
+        message = cpb.Reconfiguration(
+            id=planned.reconfiguration,
+            operator=planned.partition.operator,
+            state="RUNNING",
+            created_us=self._desk.clock.now_us(),
+            kind="failover",
+            strategy="failover",
+        )
+        running = Running(message)
+        runner = TakeoverRunner(
+            planned=planned,
+            spec=self._desk.book.operator(planned.partition.operator).spec,
+            target=self._desk.book.replicas[planned.target],
+            channel=self._desk.channel,
+            hooks=self._reconfigurations.hooks(running, planned),
+            settings=self._desk.settings,
+            clock=self._desk.clock,
+            machine=machine,
+        )
+        running.runners.append(runner)
+        running.go.set()
+        self._reconfigurations.keep(running)
+        self._runners[planned.partition] = runner
+        self._desk.spawn(self._run(running, runner, first))
+
+    async def _run(self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None) -> None:
+        partition = runner.planned.partition
+        try:
+            await runner.run(first)
+        except Exception:
+            log.exception("take-over %s", runner.planned.move_id)
+        finally:
+            self._runners.pop(partition, None)
+        if runner.completed:
+            self._orphans.pop(partition, None)
+            self._failures.pop(partition, None)
+            log.warning(
+                "%s went from %s to %s: %s", partition, runner.planned.source, runner.planned.target, runner.report.note
+            )
+        else:
+            log.error("no take-over of %s: %s", partition, runner.machine.error)
+            failures = self._failures[partition] = self._failures.get(partition, 0) + 1
+            again_s = self._desk.settings.takeover_retry_s * 2 ** min(failures - 1, 6)
+            self._not_before[partition] = self._desk.clock.monotonic() + again_s
+        self._reconfigurations.settle(running, "COMPLETED" if runner.completed else "FAILED")
+
+    # -- after a restart ----------------------------------------------------------------------------------
+
+    def resume_all(self) -> None:
+        for open_move in list(self._desk.book.open_moves.values()):
+            planned = open_move.planned
+            if planned.strategy == "failover":
+                machine, first = f.Takeover.resumed(planned.partition, planned.granted_epoch, open_move.granted)
+                self._orphans[planned.partition] = Orphan(planned.epoch, planned.how == f.How.LOCAL)
+                self._begin(planned, machine, first)

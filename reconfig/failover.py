@@ -1,0 +1,223 @@
+"""A partition gets a new owner without its old one's word: when, who, and how. Sans-io.
+
+When: the old owner's lease has lapsed by the controller's clock, margin included, so that it serves no more; or it
+came back without the partition's data; or it sealed for a move that can never end.
+
+=============  ===============================================================================================
+phase          on event → phase: instructions
+=============  ===============================================================================================
+PLANNED        Begin → PLANNED: RecordGrant
+               GrantRecorded → GRANTED: TakeOver
+GRANTED        TargetUnknown → GRANTED: TakeOver again, after a while       (it may own; no answer decides nothing)
+               TargetRefused → GRANTED (cancelling): CancelTarget           (so that a late request finds it refused)
+               TargetCancelled → ABANDONED: Record
+               TargetUnknown, cancelling → GRANTED: CancelTarget again, after a while
+               TargetGone → ABANDONED: Record                               (its lease lapsed too: it serves no more)
+               TargetOwned → OWNED: RecordOwned
+OWNED          OwnedRecorded → COMPLETED
+=============  ===============================================================================================
+
+An epoch that was granted for a take-over which was abandoned is burnt; the next take-over has a newer one, and who
+comes back with the burnt one is told to seal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from stateflow.errors import InvalidTransition, StateflowError, Unavailable
+from stateflow.types import PartitionId, ReplicaInfo
+
+# -- who and how --------------------------------------------------------------------------------------------
+
+
+class How(StrEnum):
+    LOCAL = "LOCAL"  # the old owner again, with what it sealed: nothing is lost
+    STANDBY = "STANDBY"
+    CHECKPOINT = "CHECKPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A copy that follows. ``sequence``: reached, as last reported."""
+
+    replica: str
+    move_id: str
+    following: bool
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    target: str
+    how: How
+    standby_move: str = ""
+
+
+def choose(
+    owner: ReplicaInfo,
+    holds_seal: bool,
+    standbys: Sequence[Standby],
+    alive: Mapping[str, ReplicaInfo],
+    owned: Mapping[str, int],
+) -> Choice | None:
+    """The successor that loses least. None: nobody can take over now.
+
+    Args:
+        holds_seal: the owner is alive, and has the whole partition, sealed.
+        owned: partitions by replica, with those on their way.
+    """
+    if holds_seal and owner.name in alive:
+        return Choice(owner.name, How.LOCAL)
+    following = [standby for standby in standbys if standby.following and standby.replica in alive]
+    if following:
+        best = max(following, key=lambda standby: (standby.sequence, standby.replica))
+        return Choice(best.replica, How.STANDBY, best.move_id)
+    free = [info for info in alive.values() if info.weight > 0]
+    if not free:
+        return None
+    nearest = min(free, key=lambda info: (info.site != owner.site, owned.get(info.name, 0) / info.weight, info.name))
+    return Choice(nearest.name, How.CHECKPOINT)
+
+
+# -- the take-over ------------------------------------------------------------------------------------------
+
+
+class Phase(StrEnum):
+    PLANNED = "PLANNED"
+    GRANTED = "GRANTED"
+    OWNED = "OWNED"
+    COMPLETED = "COMPLETED"
+    ABANDONED = "ABANDONED"
+
+
+TERMINAL = frozenset({Phase.COMPLETED, Phase.ABANDONED})
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRecorded:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOwned:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRefused:
+    error: StateflowError
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCancelled:
+    """It promised that it never owns by this take-over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetUnknown:
+    """It did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetGone:
+    """Its lease has lapsed, margin included."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRecorded:
+    pass
+
+
+Event = (
+    Begin | GrantRecorded | TargetOwned | TargetRefused | TargetCancelled | TargetUnknown | TargetGone | OwnedRecorded
+)
+
+
+class Instruction(StrEnum):
+    RECORD_GRANT = "RECORD_GRANT"
+    TAKE_OVER = "TAKE_OVER"  # target → TargetOwned | TargetRefused | TargetUnknown
+    RETRY_TAKE_OVER = "RETRY_TAKE_OVER"
+    CANCEL_TARGET = "CANCEL_TARGET"  # target → TargetCancelled | TargetOwned | TargetUnknown
+    RETRY_CANCEL_TARGET = "RETRY_CANCEL_TARGET"
+    RECORD_OWNED = "RECORD_OWNED"
+    RECORD_ABORTED = "RECORD_ABORTED"
+
+
+@dataclass(slots=True)
+class Takeover:
+    """The machine. ``handle`` is the only thing that changes it."""
+
+    partition: PartitionId
+    granted_epoch: int
+    phase: Phase = Phase.PLANNED
+    cancelling: bool = False
+    error: StateflowError | None = None
+    story: list[str] = field(default_factory=list)
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""
+        before = self.phase
+        instructions = self._handle(event)
+        self.story.append(f"{type(event).__name__}: {before} → {self.phase} {[i.value for i in instructions]}")
+        return instructions
+
+    def _handle(self, event: Event) -> list[Instruction]:
+        if self.phase in TERMINAL:
+            return []
+        match self.phase, event:
+            case Phase.PLANNED, Begin():
+                return [Instruction.RECORD_GRANT]
+            case Phase.PLANNED, GrantRecorded():
+                self.phase = Phase.GRANTED
+                return [Instruction.TAKE_OVER]
+            case Phase.PLANNED, TargetRefused(error):  # the grant could not be recorded
+                return self._abandon(error)
+            case Phase.GRANTED, TargetOwned(epoch) if epoch == self.granted_epoch:
+                self.phase = Phase.OWNED
+                return [Instruction.RECORD_OWNED]
+            case Phase.GRANTED, TargetUnknown():
+                return [Instruction.RETRY_CANCEL_TARGET if self.cancelling else Instruction.RETRY_TAKE_OVER]
+            case Phase.GRANTED, TargetRefused(error):
+                self.cancelling, self.error = True, error
+                return [Instruction.CANCEL_TARGET]
+            case Phase.GRANTED, TargetCancelled() if self.cancelling:
+                assert self.error is not None
+                return self._abandon(self.error)
+            case Phase.GRANTED, TargetGone():
+                return self._abandon(Unavailable("the successor died as well", remedy="another one is chosen"))
+            case Phase.OWNED, OwnedRecorded():
+                self.phase = Phase.COMPLETED
+                return []
+            case Phase.OWNED, TargetOwned() | TargetUnknown() | TargetGone() | TargetRefused():
+                return []
+            case Phase.PLANNED, TargetGone():
+                return self._abandon(Unavailable("the successor died as well", remedy="another one is chosen"))
+            case _:
+                raise InvalidTransition(
+                    f"{event} cannot happen in {self.phase}",
+                    remedy="this is a fault",
+                    partition=self.partition,
+                    story=" | ".join(self.story),
+                )
+
+    def _abandon(self, error: StateflowError) -> list[Instruction]:
+        self.phase, self.error = Phase.ABANDONED, error
+        return [Instruction.RECORD_ABORTED]
+
+    @classmethod
+    def resumed(cls, partition: PartitionId, granted_epoch: int, granted: bool) -> tuple[Takeover, list[Instruction]]:
+        """After a restart of the controller: what was granted is asked for again, the answer being the same."""
+        takeover = cls(partition, granted_epoch)
+        takeover.story.append("resumed")
+        if not granted:
+            return takeover, takeover.handle(Begin())
+        takeover.phase = Phase.GRANTED
+        return takeover, [Instruction.TAKE_OVER]

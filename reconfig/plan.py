@@ -1,0 +1,130 @@
+"""Which partitions move, from where to where, in which rounds. Sans-io.
+
+A round's transfers go on side by side; a round begins when the one before has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stateflow.types import PartitionId, ReplicaInfo
+
+Order = Literal["hot-first", "hot-last", "number"]
+ORDERS: tuple[Order, ...] = ("hot-first", "hot-last", "number")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is known of a partition: bytes on disk, batches a second."""
+
+    size: int = 0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    partition: PartitionId
+    source: str
+    target: str
+    load: Load = Load()
+
+
+# -- order and rounds ---------------------------------------------------------------------------------------
+
+
+def ordered(transfers: Iterable[Transfer], order: Order) -> list[Transfer]:
+    """Hot first gets relief soonest where the source is overloaded; hot last keeps most of the traffic undisturbed
+    until the end."""
+    by_number = sorted(transfers, key=lambda t: (t.partition.operator, t.partition.partition))
+    match order:
+        case "hot-first":
+            return sorted(by_number, key=lambda t: -t.load.rate)
+        case "hot-last":
+            return sorted(by_number, key=lambda t: t.load.rate)
+        case "number":
+            return by_number
+
+
+def all_at_once(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
+    return [list(transfers)] if transfers else []
+
+
+def one_by_one(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
+    return [[transfer] for transfer in transfers]
+
+
+def matched(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
+    """Rounds in which no replica sends twice or receives twice, each as large as can be: a maximum matching of sources
+    and targets, found by augmenting paths (Kuhn 1955; the "batched" strategy of Megaphone, VLDB 2019)."""
+    left = list(transfers)
+    rounds: list[list[Transfer]] = []
+    while left:
+        chosen = _maximum_matching(left)
+        rounds.append(chosen)
+        taken = set(map(id, chosen))
+        left = [transfer for transfer in left if id(transfer) not in taken]
+    return rounds
+
+
+def _maximum_matching(transfers: Sequence[Transfer]) -> list[Transfer]:
+    of_source: dict[str, list[Transfer]] = {}
+    for transfer in transfers:
+        of_source.setdefault(transfer.source, []).append(transfer)
+    into: dict[str, Transfer] = {}  # target → what it receives
+
+    def augment(source: str, seen: set[str]) -> bool:
+        for transfer in of_source[source]:
+            if transfer.target in seen:
+                continue
+            seen.add(transfer.target)
+            other = into.get(transfer.target)
+            if other is None or augment(other.source, seen):
+                into[transfer.target] = transfer
+                return True
+        return False
+
+    for source in of_source:
+        augment(source, set())
+    chosen = {id(transfer) for transfer in into.values()}
+    return [transfer for transfer in transfers if id(transfer) in chosen]
+
+
+# -- who gets what ------------------------------------------------------------------------------------------
+
+
+def _most_of_one_operator(partitions: Sequence[PartitionId]) -> PartitionId:
+    counts: dict[str, int] = {}
+    for partition in partitions:
+        counts[partition.operator] = counts.get(partition.operator, 0) + 1
+    return max(partitions, key=lambda p: (counts[p.operator], p.partition))
+
+
+def spread_standbys(
+    partitions: Mapping[PartitionId, str],
+    existing: Mapping[PartitionId, Sequence[str]],
+    count: int,
+    replicas: Sequence[ReplicaInfo],
+) -> list[tuple[PartitionId, str]]:
+    """(partition, replica) for every standby that lacks: never at the owner, another site preferred, the replica with
+    the fewest copies for its weight."""
+    infos = {info.name: info for info in replicas if info.weight > 0}
+    copies = dict.fromkeys(infos, 0)
+    for names in existing.values():
+        for name in names:
+            if name in copies:
+                copies[name] += 1
+    missing: list[tuple[PartitionId, str]] = []
+    for partition, owner in sorted(partitions.items(), key=lambda item: item[0].partition):
+        have = list(existing.get(partition, ()))
+        site = infos[owner].site if owner in infos else ""
+        while len(have) < count:
+            free = [info for info in infos.values() if info.name != owner and info.name not in have]
+            if not free:
+                break
+            chosen = min(free, key=lambda info: (info.site == site, copies[info.name] / info.weight, info.name))
+            copies[chosen.name] += 1
+            have.append(chosen.name)
+            missing.append((partition, chosen.name))
+    return missing

@@ -1,0 +1,87 @@
+"""Strategies: how a reconfiguration's partitions are copied, and how many at a time. Sans-io.
+
+====================  ==========  =============  ==============================================================
+strategy              copies      at a time      pauses
+====================  ==========  =============  ==============================================================
+``stop-and-restart``  stopped     all            the whole operator, from its checkpoint until it goes on
+``pause-and-copy``    fenced      all            each moving partition, while it is copied with all the others
+``fluid``             fenced      one            each moving partition, while it alone is copied
+``batched``           fenced      a matching     as fluid, one per pair of source and target at a time
+``warm-up``           serving     a few          each moving partition, while its last changes cross
+``auto``              warm-up, but pause-and-copy where changes come faster than they can cross
+====================  ==========  =============  ==============================================================
+
+Fluid and batched are Megaphone's (Hoffmann et al., VLDB 2019), stop-and-restart is what users of micro-batch engines
+do today, warm-up is the pre-copy of live migration of virtual machines (Clark et al., NSDI 2005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from reconfig import plan
+from reconfig.migration import Kind
+from reconfig.plan import Load, Transfer
+from stateflow.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """``stops``: the operator is held from before the first move until after the last. ``slots``: the controller's
+    limit on moves at a time applies."""
+
+    name: str
+    kind: Kind
+    rounds: Callable[[Sequence[Transfer]], list[list[Transfer]]]
+    stops: bool = False
+    slots: bool = False
+
+
+STRATEGIES = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy("stop-and-restart", Kind.COLD, plan.all_at_once, stops=True),
+        Strategy("pause-and-copy", Kind.COLD, plan.all_at_once),
+        Strategy("fluid", Kind.COLD, plan.one_by_one),
+        Strategy("batched", Kind.COLD, plan.matched),
+        Strategy("warm-up", Kind.WARM, plan.all_at_once, slots=True),
+    )
+}
+NAMES = ("auto", *STRATEGIES)
+#: bytes a second, while no move has measured it
+BANDWIDTH_GUESS = 100e6
+#: what a copy behind the fence costs beside its bytes: a snapshot, round trips, an opened database
+COLD_FIXED_S = 0.05
+
+
+def strategy_named(name: str) -> Strategy | None:
+    """None for ``auto``. Raises InvalidArgument."""
+    if name in ("", "auto"):
+        return None
+    try:
+        return STRATEGIES[name]
+    except KeyError:
+        raise InvalidArgument(f"there is no strategy {name!r}", remedy=f"use {', '.join(NAMES)}") from None
+
+
+def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float, bandwidth: float = 0.0) -> Strategy:
+    """What ``auto`` does.
+
+    A warm-up never pauses longer than a copy behind the fence, except where what changes while the rest crosses is
+    more than the whole state; then copying twice is a waste.
+
+    Args:
+        loads: of the partitions that move.
+        change_bytes: written per second to all of them, as measured by earlier moves; 0: not known.
+        max_pause_ms: a budget is a warm-up's to keep; 0: none.
+        bandwidth: bytes a second between the places; 0: not known.
+    """
+    if max_pause_ms:
+        return STRATEGIES["warm-up"]
+    speed = bandwidth or BANDWIDTH_GUESS
+    copy_s = sum(load.size for load in loads) / speed + COLD_FIXED_S
+    changed = change_bytes * copy_s
+    if changed >= sum(load.size for load in loads) > 0 and change_bytes >= speed:
+        return STRATEGIES["pause-and-copy"]
+    return STRATEGIES["warm-up"]
