@@ -14,7 +14,7 @@ import pyarrow as pa
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import InvalidArgument, KeyColumnMissing
 from stateflow.partitioner import check_partitions, partition_of
-from stateflow.runtime.host import Batch, PartitionHost
+from stateflow.runtime.host import INITIAL, Batch, PartitionHost
 from stateflow.runtime.operator import Operator, key_columns, output_schema, side_schemas
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.timers import to_us
@@ -33,9 +33,16 @@ class OperatorHarness:
     Args:
         operator: an instance or the class.
         backend: ``memory`` or ``rocksdb`` (in a temporary directory, removed by ``close``).
+        initial_state: rows for :meth:`Operator.init_state`.
     """
 
-    def __init__(self, operator: Operator | type[Operator], partitions: int = 8, backend: str = "memory") -> None:
+    def __init__(
+        self,
+        operator: Operator | type[Operator],
+        partitions: int = 8,
+        backend: str = "memory",
+        initial_state: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
         if backend not in ("memory", "rocksdb"):
             raise InvalidArgument(f"there is no backend {backend!r}", remedy="use 'memory' or 'rocksdb'")
         self._cls = operator if isinstance(operator, type) else type(operator)
@@ -55,6 +62,8 @@ class OperatorHarness:
         self._stores: list[PartitionStore] = []
         self._stores = [self._new_store(p) for p in range(partitions)]
         self._hosts = [self._new_host(p) for p in range(partitions)]
+        if rows := list(initial_state):
+            self._apply(*self._messages(rows), source=INITIAL)
 
     def _new_store(self, partition: int) -> PartitionStore:
         if self._backend == "memory":
@@ -73,8 +82,11 @@ class OperatorHarness:
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """One batch; returns the outputs, grouped by partition, in order per key. Raises what ``process`` raises,
         as OperatorFailed; the state of that partition is then as before."""
-        rows = list(rows)
         self._changes.clear()
+        return self._apply(*self._messages(list(rows)))
+
+    def _messages(self, rows: list[Mapping[str, Any]]) -> tuple[bytes, dict[int, bytes]]:
+        """(input schema, partition → record batch message)."""
         by_partition: dict[int, list[Mapping[str, Any]]] = {}
         for index, row in enumerate(rows):
             missing = [column for column in self._key if column not in row]
@@ -88,7 +100,7 @@ class OperatorHarness:
             partition: pa.RecordBatch.from_pylist(mine, schema=schema).serialize().to_pybytes()
             for partition, mine in sorted(by_partition.items())
         }
-        return self._apply(encoded, messages)
+        return encoded, messages
 
     def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
         """No older rows follow; returns what timers and ``on_watermark`` produced."""
@@ -106,8 +118,8 @@ class OperatorHarness:
         self._changes.clear()
         return self._apply(b"", dict.fromkeys(range(self._partitions), b""))
 
-    def _apply(self, schema: bytes, messages: dict[int, bytes]) -> list[dict[str, Any]]:
-        batch = Batch(SOURCE, self._batch, sparse=True, watermark_us=self._watermark_us)
+    def _apply(self, schema: bytes, messages: dict[int, bytes], source: str = SOURCE) -> list[dict[str, Any]]:
+        batch = Batch(source, self._batch, sparse=True, watermark_us=self._watermark_us)
         self._batch += 1
         outputs = []
         for partition, message in messages.items():

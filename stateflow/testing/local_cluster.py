@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,17 @@ START_TIMEOUT_S = 60.0
 
 
 class Process:
-    """One stateflow process. Its log goes to a file; its first line of output says where it listens."""
+    """One stateflow process. Its log goes to a file; its first line of output says where it listens.
 
-    def __init__(self, name: str, arguments: list[str], log: Path, python_path: list[str]) -> None:
+    Args:
+        within: a command that starts it, such as ``ip netns exec NAME``.
+    """
+
+    def __init__(
+        self, name: str, arguments: list[str], log: Path, python_path: list[str], within: Sequence[str] = ()
+    ) -> None:
         self.name = name
+        self._within = within
         self._arguments = arguments
         self._log = log
         self._python_path = python_path
@@ -49,7 +56,7 @@ class Process:
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         with self._log.open("a") as log:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "stateflow", *self._arguments, "--json", "--stop-with-parent"],
+                [*self._within, sys.executable, "-m", "stateflow", *self._arguments, "--json", "--stop-with-parent"],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 stdin=subprocess.PIPE,
@@ -155,18 +162,20 @@ class LocalCluster:
 
     def _start(self) -> None:
         ledger = f"sqlite:///{self.data_dir / 'ledger.db'}"
-        controller = self._process("controller", ["controller", "--listen", "127.0.0.1:0", "--ledger", ledger])
+        controller = self._process(
+            "controller", ["controller", "--listen", self._listen("controller"), "--ledger", ledger]
+        )
         controller.start()
         self.address = controller.wait_ready()
         # a restarted controller must come back where its replicas look for it
-        controller._arguments[controller._arguments.index("127.0.0.1:0")] = self.address
+        controller._arguments[controller._arguments.index(self._listen("controller"))] = self.address
         names = [f"{site}-{number}" for site, count in self._sites.items() for number in range(count)]
         for name in names:
             self._process(name, self._replica_arguments(name)).start()
         for name in names:
             address = self.processes[name].wait_ready()
             arguments = self.processes[name]._arguments
-            arguments[arguments.index("127.0.0.1:0")] = address
+            arguments[arguments.index(self._listen(name))] = address
         self._wait_for_members(set(names))
         for operator in self._operators:
             self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
@@ -179,9 +188,17 @@ class LocalCluster:
             if file and not target_of(operator).partition(":")[0].endswith(".py"):
                 depth = operator.__module__.count(".")
                 python_path.append(str(Path(file).resolve().parents[depth]))
-        process = Process(name, arguments, self.data_dir / f"{name}.log", python_path)
+        process = Process(name, arguments, self.data_dir / f"{name}.log", python_path, self._within(name))
         self.processes[name] = process
         return process
+
+    def _listen(self, name: str) -> str:
+        """Where a process is to listen; on other networks than loopback a subclass says."""
+        return "127.0.0.1:0"
+
+    def _within(self, name: str) -> Sequence[str]:
+        """The command that starts a process, nothing by default."""
+        return ()
 
     def _replica_arguments(self, name: str) -> list[str]:
         return [
@@ -189,7 +206,7 @@ class LocalCluster:
             *("--name", name),
             *("--site", name.rpartition("-")[0]),
             *("--controller", self.address),
-            *("--listen", "127.0.0.1:0"),
+            *("--listen", self._listen(name)),
             *("--data-dir", str(self.data_dir / name)),
             *("--checkpoints", str(self.data_dir / "checkpoints")),
             *("--checkpoint-interval", str(self._interval_s)),
@@ -230,6 +247,14 @@ class LocalCluster:
             raise InvalidArgument(f"{name} is running", remedy="kill it first")
         process.start()
         process.wait_ready()
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP: the process does nothing, and does not know it."""
+        os.kill(self._named(name).pid, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """SIGCONT to what was frozen."""
+        os.kill(self._named(name).pid, signal.SIGCONT)
 
     def _named(self, name: str) -> Process:
         try:

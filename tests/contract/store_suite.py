@@ -27,6 +27,7 @@ mutations = st.builds(
 steps = st.lists(
     st.tuples(st.just("apply"), mutations, st.booleans())
     | st.tuples(st.just("scan"), keys)
+    | st.tuples(st.just("scan_from"), bounds)
     | st.just(("flush",))
     | st.just(("reopen",)),
     max_size=12,
@@ -214,6 +215,9 @@ class StoreContract(ABC):
                     expected = [(key, model[key]) for key in sorted(model) if key.startswith(prefix)]
                     assert list(store.scan(prefix)) == expected
                     assert store.get(prefix) == model.get(prefix)
+                case "scan_from", (start, end):
+                    expected = [(key, model[key]) for key in sorted(model) if start <= key < end]
+                    assert list(store.scan_from(start, end)) == expected
                 case ("flush",):
                     store.flush()
                 case ("reopen",):

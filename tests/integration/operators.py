@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
-from stateflow import Context, Operator, state
+from stateflow import Context, Operator, TumblingWindows, state
 
 RAISES, UNENCODABLE, WRONG_OUTPUT, EXITS = -1, -2, -3, -4
 
@@ -61,3 +62,26 @@ class Reading(Operator):
     def process(self, row: Any, ctx: Context) -> list[tuple[float, int]]:
         self.n.value += 1
         return [(row.k, self.n.value)]
+
+
+COUNT = state.counter(name="count")
+
+
+class Minutes(Operator):
+    """Counts rows per key and minute."""
+
+    key = "k"
+    event_time = "at"
+    output = "k string, minute timestamp, n long"
+    side_outputs = {"late": "k string"}  # noqa: RUF012
+    minutes = TumblingWindows(timedelta(minutes=1))
+
+    def process(self, row: Any, ctx: Context) -> None:
+        if self.minutes.is_late(ctx):
+            ctx.emit("late", (row.k,))
+        for window in self.minutes.of(ctx):
+            window.state(COUNT).add()
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        for window in self.minutes.ended(timer, ctx):
+            yield ctx.key, window.start, window.state(COUNT).value

@@ -81,6 +81,7 @@ class Streaming:
         self.stream = stream
         self.model = Model()
         self.batches = 0
+        self.longest_s = 0.0  # that a batch took
         self.error: BaseException | None = None
         self._prefix = prefix
         self._stop = threading.Event()
@@ -90,7 +91,9 @@ class Streaming:
         try:
             while not self._stop.is_set():
                 rows = rows_of(self._prefix, self.batches)
+                started = time.monotonic()
                 assert outputs(self.stream.send(rows)) == self.model.apply(rows)
+                self.longest_s = max(self.longest_s, time.monotonic() - started)
                 self.batches += 1
         except BaseException as error:  # noqa: BLE001 - raised again by stop()
             self.error = error

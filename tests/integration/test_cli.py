@@ -87,8 +87,38 @@ def test_migrate(local: LocalCluster) -> None:
     assert "COMPLETED" in done.stdout
     assert owners(local) == ["cloud-0"] * 4
     done = at(local, "migrate", "Tally", "all", "--to", "cloud")
-    assert done.returncode == 0
-    assert "nothing to move" in done.stdout
+    assert done.returncode == 1
+    assert "already_there: " in done.stderr
+
+
+def test_what_is_where_and_what_moved(local: LocalCluster) -> None:
+    nodes = json.loads(at(local, "nodes", "--json").stdout)["nodes"]
+    assert [(n["name"], n["alive"], n["partitions"]) for n in nodes] == [("cloud-0", True, 4), ("edge-0", True, 0)]
+    parts = json.loads(at(local, "partitions", "Tally", "--json").stdout)["partitions"]
+    assert [(p["partition"], p["owner"], p["standbys"]) for p in parts] == [(n, "cloud-0", []) for n in range(4)]
+    done = at(local, "rebalance", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    (balanced,) = json.loads(done.stdout)["reconfigurations"]
+    assert sorted(owners(local)) == ["cloud-0", "cloud-0", "edge-0", "edge-0"]
+    done = at(local, "drain", "edge-0", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert owners(local) == ["cloud-0"] * 4
+    assert "already_there: " in at(local, "drain", "edge-0").stderr
+    listed = json.loads(at(local, "reconfig", "list", "--json").stdout)["reconfigurations"]
+    assert [(r["kind"], r["state"]) for r in listed[:2]] == [("drain", "COMPLETED"), ("rebalance", "COMPLETED")]
+    info = json.loads(at(local, "reconfig", "info", balanced["id"], "--json").stdout)
+    assert (info["moves"], info["completed"], info["failed"]) == (2, 2, 0)
+    assert json.loads(at(local, "reconfig", "details", balanced["id"], "--json").stdout)["id"] == balanced["id"]
+    slowest = json.loads(at(local, "reconfig", "slowest", "2", "--json").stdout)["moves"]
+    assert len(slowest) == 2
+    assert slowest[0]["pause_ms"] >= slowest[1]["pause_ms"] > 0
+    for control in ("pause", "resume", "retry"):
+        refused = at(local, "reconfig", control, balanced["id"])
+        assert (refused.returncode, refused.stderr.partition(":")[0]) == (1, "move_conflict")
+    assert "move_unknown: " in at(local, "reconfig", "info", "nothing").stderr
+    for shown in ("nodes", "partitions"):
+        assert "cloud-0" in at(local, shown).stdout
+    assert balanced["id"] in at(local, "reconfig", "list").stdout
 
 
 def test_deploy(local: LocalCluster, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,11 +20,13 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster, StreamClient
 from stateflow.errors import (
     AlreadyDeployed,
+    AlreadyThere,
     DataDirLocked,
     EncodeError,
     InvalidArgument,
     KeyColumnMissing,
     MoveConflict,
+    MoveUnknown,
     NullKey,
     OperatorFailed,
     OperatorNotDeployed,
@@ -87,7 +90,10 @@ def stream(local: LocalCluster, request: pytest.FixtureRequest) -> StreamClient:
 
 
 def move_all(local: LocalCluster, to: str, **options: Any) -> None:
-    report = local.migrate("Tally", ALL, to, **options).wait()
+    try:
+        report = local.migrate("Tally", ALL, to, **options).wait()
+    except AlreadyThere:
+        return
     assert report.state == "COMPLETED", [move.error for move in report.moves]
 
 
@@ -278,6 +284,17 @@ def test_mistakes_of_control(local: LocalCluster, monkeypatch: pytest.MonkeyPatc
         "state": (lambda: cluster.read_state("Tally", "m"), UnknownState, "by_tag"),
         "no partition": (lambda: cluster.migrate("Tally", [], "edge"), InvalidArgument, "at least one"),
         "pause": (lambda: cluster.migrate("Tally", [0], "edge", max_pause_ms=-1), InvalidArgument, "negative"),
+        "no pause": (lambda: cluster.migrate("Tally", [0], "edge", max_pause_ms=0), InvalidArgument, "positive"),
+        "bandwidth": (lambda: cluster.migrate("Tally", [0], "edge", max_bandwidth=-1), InvalidArgument, "negative"),
+        "order": (lambda: cluster.migrate("Tally", [0], "edge", order="random"), InvalidArgument, "hot-first"),
+        "budget of a copy behind the fence": (
+            lambda: cluster.migrate("Tally", [0], "edge", max_pause_ms=50, strategy="fluid"),
+            InvalidArgument,
+            "warm-up",
+        ),
+        "replica": (lambda: cluster.drain("edge-9"), UnknownSite, "edge-0"),
+        "too many standbys": (lambda: cluster.standby("Tally", 2), InvalidArgument, "3 replicas"),
+        "no such reconfiguration": (lambda: cluster.retry("nothing"), MoveUnknown, "reconfig list"),
         "strategy": (lambda: cluster.migrate("Tally", [0], "edge", strategy="magic"), InvalidArgument, "warm-up"),
         "import": (lambda: cluster.deploy(Ghost, 4), OperatorNotImportable, "module_that_only_the_client_has"),
         "other version": (lambda: cluster.deploy(Other, 4, name="Tally"), AlreadyDeployed, "another name"),
@@ -359,6 +376,40 @@ def test_to_and_fro_while_it_streams(local: LocalCluster, stream: StreamClient) 
     assert set(tally.owners) == {"cloud-0"}
 
 
+@pytest.mark.parametrize("strategy", ["stop-and-restart", "pause-and-copy", "fluid", "batched", "warm-up", "auto"])
+def test_every_strategy_moves_state_under_load(local: LocalCluster, strategy: str) -> None:
+    stream = local.stream("Tally", source=f"by-{strategy}")
+    move_all(local, "cloud")
+    with Streaming(stream, f"by-{strategy}-") as streaming:
+        streaming.more(2)
+        for to, order in (("edge", "hot-first"), ("cloud", "hot-last")):
+            report = local.migrate("Tally", ALL, to, strategy=strategy, order=order, max_bandwidth=50e6).wait()
+            assert report.state == "COMPLETED", [move.error for move in report.moves]
+            assert strategy in (report.strategy, "auto")
+            assert all(move.pause_ms > 0 for move in report.moves)
+            streaming.more(1)
+    streaming.model.check(local.cluster, keys=f"by-{strategy}-")
+    check_owners(local)
+
+
+def test_pause_resume_cancel_and_retry(local: LocalCluster) -> None:
+    move_all(local, "cloud")
+    move = stalled(local, [0], "edge")
+    assert local.cluster.pause(move.id).report.state == "PAUSED"
+    assert local.cluster.resume(move.id).report.state == "RUNNING"
+    with pytest.raises(MoveConflict):
+        local.cluster.retry(move.id)
+    local.cluster.cancel(move.id)
+    assert move.wait().state == "FAILED"
+    again = local.cluster.retry(move.id)
+    assert again.id != move.id
+    assert [(m.partition, m.target) for m in again.report.moves] == [(0, "edge-0")]
+    local.cluster.cancel(again.id)
+    again.wait()
+    assert [r.id for r in local.cluster.reconfigurations(2)] == [again.id, move.id]
+    check_owners(local)
+
+
 def test_clients_may_start_and_states_be_read_while_partitions_move(local: LocalCluster) -> None:
     stream = local.stream("Tally", source="starting")
     rows = rows_of("starting-", 0)
@@ -391,7 +442,7 @@ def test_clients_may_start_and_states_be_read_while_partitions_move(local: Local
 def test_a_budget_that_cannot_be_met_aborts_and_the_source_serves(local: LocalCluster, stream: StreamClient) -> None:
     move_all(local, "cloud")
     with Streaming(stream, "budget-") as streaming:
-        report = local.migrate("Tally", [0, 1], "edge", max_pause_ms=0.0001).wait()
+        report = local.migrate("Tally", [0, 1], "edge", max_pause_ms=0.0001, patience_s=0.5).wait()
         streaming.more(2)
     assert report.state == "FAILED"
     assert {move.state for move in report.moves} == {"ABORTED"}
@@ -461,7 +512,7 @@ def test_of_two_moves_of_one_partition_at_once_one_is_refused(local: LocalCluste
         thread.start()
     for thread in threads:
         thread.join(60)
-    refused = [each for each in outcomes if isinstance(each, MoveConflict)]
+    refused = [each for each in outcomes if isinstance(each, MoveConflict | AlreadyThere)]
     reports = [each for each in outcomes if not isinstance(each, StateflowError)]
     assert len(refused) + len(reports) == 4, outcomes
     assert {each.state for each in reports} == {"COMPLETED"}
@@ -575,7 +626,8 @@ def test_everything_is_killed_during_moves(local: LocalCluster) -> None:
     model.apply(rows)
     for round_ in range(3):
         to = "edge" if round_ % 2 == 0 else "cloud"
-        local.migrate("Tally", ALL, to)
+        with contextlib.suppress(AlreadyThere):  # the last one was rolled back
+            local.migrate("Tally", ALL, to)
         for name in ("cloud-0", "edge-0", "controller"):
             os.kill(local.processes[name].pid, signal.SIGKILL)
         for name in ("controller", "cloud-0", "edge-0"):

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.integration.nats_support import URL, ask, needs_nats
 from tests.integration.test_java import marked_processes
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
@@ -51,13 +53,13 @@ main()
 """
 
 
-def demo(directory: Path, *program: str, rows: int) -> subprocess.CompletedProcess[str]:
+def demo(directory: Path, *program: str, rows: int, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "STATEFLOW_TEST_MARK": str(directory),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
     }
     done = subprocess.run(
-        [sys.executable, *program, "demo", "--rows", str(rows), "--out", "out", "--json"],
+        [sys.executable, *program, "demo", "--rows", str(rows), "--out", "out", "--json", *options],
         cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -87,6 +89,25 @@ def test_the_demo_ends_well(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["demo.html", "demo.png"]
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert "</html>" in (tmp_path / "out" / "demo.html").read_text()
+
+
+@needs_nats
+def test_the_demo_over_jetstream(tmp_path: Path) -> None:
+    done = demo(tmp_path, "-m", "stateflow", rows=3_000, options=["--source", "jetstream", "--nats", URL])
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    assert (summary["state_equal"], summary["output_equal"], summary["rows"]) == (True, True, 3_000)
+    assert "slices of a JetStream stream" in (tmp_path / "out" / "demo.html").read_text()
+    left = ask(URL, lambda js: js.streams_info())
+    assert not [info.config.name for info in left if info.config.name.startswith("stateflow-demo-")]
+
+
+def test_the_demo_without_a_nats_server_says_so(tmp_path: Path) -> None:
+    done = demo(
+        tmp_path, "-m", "stateflow", rows=3_000, options=["--source", "jetstream", "--nats", "nats://127.0.0.1:1"]
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("unavailable: the NATS server does not answer"), done.stderr
 
 
 def test_one_row_too_many_is_found_and_told_by_the_exit_status(tmp_path: Path) -> None:

@@ -29,10 +29,11 @@ from stateflow.errors import (
     KeyColumnMissing,
     OperatorNotDeployed,
     SchemaMismatch,
+    Unavailable,
     UnknownState,
     UnsupportedKeyType,
 )
-from stateflow.spark import apply_operator, read_state
+from stateflow.spark import apply_operator, read_state, rewind
 from stateflow.testing import LocalCluster
 from tests.integration.spark_operators import MISFIT, POISON, SILENT, ByKey, ByPair, Large, Peak, Tally
 
@@ -773,6 +774,20 @@ def test_inputs_that_are_refused_before_anything_runs(
     assert state_of(cluster, name, "n") == {"n": {}}
 
 
+def test_a_key_column_of_another_type_than_the_stored_keys_is_refused(
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy
+) -> None:
+    name = deploy(ByKey)
+    numbers = spark.createDataFrame([(number,) for number in range(20)], "k int")
+    apply_operator(numbers, ByKey, cluster=cluster, name=name).collect()
+    with pytest.raises(SchemaMismatch, match=r"the key column 'k' is string now, stored keys are int64 .*cast"):
+        apply_operator(numbers.selectExpr("string(k) AS k"), ByKey, cluster=cluster, name=name)
+    wider = numbers.selectExpr("bigint(k) AS k")
+    assert apply_operator(wider, ByKey, cluster=cluster, name=name).collect() == [(2,)] * 20
+    with pytest.raises(Unavailable, match=r"^unavailable: "):
+        apply_operator(numbers, ByKey, cluster="127.0.0.1:1", name=name)
+
+
 def test_what_fails_while_it_runs_leaves_the_state_as_it_was(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy
 ) -> None:
@@ -814,7 +829,7 @@ def test_a_double_key_that_is_no_finite_number_is_refused(
     name = deploy(ByKey)
     frame = spark.createDataFrame([(float(key),), (1.0,)], "k double")
     said = said_by(apply_operator(frame, ByKey, cluster=cluster, name=name).collect)
-    assert re.search(f"unencodable_value: {key} cannot be a key: drop or replace", said, re.IGNORECASE)
+    assert re.search(rf"unencodable_value: {key} cannot be a key \(.*operator={name}.*\): drop or", said, re.IGNORECASE)
     assert all(row["key"] == 1.0 for row in cluster.cluster.read_state(name, "n").to_pylist())
 
 
@@ -884,3 +899,43 @@ def test_state_as_a_frame_that_is_empty_or_unknown(spark: SparkSession, cluster:
         read_state(spark, cluster=cluster, operator=name, state="nothing")
     with pytest.raises(OperatorNotDeployed, match=r"^operator_not_deployed: "):
         read_state(spark, cluster=cluster, operator="Nowhere", state="n")
+
+
+# -- back to a checkpoint -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [0, 12])
+def test_a_query_is_put_back_to_the_batch_behind_a_restored_checkpoint(
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink, more: int
+) -> None:
+    """``more``: enough batches for the sink's log to be compacted behind the checkpoint."""
+    name = deploy(Tally)
+
+    def run() -> None:
+        sink.run(apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name))
+
+    source.add_many(3)
+    run()
+    cluster.cluster.savepoint(f"before-{name}", name)  # not the newest checkpoint: periodic ones come when they like
+    source.add_many(2 + more)
+    run()
+    reports = cluster.cluster.restore(name, savepoint=f"before-{name}")
+    assert {batch for each in reports for batch in each.positions.values()} == {2}
+    source.add_many(1)
+    refused = said_by(run)
+    assert "position_gap: " in refused
+    assert "rewind the source to batch 3" in refused
+    before = sorted(path for path in sink.checkpoint.rglob("*"))
+    plan = rewind(sink.checkpoint, 3, sink=sink.output)
+    assert sorted(path for path in sink.checkpoint.rglob("*")) == before, "a dry run changes nothing"
+    assert rewind(sink.checkpoint, 3, sink=sink.output, apply=True) == plan
+    assert {path.name for path in sink.checkpoint.glob("_rewound/*/commits/*")} >= {"3", "4"}
+    assert rewind(sink.checkpoint, 3, sink=sink.output).moved == (), "what was done is not done again"
+    run()
+    assert sink.rows() == source.model().outputs
+    assert state_of(cluster, name) == source.model().state()
+    store = str(cluster.data_dir / "checkpoints")
+    read = read_state(spark, checkpoint=store, savepoint=f"before-{name}", operator=name, state="n")
+    assert read.count() == len(source.model().state()["n"])
+    with pytest.raises(InvalidArgument):
+        read_state(spark, operator=name, state="n")

@@ -6,32 +6,13 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+from backends import Backend
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stateflow import state
-from stateflow.changes import Mutations
 from stateflow.state import KeyedState, declarations_of, scan_state
-
-
-class Store:
-    def __init__(self) -> None:
-        self.cells: dict[bytes, bytes] = {}
-
-    def get(self, cell: bytes) -> bytes | None:
-        return self.cells.get(cell)
-
-    def scan(self, prefix: bytes) -> Any:
-        return iter(sorted(item for item in self.cells.items() if item[0].startswith(prefix)))
-
-    def apply(self, mutations: Mutations) -> None:
-        for start, end in mutations.clears:
-            for cell in [cell for cell in self.cells if start <= cell < end]:
-                del self.cells[cell]
-        for cell in mutations.deletes:
-            self.cells.pop(cell, None)
-        self.cells.update(mutations.puts)
 
 
 class Op:
@@ -67,10 +48,12 @@ def outcome(call: Any) -> Any:
 
 
 class Keyed(RuleBasedStateMachine):
+    backend: str
+
     @initialize(cached=st.sampled_from([0, 1, 2, 100]), entries=st.sampled_from([0, 3, 1000]))
     def start(self, cached: int, entries: int) -> None:
         self.sizes = {"cached_keys": cached, "cached_entries": entries}
-        self.store = Store()
+        self.store = Backend(self.backend)
         self.keyed = KeyedState("op", STATES, self.store, **self.sizes)
         self.op = Op()
         #: by (type of key, key): Python holds 1, 1.0 and True for one
@@ -271,8 +254,8 @@ class Keyed(RuleBasedStateMachine):
         mutations = self.keyed.collect()
         if not mutations.clears:
             # a put that changes nothing is no net effect
-            assert all(self.store.cells.get(cell) != data for cell, data in mutations.puts)
-        assert all(cell in self.store.cells for cell in mutations.deletes)
+            assert all(self.store.get(cell) != data for cell, data in mutations.puts)
+        assert all(self.store.get(cell) is not None for cell in mutations.deletes)
         assert len({cell for cell, _ in mutations.puts} | set(mutations.deletes)) == len(mutations.puts) + len(
             mutations.deletes
         )
@@ -299,6 +282,15 @@ class Keyed(RuleBasedStateMachine):
         self.held = []
         self.now = copy.deepcopy(self.committed)
         self.bind(self.key)
+
+    @rule()
+    def checkpoint_and_restore(self) -> None:
+        self.store.checkpoint_and_restore()
+        self.reopen()
+
+    @rule()
+    def flush(self) -> None:
+        self.store.flush()
 
     @rule(new=st.dictionaries(TEXT, INTS, min_size=2), gone=st.lists(TEXT, max_size=2), lists=st.sets(INTS))
     def change_a_cold_map(self, new: dict[str, int], gone: list[str], lists: set[int]) -> None:
@@ -338,9 +330,23 @@ class Keyed(RuleBasedStateMachine):
         assert stored == sorted(
             ((repr(key), e, v) for key, want in self.committed.values() for e, v in want.m.items()), key=repr
         )
+        self.store.destroy()
 
 
-TestKeyed = Keyed.TestCase
-TestKeyed.settings = settings(
+class OnMemory(Keyed):
+    backend = "memory"
+
+
+class OnRocksDb(Keyed):
+    backend = "rocksdb"
+
+
+# 25,000 and 10,000 steps
+TestOnMemory = OnMemory.TestCase
+TestOnMemory.settings = settings(
     max_examples=500, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestOnRocksDb = OnRocksDb.TestCase
+TestOnRocksDb.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

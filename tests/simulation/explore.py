@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stateflow.errors import StateflowError
@@ -27,7 +28,7 @@ class Found(AssertionError):
         self.trace = trace
 
 
-def explore(model: Model, states_max: int = 2_000_000) -> Explored:
+def explore(model: Model, states_max: int = 2_000_000, on_end: Callable[[World], None] = lambda _: None) -> Explored:
     """Raises Found for the first broken rule; also when some state has no way to an end."""
     first = model.start()
     number: dict[World, int] = {first: 0}
@@ -81,6 +82,7 @@ def explore(model: Model, states_max: int = 2_000_000) -> Explored:
                 model.check_end(world)
             except Broken as error:
                 raise Found(str(error), trace(here)) from error
+            on_end(world)
             outcomes[world.outcome] = outcomes.get(world.outcome, 0) + 1
             assert world.target is not None
             if world.target[0].value == "WARMING":

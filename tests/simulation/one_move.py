@@ -11,7 +11,7 @@ difference. State is one immutable tuple, so that states already seen are recogn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from reconfig import migration as m
@@ -61,6 +61,11 @@ class World(NamedTuple):
     commits: int
     acknowledged: int
     faults: tuple[int, ...]
+    # what an earlier move left behind; see two_moves.py
+    third: Cycle | None = None
+    third_disk: Durable = None
+    stale: tuple[str, ...] = ()
+    stale_pull: int = -1  # what the earlier target copied, where it follows the earlier source once more
 
 
 FAULTS = ("source ends", "target ends", "controller ends", "call lost", "stream lost", "transfer lost", "cancelled")
@@ -79,7 +84,11 @@ class Rules:
     durable_first: bool = True
     unfence_on_timeout: bool = False
     fence_needs_follower: bool = True
-    resume: Callable[[], tuple[Move, list[Instruction]]] = field(default=lambda: Move.resumed(EPOCH, GRANTED))
+    resume: Callable[[int, int], tuple[Move, list[Instruction]]] = Move.resumed
+    move_id: str = MOVE
+    epoch: int = EPOCH
+    granted: int = GRANTED
+    successor: ReplicaInfo = TARGET
 
 
 class Broken(AssertionError):
@@ -107,8 +116,8 @@ class Model:
 
     def start(self) -> World:
         source = self.rules.lifecycle(P)
-        source.create(EPOCH)
-        move = self.rules.move(EPOCH, GRANTED)
+        source.create(self.rules.epoch)
+        move = self.rules.move(self.rules.epoch, self.rules.granted)
         todo = tuple(move.handle(m.Begin()))
         return World(
             freeze_move(move),
@@ -122,7 +131,7 @@ class Model:
             False,
             "",
             freeze(source),
-            (State.OWNED, EPOCH),
+            (State.OWNED, self.rules.epoch),
             "none",
             0,
             freeze(self.rules.lifecycle(P)),
@@ -138,7 +147,7 @@ class Model:
         return self.rules.lifecycle(P, *cycle)
 
     def thaw_move(self, frozen: tuple[Any, ...]) -> Move:
-        move = self.rules.move(EPOCH, GRANTED)
+        move = self.rules.move(self.rules.epoch, self.rules.granted)
         for name, value in zip(_MOVE, frozen, strict=True):
             setattr(move, name, value)
         move.error = LOST if frozen[-1] else None
@@ -198,7 +207,7 @@ class Model:
                 w = self._handle(w, m.BaseReady())
             return self._handle(w, m.CaughtUp(MEASURED))
         w = w._replace(stream=None)
-        return self._handle(w, m.TargetOwned(GRANTED, "") if first == "owned" else m.TargetFailed(LOST))
+        return self._handle(w, m.TargetOwned(self.rules.granted, "") if first == "owned" else m.TargetFailed(LOST))
 
     def _handle(self, w: World, event: m.Event) -> World:
         assert w.move is not None
@@ -244,9 +253,9 @@ class Model:
         if w.outcome:
             return w
         if w.granted:
-            move, first = self.rules.resume()
+            move, first = self.rules.resume(self.rules.epoch, self.rules.granted)
         else:
-            move = self.rules.move(EPOCH, GRANTED)
+            move = self.rules.move(self.rules.epoch, self.rules.granted)
             first = move.handle(m.TargetFailed(LOST))
         return w._replace(move=freeze_move(move), todo=tuple(first))
 
@@ -283,7 +292,7 @@ class Model:
         if self.rules.fence_needs_follower and lifecycle.state is State.OWNED and w.log == "none":
             return w, "refused"
         try:
-            answer = lifecycle.fence(MOVE, GRANTED, TARGET)
+            answer = lifecycle.fence(self.rules.move_id, self.rules.granted, self.rules.successor)
         except StateflowError:
             return w, "refused"
         w = w._replace(source=freeze(lifecycle))
@@ -295,16 +304,16 @@ class Model:
         assert w.source is not None
         lifecycle = self.thaw(w.source)
         lifecycle.sealed()
-        disk = (State.SEALED, GRANTED) if self.rules.durable_first else w.source_disk
+        disk = (State.SEALED, lifecycle.epoch) if self.rules.durable_first else w.source_disk
         log = "sealed" if w.log != "none" else w.log
         return w._replace(source=freeze(lifecycle), source_disk=disk, log=log)
 
     def _cancel(self, w: World, lifecycle: Lifecycle) -> tuple[World | None, str]:
         if lifecycle.in_hand:
             return None, ""  # it needs the lock that the batch has
-        if not lifecycle.cancel(MOVE):
+        if not lifecycle.cancel(self.rules.move_id):
             return w, "sealed"
-        disk = (State.OWNED, EPOCH) if lifecycle.state is State.OWNED else w.source_disk
+        disk = (State.OWNED, self.rules.epoch) if lifecycle.state is State.OWNED else w.source_disk
         return w._replace(source=freeze(lifecycle), source_disk=disk, log="none"), "cancelled"
 
     # -- calls that reach the target ----------------------------------------------------------------------
@@ -330,7 +339,7 @@ class Model:
                 yield "release", w._replace(letters=left_letters, log="none"), True
             if letter == "abandon" and w.target is not None and not w.target[5]:
                 lifecycle = self.thaw(w.target)
-                lifecycle.cancel(MOVE)
+                lifecycle.cancel(self.rules.move_id)
                 after = w._replace(letters=left_letters, target=freeze(lifecycle))
                 yield "abandon", self._pull_ends(after) if lifecycle.state is State.WARMING else after, True
 
@@ -344,7 +353,7 @@ class Model:
         if w.pull[0] != "none":
             return w  # it joins the transfer that is under way
         try:
-            lifecycle.prepare(MOVE, EPOCH)
+            lifecycle.prepare(self.rules.move_id, self.rules.epoch)
         except StateflowError:
             return self._to_stream(w, "failed") if listens else w
         return w._replace(target=freeze(lifecycle), pull=("snapshot", 0))
@@ -357,7 +366,7 @@ class Model:
         """A transfer that broke gives the partition up and says so to whoever listens."""
         assert w.target is not None
         lifecycle = self.thaw(w.target)
-        lifecycle.abandon(MOVE)
+        lifecycle.abandon(self.rules.move_id)
         return self._to_stream(w._replace(target=freeze(lifecycle), pull=("none", 0)), "failed")
 
     # -- the transfer -------------------------------------------------------------------------------------
@@ -373,8 +382,8 @@ class Model:
             source = self.thaw(w.source)
             if source.in_hand:
                 return  # it waits for the batch
-            sealed = source.state is State.SEALED and source.move_id == MOVE
-            if sealed or (source.state is State.OWNED and MOVE not in source.cancelled):
+            sealed = source.state is State.SEALED and source.move_id == self.rules.move_id
+            if sealed or (source.state is State.OWNED and self.rules.move_id not in source.cancelled):
                 log = "sealed" if sealed else "live"
                 yield "snapshot", w._replace(log=log, pull=("following", w.source_data)), True
             else:
@@ -384,8 +393,8 @@ class Model:
             yield "change set", w._replace(pull=(stage, copied + 1)), True
         elif w.log == "sealed":
             lifecycle = self.thaw(w.target)
-            lifecycle.own(MOVE, GRANTED)
-            disk = (State.OWNED, GRANTED) if self.rules.durable_first else w.target_disk
+            lifecycle.own(self.rules.move_id, self.rules.granted)
+            disk = (State.OWNED, self.rules.granted) if self.rules.durable_first else w.target_disk
             after = w._replace(target=freeze(lifecycle), target_disk=disk, target_data=copied, pull=("none", 0))
             yield "target owns", self._to_stream(after, "owned"), True
         elif w.stream is not None and "caught up" not in w.stream[1] and _waits_for_the_target(w):
@@ -403,14 +412,14 @@ class Model:
                 yield f"{who} commits", self._commit(w, who, lifecycle), True
             elif w.commits < self.rules.commits:
                 try:
-                    verdict = lifecycle.begin(EPOCH if who == "source" else GRANTED)
+                    verdict = lifecycle.begin(self.rules.epoch if who == "source" else self.rules.granted)
                 except StateflowError:
                     continue
                 if verdict is Verdict.SERVE:
                     yield f"{who} begins a batch", w._replace(commits=w.commits + 1, **{who: freeze(lifecycle)}), False
 
     def _commit(self, w: World, who: str, lifecycle: Lifecycle) -> World:
-        if who == "source" and w.source_disk != (State.OWNED, EPOCH):
+        if who == "source" and w.source_disk != (State.OWNED, self.rules.epoch):
             raise Broken("a commit on a sealed store")
         seal = lifecycle.finish()
         w = w._replace(acknowledged=w.acknowledged + 1, **{who: freeze(lifecycle)})
@@ -428,8 +437,12 @@ class Model:
             yield "target comes back", self._recover_target(w), True
         if self.rules.unfence_on_timeout and w.source is not None and w.source[0] is State.SEALED:
             lifecycle = self.thaw(w.source)
-            lifecycle.state, lifecycle.epoch = State.OWNED, EPOCH
-            yield "source un-fences", w._replace(source=freeze(lifecycle), source_disk=(State.OWNED, EPOCH)), False
+            lifecycle.state, lifecycle.epoch = State.OWNED, self.rules.epoch
+            yield (
+                "source un-fences",
+                w._replace(source=freeze(lifecycle), source_disk=(State.OWNED, self.rules.epoch)),
+                False,
+            )
         if sum(self.rules.faults) - sum(w.faults) >= self.rules.faults_together:
             return
         for number, name in enumerate(FAULTS):
@@ -494,13 +507,13 @@ class Model:
         assert w.source_disk is not None
         state, epoch = w.source_disk
         sealed = state is State.SEALED
-        lifecycle.recover(state, epoch, MOVE if sealed else "", TARGET if sealed else None)
+        lifecycle.recover(state, epoch, self.rules.move_id if sealed else "", self.rules.successor if sealed else None)
         return w._replace(source=freeze(lifecycle))
 
     def _recover_target(self, w: World) -> World:
         lifecycle = self.rules.lifecycle(P)
         if w.target_disk is not None:
-            lifecycle.recover(*w.target_disk, MOVE)
+            lifecycle.recover(*w.target_disk, self.rules.move_id)
         return w._replace(target=freeze(lifecycle))
 
     # -- what must hold -----------------------------------------------------------------------------------
@@ -523,7 +536,7 @@ class Model:
             raise Broken("the ledger says that the target owns, the target's disk does not")
         if (target_durable or not source_durable) and not w.granted:
             raise Broken("sealed without a grant in the ledger")
-        if target_durable and w.target_disk != (State.OWNED, GRANTED):
+        if target_durable and w.target_disk != (State.OWNED, self.rules.granted):
             raise Broken("owned at an epoch that was not granted")
 
     def check_end(self, w: World) -> None:

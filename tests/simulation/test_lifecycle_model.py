@@ -14,7 +14,7 @@ from reconfig.migration import Instruction, Move, Phase
 from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
 from stateflow.types import ReplicaInfo
 from tests.simulation.explore import Explored, Found, explore
-from tests.simulation.one_move import EPOCH, GRANTED, Model, Rules
+from tests.simulation.one_move import EPOCH, Model, Rules
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ class GivesUpAfterTheSeal(Move):
 
 
 class FencesBeforeItIsRecorded(Move):
-    def _caught_up(self, measured: m.Measured) -> list[Instruction]:
-        said = Move._caught_up(self, measured)
+    def _caught_up(self, measured: m.Measured, waited_s: float) -> list[Instruction]:
+        said = Move._caught_up(self, measured, waited_s)
         if said == [Instruction.RECORD_GRANT]:
             self.phase = Phase.FENCED
             return [Instruction.FENCE, Instruction.RECORD_GRANT]
@@ -124,9 +124,9 @@ class CancelsAnytime(Move):
         return Move._fenced(self, event)
 
 
-def assumes_unsealed() -> tuple[Move, list[Instruction]]:
+def assumes_unsealed(epoch: int, granted: int) -> tuple[Move, list[Instruction]]:
     """After a restart: a move that is not finished was not sealed."""
-    move = Move(EPOCH, GRANTED)
+    move = Move(epoch, granted)
     return move, move.handle(m.TargetFailed(m.MoveAborted("restarted")))
 
 

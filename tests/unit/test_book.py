@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from reconfig.controller.book import Book, PlannedMove
 from stateflow.errors import IllegalRecord, Locked, OperatorNotDeployed
-from stateflow.ledger import Ledger, Record, RecordState
+from stateflow.ledger import App, Ledger, Record, RecordState
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 SPEC = OperatorSpec("Op", "mod:Op", 4, ("a", "b"), b"\x00schema\xff", '{"x": 1}')
@@ -141,6 +142,29 @@ def test_a_result_is_told_once(book: Book) -> None:
     with pytest.raises(Locked):
         late.move_aborted(move, ERROR, {})
     assert facts(Book.read(book.ledger)) == facts(book)
+
+
+def test_a_move_that_a_person_resolved_by_hand_is_told_all_the_same(book: Book) -> None:
+    move = planned(book)
+    book.plan_move(move)
+    book.grant(move)
+    book.ledger.resolve(move.item_id, "it looked stuck")
+    book.move_owned(move, {})
+    assert book.operator("Op").assignment.owner(1) == ("b", 2)
+    assert facts(Book.read(book.ledger)) == facts(book)
+
+
+def test_a_ledger_shared_with_others_and_archived(book: Book) -> None:
+    book.ledger.process_new_item("move/that-is/none", App("shredder", "1"), lambda item: None)
+    move = planned(book)
+    book.plan_move(move)
+    book.grant(move)
+    book.move_owned(move, {})
+    assert book.ledger.archive(timedelta(seconds=-60)) == 3, "the move, the deployment and the stranger"
+    assert facts(Book.read(book.ledger)) == facts(book)
+    again = planned(book, "r2", target="a")
+    book.plan_move(again)
+    assert again.granted_epoch == 3
 
 
 class Dies(Exception):

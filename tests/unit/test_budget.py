@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconfig.budget import FIXED_MS_DEFAULT, Measured, fixed_ms_of, predicted_pause_ms
+from reconfig.budget import FIXED_MS_DEFAULT, FixedCost, Measured, fixed_cost_of, predicted_pause_ms
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,19 @@ def test_more_of_anything_bad_is_never_faster(lag: int, rate: float, band: float
 
 
 def test_the_fixed_cost_is_what_the_delta_does_not_explain() -> None:
-    assert fixed_ms_of([(2.0, 5.0), (4.0, 7.5), (0.0, 3.0)]) == pytest.approx(3.0)
+    assert fixed_cost_of([(2.0, 5.0), (4.0, 7.5), (0.0, 3.0)] * 10) == FixedCost(3.0, 0.5)
 
 
-def test_one_outlier_does_not_move_it() -> None:
-    assert fixed_ms_of([(2.0, 5.0), (2.0, 5.0), (2.0, 500.0)]) == pytest.approx(3.0)
+def test_rare_outliers_go_into_neither_and_frequent_ones_into_the_margin() -> None:
+    assert fixed_cost_of([(2.0, 5.0)] * 30 + [(2.0, 500.0)]) == FixedCost(3.0, 0.0)
+    assert fixed_cost_of([(2.0, 5.0)] * 30 + [(2.0, 500.0)] * 4) == FixedCost(3.0, 495.0)
+
+
+def test_the_first_moves_promise_little() -> None:
+    assert fixed_cost_of([]) == FixedCost(FIXED_MS_DEFAULT, 12.0)
+    assert fixed_cost_of([(2.0, 3.0)] * 10) == FixedCost(1.0, 19.0)
 
 
 def test_it_stays_positive_and_finite() -> None:
-    assert fixed_ms_of([]) == FIXED_MS_DEFAULT
-    assert fixed_ms_of([(100.0, 1.0)]) == 0.5
-    assert fixed_ms_of([(math.inf, 5.0)], 8.0) == 8.0
+    assert fixed_cost_of([(100.0, 1.0)] * 30) == FixedCost(0.5, 0.0)
+    assert fixed_cost_of([(math.inf, 5.0)] * 30) == fixed_cost_of([])

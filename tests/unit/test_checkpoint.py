@@ -13,13 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.changes import Mutations
-from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile
-from stateflow.errors import CheckpointCorrupt, ExtraMissing, InvalidArgument, StaleCheckpoint
+from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention
+from stateflow.checkpoint.catalog import Found, Mark
+from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, key_from_environment
+from stateflow.checkpoint.collecting import to_drop, to_sweep
+from stateflow.checkpoint.manifest import blob_name, digest_of, manifest_name, parse_name
+from stateflow.checkpoint.store import MARK_LIFE_S
+from stateflow.errors import (
+    CheckpointCorrupt,
+    CheckpointNewer,
+    ExtraMissing,
+    InvalidArgument,
+    StateflowError,
+    WrongKey,
+)
 from stateflow.runtime.transfer import FileDigests, base_digest
 from stateflow.storage import RocksEngine, RocksStore
-from stateflow.types import PartitionId
+from tests.contract.backends import P, manifest_of, small
 
-P = PartitionId("Op", 3)
 COUNT = 20_000
 
 
@@ -36,36 +47,12 @@ def db(tmp_path: Path) -> Iterator[RocksStore]:
     store.close()
 
 
-def manifest_of(directory: Path, epoch: int = 1, sequence: int = 1, partition: PartitionId = P) -> Manifest:
-    files = FileDigests().files(directory)
-    return Manifest(
-        partition.operator,
-        partition.partition,
-        epoch,
-        sequence,
-        base_digest(files, sequence),
-        {"s": sequence},
-        1_700_000_000_000_000,
-        "edge-0",
-        tuple(ManifestFile(file.name, file.size, file.digest) for file in files),
-    )
-
-
-def small(tmp_path: Path, **content: str) -> Path:
-    """A directory with these files, as a snapshot would be."""
-    directory = tmp_path / f"snapshot-{len(list(tmp_path.iterdir()))}"
-    directory.mkdir()
-    for name, text in content.items():
-        (directory / name).write_text(text)
-    return directory
-
-
 def saved(store: CheckpointStore, directory: Path, epoch: int = 1, sequence: int = 1) -> Manifest:
     return store.save(manifest_of(directory, epoch, sequence), directory).manifest
 
 
 def blobs(store: CheckpointStore) -> dict[str, Path]:
-    return {path.name: path for path in Path(store._root).glob("blobs/*/*")}
+    return {path.name: path for path in Path(store.url).glob("blobs/*/*")}
 
 
 def test_restore_equals(checkpoints: CheckpointStore, db: RocksStore, tmp_path: Path) -> None:
@@ -102,49 +89,8 @@ def test_unchanged_files_are_not_uploaded_again(checkpoints: CheckpointStore, db
         checkpoints.restore(manifest, tmp_path / f"restored-{manifest.sequence}")
 
 
-def test_equal_content_of_two_partitions_is_kept_once(checkpoints: CheckpointStore, tmp_path: Path) -> None:
-    directory = small(tmp_path, a="same", b="other")
-    other = PartitionId("Op", 4)
-    saved(checkpoints, directory)
-    again = checkpoints.save(manifest_of(directory, partition=other), directory)
-    assert again.bytes_new == 0
-    assert len(blobs(checkpoints)) == 2
-    assert [m.partition for m in checkpoints.newest(other)] == [4]
-
-
-def test_newest_first_by_epoch_then_sequence(checkpoints: CheckpointStore, tmp_path: Path) -> None:
-    orders = [(1, 1), (1, 2), (1, 10), (2, 3), (2, 100), (10, 0), (10, 1)]
-    for number, (epoch, sequence) in enumerate(orders):
-        saved(checkpoints, small(tmp_path, f=f"{number}"), epoch, sequence)
-    assert [manifest.order for manifest in checkpoints.newest(P)] == orders[::-1]
-    assert list(checkpoints.newest(PartitionId("Op", 30))) == []
-    assert list(checkpoints.newest(PartitionId("Other", 3))) == []
-
-
-@pytest.mark.parametrize("order", [(2, 5), (2, 4), (1, 99), (1, 5)])
-def test_stale_is_refused_and_nothing_is_written(
-    checkpoints: CheckpointStore, tmp_path: Path, order: tuple[int, int]
-) -> None:
-    saved(checkpoints, small(tmp_path, f="new"), 2, 5)
-    before = {path for path in Path(checkpoints._root).rglob("*") if path.is_file()}
-    with pytest.raises(StaleCheckpoint) as caught:
-        saved(checkpoints, small(tmp_path, f="late"), *order)
-    assert caught.value.where == {"operator": "Op", "partition": 3}
-    assert {path for path in Path(checkpoints._root).rglob("*") if path.is_file()} == before
-
-
-def test_a_late_upload_never_becomes_the_newest(checkpoints: CheckpointStore, tmp_path: Path) -> None:
-    """The old owner looked before the new one published, and publishes after: its name is smaller all the same."""
-    late = small(tmp_path, f="old owner")
-    store = CheckpointStore(checkpoints._root)
-    store.newest = lambda partition: iter(())  # type: ignore[method-assign,assignment]
-    saved(checkpoints, small(tmp_path, f="new owner"), 3, 1)
-    saved(store, late, 2, 900)
-    assert next(checkpoints.newest(P)).order == (3, 1)
-
-
 def manifest_path(store: CheckpointStore) -> Path:
-    return max(Path(store._root).glob("manifests/Op/p00003/*.json"))
+    return max(Path(store.url).glob("manifests/Op/p00003/*.json"))
 
 
 @pytest.mark.parametrize(
@@ -175,18 +121,51 @@ def test_a_torn_manifest_is_passed_over(checkpoints: CheckpointStore, tmp_path: 
     with pytest.raises(CheckpointCorrupt) as caught:
         Manifest.decode(path.read_bytes(), "here")
     assert caught.value.where["place"] == "here"
+    passed_over: list[StateflowError] = []
+    assert next(checkpoints.newest(P, passed_over)) == good
+    assert [error.code for error in passed_over] == ["checkpoint_corrupt"]
     again = saved(checkpoints, small(tmp_path, f="2"), 1, 2)
-    assert again == torn, "the place of a torn one is free"
+    assert again == torn, "a torn one does not hinder"
     assert list(checkpoints.newest(P)) == [again, good]
 
 
-def test_a_format_of_a_newer_program_is_passed_over(checkpoints: CheckpointStore, tmp_path: Path) -> None:
-    good = saved(checkpoints, small(tmp_path, f="1"), 1, 1)
+def test_a_format_of_a_newer_program_is_refused(checkpoints: CheckpointStore, tmp_path: Path) -> None:
+    """To fall back past it would lose what it has."""
+    saved(checkpoints, small(tmp_path, f="1"), 1, 1)
     saved(checkpoints, small(tmp_path, f="2"), 1, 2)
     path = manifest_path(checkpoints)
-    body = json.dumps({**json.loads(json.loads(path.read_bytes())["body"]), "format": 2})
+    body = json.dumps({**json.loads(json.loads(path.read_bytes())["body"]), "format": 99})
     path.write_text(json.dumps({"body": body, "checksum": xxhash.xxh3_128_hexdigest(body.encode())}))
-    assert list(checkpoints.newest(P)) == [good]
+    with pytest.raises(CheckpointNewer, match="format 99"):
+        next(checkpoints.newest(P))
+
+
+def test_a_manifest_of_the_first_format_is_read(tmp_path: Path) -> None:
+    body = json.dumps(
+        {
+            "format": 1,
+            "operator": "Op",
+            "partition": 3,
+            "epoch": 1,
+            "sequence": 2,
+            "digest": "d",
+            "positions": {"s": 2},
+            "created_us": 5,
+            "replica": "r",
+            "files": [{"name": "a", "size": 1, "digest": "abcd"}],
+        }
+    )
+    data = json.dumps({"body": body, "checksum": xxhash.xxh3_128_hexdigest(body.encode())}).encode()
+    manifest = Manifest.decode(data, "x")
+    assert manifest.files == (ManifestFile("a", 1, "abcd", "ab/abcd"),)
+    assert (manifest.order, manifest.watermark_us, manifest.partitions) == ((1, 2), None, 0)
+
+
+def test_a_file_name_cannot_lead_elsewhere(tmp_path: Path) -> None:
+    for name in ("../x", "/etc/passwd", "a/b", "", ".", ".."):
+        manifest = Manifest("Op", 3, 1, 1, "d", {}, 0, "r", (ManifestFile(name, 1, "ab", "ab/ab"),))
+        with pytest.raises(CheckpointCorrupt):
+            Manifest.decode(manifest.encode(), "x")
 
 
 def test_a_corrupt_blob_is_found(checkpoints: CheckpointStore, tmp_path: Path) -> None:
@@ -219,19 +198,9 @@ def test_a_manifest_is_published_after_its_blobs(checkpoints: CheckpointStore, t
     directory = small(tmp_path, a="aaaa", b="bbbb")
     manifest = manifest_of(directory)
     (directory / "b").unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises((FileNotFoundError, StateflowError)):
         checkpoints.save(manifest, directory)
     assert list(checkpoints.newest(P)) == []
-
-
-def test_any_fsspec_url(tmp_path: Path) -> None:
-    store = CheckpointStore("memory://stateflow-tests")
-    manifest = saved(store, small(tmp_path, a="aaaa"))
-    assert list(store.newest(P)) == [manifest]
-    store.restore(manifest, tmp_path / "restored")
-    assert (tmp_path / "restored" / "a").read_text() == "aaaa"
-    with pytest.raises(StaleCheckpoint):
-        saved(store, small(tmp_path, a="aaaa"))
 
 
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:
@@ -243,17 +212,20 @@ def test_places_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 names = st.text("ab", min_size=1, max_size=5)
+files = st.builds(ManifestFile, names, st.integers(0, 1 << 40), names, names)
 manifests = st.builds(
     Manifest,
-    names,
-    st.integers(0, 65_535),
-    st.integers(1, 1 << 40),
-    st.integers(0, 1 << 50),
-    names,
-    st.dictionaries(st.text(max_size=5), st.integers(-1, 1 << 60), max_size=3),
-    st.integers(0, 1 << 60),
-    names,
-    st.lists(st.builds(ManifestFile, st.text(max_size=5), st.integers(0, 1 << 40), names), max_size=3).map(tuple),
+    operator=names,
+    partition=st.integers(0, 65_535),
+    epoch=st.integers(1, 1 << 38),
+    sequence=st.integers(0, 1 << 50),
+    digest=names,
+    positions=st.dictionaries(st.text(max_size=5), st.integers(-1, 1 << 60), max_size=3),
+    created_us=st.integers(0, 1 << 60),
+    replica=names,
+    files=st.lists(files, max_size=3).map(tuple),
+    watermark_us=st.none() | st.integers(-(1 << 60), 1 << 60),
+    key=st.lists(names, max_size=2).map(tuple),
 )
 
 
@@ -271,3 +243,106 @@ def test_every_flipped_byte_of_a_manifest_is_noticed(manifest: Manifest, data: s
         assert Manifest.decode(bytes(encoded), "x") == manifest  # a flip that JSON does not see, as of a \u escape
     except CheckpointCorrupt:
         pass
+
+
+@given(st.integers(0, 10**12 - 1), st.integers(0, 10**16 - 1), st.integers(0, 99))
+def test_names_order_manifests(epoch: int, sequence: int, attempt: int) -> None:
+    assert parse_name(manifest_name((epoch, sequence), attempt)) == ((epoch, sequence), attempt)
+    assert digest_of(blob_name("abcd", ".zst.0011223344556677.g12345678")) == "abcd"
+
+
+# -- what to keep ---------------------------------------------------------------------------------------------
+
+
+def found(sequence: int, age_s: float = 0.0, now_us: int = 10**12) -> Found:
+    return Found(f"m{sequence}", P, (1, sequence), 0, now_us - int(age_s * 1e6))
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(1, 5))
+def test_retention_keeps_the_newest_that_can_be_read(all_: set[int], torn: set[int], keep: int) -> None:
+    checkpoints = [found(number) for number in all_]
+    readable = {f"m{number}" for number in all_ - torn}
+    dropped = {each.order[1] for each in to_drop(checkpoints, readable, Retention(keep), 10**12)}
+    kept = sorted(all_ - torn, reverse=True)[:keep]
+    assert not dropped & set(kept)
+    if len(kept) == keep:
+        assert dropped == {number for number in all_ if number < min(kept)}
+    else:
+        assert not dropped, "too few that can be read to drop anything"
+
+
+def test_retention_by_age() -> None:
+    checkpoints = [found(number, age_s=100.0 - 10 * number) for number in range(10)]
+    readable = {each.name for each in checkpoints}
+    dropped = to_drop(checkpoints, readable, Retention(1, age_s=35.0), 10**12)
+    assert sorted(each.order[1] for each in dropped) == [0, 1, 2, 3, 4, 5, 6]
+    assert to_drop(checkpoints, readable, Retention(1, age_s=1e9), 10**12) == []
+
+
+@pytest.mark.parametrize(("keep", "age_s"), [(0, 0.0), (-1, 0.0), (1, -1.0), (1, float("nan"))])
+def test_retention_that_cannot_be(keep: int, age_s: float) -> None:
+    with pytest.raises(InvalidArgument):
+        Retention(keep, age_s)
+
+
+def test_what_is_swept() -> None:
+    now_us = 10**15
+    blobs = {"aa/aaa": 1, "bb/bbb.zst": 2, "cc/ccc.g1": 3, "dd/ddd": 4}
+    intent = Mark("i", now_us, frozenset({"bbb"}))
+    assert to_sweep(blobs, {"aa/aaa"}, [intent], now_us) == {"cc/ccc.g1": 3, "dd/ddd": 4}
+    dead = Mark("i", now_us - int((MARK_LIFE_S + 1) * 1e6), None)
+    assert to_sweep(blobs, {"aa/aaa"}, [dead], now_us) == {"bb/bbb.zst": 2, "cc/ccc.g1": 3, "dd/ddd": 4}
+    assert to_sweep(blobs, {"aa/aaa"}, [Mark("i", now_us, None)], now_us) is None
+
+
+# -- keys -----------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_key_is_not_taken_for_damage(tmp_path: Path) -> None:
+    url = str(tmp_path / "encrypted")
+    store = CheckpointStore(url, codec=Codec("none", bytes(32)))
+    manifest = saved(store, small(tmp_path, a="secret"))
+    for codec in (Codec("none", bytes([1] * 32)), Codec()):
+        other = CheckpointStore(url, codec=codec)
+        with pytest.raises(WrongKey, match=KEY_VARIABLE):
+            next(other.newest(P))
+        with pytest.raises(WrongKey):
+            other.restore(manifest, tmp_path / f"restored-{codec.suffix}")
+    for path in blobs(store).values():
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(CheckpointCorrupt):
+        store.restore(manifest, tmp_path / "restored")
+
+
+@given(st.binary(max_size=5000), st.integers(0, 10_000), st.booleans())
+def test_encoded_content_is_all_or_damaged(content: bytes, cut: int, compressed: bool) -> None:
+    codec = Codec("zstd" if compressed else "none", bytes(32))
+    encoded = b"".join(codec.encode([content]))
+    name = f"ab/abc{codec.suffix}"
+    assert b"".join(codec.decode([encoded[:20], encoded[20:]], name)) == content
+    if cut < len(encoded):
+        with pytest.raises(CheckpointCorrupt):
+            b"".join(codec.decode([encoded[:cut]], name))
+
+
+def test_several_frames() -> None:
+    codec = Codec("none", bytes(32))
+    content = bytes(range(256)) * (3 << 12)
+    encoded = b"".join(codec.encode([content[:100], content[100:]]))
+    assert b"".join(codec.decode([encoded], f"a{codec.suffix}")) == content
+    frame = (1 << 20) + 16
+    swapped = encoded[:28] + encoded[28 + frame : 28 + 2 * frame] + encoded[28 : 28 + frame] + encoded[28 + 2 * frame :]
+    for bad in (swapped, encoded[: 28 + frame], encoded[:28] + encoded[28 + frame :]):
+        with pytest.raises(CheckpointCorrupt):
+            b"".join(codec.decode([bad], f"a{codec.suffix}"))
+
+
+@pytest.mark.parametrize("text", ["short", "zz" * 32, "00" * 31])
+def test_keys_that_are_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, text)
+    with pytest.raises(InvalidArgument, match=KEY_VARIABLE):
+        key_from_environment()
+    monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
+    assert key_from_environment() == bytes.fromhex("ab" * 32)

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from stateflow.cli import app as commands
-from stateflow.cli.app import _milliseconds, _partitions, app
+from stateflow.cli.app import app
+from stateflow.cli.options import bytes_per_second, milliseconds
+from stateflow.cli.options import partition_numbers as _partitions
 from stateflow.cli.output import command, size
 from stateflow.cli.show import ranges
-from stateflow.errors import Unavailable
+from stateflow.errors import InvalidArgument, Unavailable
 
 #: a port nobody listens on: connecting is refused at once
 NOBODY = "127.0.0.1:1"
@@ -44,14 +46,12 @@ def test_partitions(words: list[str], numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("word", ["", "x", "-1", "3-", "-", "1-2-3", "1.5", "ALL", "5 6", "1,", "²", "9-5"])
 def test_words_that_are_no_partitions(word: str) -> None:
-    with pytest.raises(
-        commands.InvalidArgument, match=r"^invalid_argument: .*: write numbers, ranges like 5-9, or all"
-    ):
+    with pytest.raises(InvalidArgument, match=r"^invalid_argument: .*: write numbers, ranges like 5-9, or all"):
         _partitions([word], 12)
 
 
 @pytest.mark.parametrize(
-    ("text", "milliseconds"),
+    ("text", "expected"),
     [
         ("50ms", 50.0),
         ("50", 50.0),
@@ -63,14 +63,35 @@ def test_words_that_are_no_partitions(word: str) -> None:
         ("0ms", 0.0),
     ],
 )
-def test_durations(text: str, milliseconds: float) -> None:
-    assert _milliseconds(text) == pytest.approx(milliseconds)
+def test_durations(text: str, expected: float) -> None:
+    assert milliseconds(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("20MB/s", 20e6),
+        ("1GiB/s", 1 << 30),
+        ("500kB", 500e3),
+        ("1000", 1000.0),
+        ("1.5 Mi", 1.5 * (1 << 20)),
+        ("0", 0.0),
+    ],
+)
+def test_bandwidths(text: str, expected: float) -> None:
+    assert bytes_per_second(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "MB/s", "-1MB/s", "10TB/s", "1.2.3", "fast", "1MB/m"])
+def test_words_that_are_no_bandwidths(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="is no bandwidth: write 20MB/s"):
+        bytes_per_second(text)
 
 
 @pytest.mark.parametrize("text", ["", "ms", "fast", "-5ms", "1.2.3s", ".", "5m", "5 s s", "1e3", "inf", "nan"])
 def test_words_that_are_no_durations(text: str) -> None:
-    with pytest.raises(commands.InvalidArgument, match=r"^invalid_argument: .* is no duration: write 50ms or 0\.2s"):
-        _milliseconds(text)
+    with pytest.raises(InvalidArgument, match=r"^invalid_argument: .* is no duration: write 50ms or 0\.2s"):
+        milliseconds(text)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +220,7 @@ def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments: list[str]) ->
 def test_help_names_every_command() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
-    for name in ("controller", "replica", "deploy", "status", "migrate", "demo"):
+    for name in ("controller", "replica", "deploy", "status", "migrate", "demo", "ledger", "stages"):
         assert name in result.stdout
 
 
@@ -266,6 +287,12 @@ def test_migrate_passes_on_what_was_written(monkeypatch: pytest.MonkeyPatch) -> 
         "edge",
         "--max-pause",
         "0.2s",
+        "--max-bandwidth",
+        "20MB/s",
+        "--order",
+        "hot-last",
+        "--patience",
+        "5s",
         "--controller",
         "there:1",
         "--json",
@@ -279,7 +306,10 @@ def test_migrate_passes_on_what_was_written(monkeypatch: pytest.MonkeyPatch) -> 
         "partitions": [3, 5, 6],
         "to": "edge",
         "max_pause_ms": 200.0,
+        "max_bandwidth": 20e6,
         "strategy": "auto",
+        "order": "hot-last",
+        "patience_s": 5.0,
     }
     assert invoke("migrate", "Op", "all", "--to", "edge", "--json").exit_code == 0
     assert asked["partitions"] == list(range(8))

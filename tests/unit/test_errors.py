@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stateflow import errors
 from stateflow.errors import (
+    LeaseLost,
     LocalMisuse,
     Moved,
     NotOwner,
@@ -19,6 +20,7 @@ from stateflow.errors import (
     PositionGap,
     RemoteCondition,
     StaleEpoch,
+    StandbyMissing,
     StateflowError,
     Unavailable,
     from_wire,
@@ -66,7 +68,7 @@ def test_misuse_and_remote_conditions_are_separate() -> None:
 
 
 def test_only_conditions_that_pass_by_themselves_are_retryable() -> None:
-    assert {cls for cls in ALL if cls.retryable} == {Unavailable, NotOwner, Moved}
+    assert {cls for cls in ALL if cls.retryable} == {Unavailable, NotOwner, Moved, LeaseLost, StandbyMissing}
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_gap_at_the_beginning(number: int) -> None:
     with pytest.raises(PositionGap, match="expects batch 0") as caught:
         p.applied(number, ("a", 1))
     assert caught.value.remedy == "rewind the source to batch 0"
-    assert caught.value.where == {"operator": "Op", "partition": 3, "source": "s"}
+    assert caught.value.where == {"operator": "Op", "partition": 3, "source": "s", "expected": 0}
     assert p.content() == before
 
 
@@ -319,8 +319,9 @@ def test_a_state_may_be_added_but_not_changed() -> None:
     p = Partition()
     p.apply(0, ("a", 1))
     before = p.content()
+    p.start(Changed)
     with pytest.raises(SchemaMismatch, match="'n'"):
-        p.start(Changed)
+        p.apply(1, ("a", 2))
     assert p.content() == before
     p.start(Widened)
     assert p.apply(1, ("a", 2)) == [("a", 2, 3)]

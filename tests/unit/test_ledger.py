@@ -1,214 +1,37 @@
-"""The record: append-only, one writer per item at a time, nothing illegal ever written."""
+"""Opening a ledger and saying what is wrong; what is SQLite's own; the rules without a database."""
 
 from __future__ import annotations
 
+import math
+import os
+import pickle
+import random
 import sqlite3
-import threading
+import traceback
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import create_engine, make_url
 
-from stateflow.clock import ManualClock
-from stateflow.errors import IllegalRecord, InvalidArgument, Locked, StateflowError
-from stateflow.ledger import App, Ledger, Record, RecordState
+from stateflow.errors import (
+    IllegalRecord,
+    InvalidArgument,
+    LedgerReadOnly,
+    Locked,
+    Unavailable,
+)
+from stateflow.ledger import App, Ledger, Record, RecordState, rules
+from tests.contract.databases import SERVERS
 
 APP = App("tests", "1", "i-7")
-NEW, PROCESSING, PROCESSED, FAILED = RecordState
+NEW, PROCESSING, PROCESSED, FAILED, RESOLVED, SKIPPED = RecordState
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.db'}"
-
-
-@pytest.fixture
-def ledger(url: str) -> Any:
-    opened = Ledger(url, author="me", run_id="run-1", clock=ManualClock(123))
-    yield opened
-    opened.close()
-
-
-def chain_to(ledger: Ledger, item: str, *states: RecordState) -> Record | None:
-    record = None
-    for state in states:
-        record = ledger.put(item, APP, state, record)
-    return record
-
-
-def test_a_record_is_what_was_said(ledger: Ledger) -> None:
-    new = ledger.put("item", APP, NEW, payload={"b": [1, None], "a": "ü"})
-    assert new == Record(1, "item", 0, APP, NEW, None, "me", 123, "run-1", {"b": [1, None], "a": "ü"})
-    taken = ledger.put("item", APP, PROCESSING, new)
-    assert (taken.seq, taken.previous_record_id, taken.payload) == (1, new.record_id, None)
-    assert list(ledger.records("item")) == [new, taken]
-
-
-def test_records_come_in_the_order_they_were_written(ledger: Ledger) -> None:
-    written = [ledger.put(f"item-{n % 3}-{n}", APP, NEW) for n in range(7)]
-    assert list(ledger.records()) == written
-    assert list(ledger.records("item-0-3")) == [written[3]]
-    assert list(ledger.records("unknown")) == []
-
-
-def test_it_survives_being_opened_again(ledger: Ledger, url: str) -> None:
-    written = [chain_to(ledger, "a", NEW, PROCESSING), ledger.put("b", App("x", "2"), NEW, payload=[1])]
-    ledger.close()
-    again = Ledger(url)
-    records = list(again.records())
-    assert records[1:] == written
-    assert records[2].app == App("x", "2", None)
-    assert again.put("c", APP, NEW).record_id == 4
-    again.close()
-
-
-ENDS: list[tuple[RecordState, ...]] = [
-    (),
-    (NEW,),
-    (NEW, PROCESSING),
-    (NEW, PROCESSING, PROCESSED),
-    (NEW, PROCESSING, FAILED),
-    (PROCESSING,),
-    (PROCESSING, PROCESSED),
-    (PROCESSING, FAILED),
-]
-LEGAL = {
-    ((), NEW),
-    ((), PROCESSING),
-    ((NEW,), PROCESSING),
-    ((NEW, PROCESSING), PROCESSED),
-    ((NEW, PROCESSING), FAILED),
-    ((PROCESSING,), PROCESSED),
-    ((PROCESSING,), FAILED),
-}
-
-
-@pytest.mark.parametrize("end", ENDS, ids=lambda end: "-".join(end) or "nothing")
-@pytest.mark.parametrize("state", list(RecordState))
-def test_what_may_follow_what(ledger: Ledger, end: tuple[RecordState, ...], state: RecordState) -> None:
-    newest = chain_to(ledger, "item", *end)
-    before = list(ledger.records())
-    if (end, state) in LEGAL:
-        assert ledger.put("item", APP, state, newest).state is state
-    else:
-        with pytest.raises((IllegalRecord, Locked)):
-            ledger.put("item", APP, state, newest)
-        assert list(ledger.records()) == before, "nothing was written"
-
-
-def test_an_item_is_new_only_once(ledger: Ledger) -> None:
-    chain_to(ledger, "item", NEW)
-    with pytest.raises(IllegalRecord, match="there already"):
-        ledger.put("item", APP, NEW)
-
-
-def test_a_record_of_another_item_cannot_be_the_previous(ledger: Ledger) -> None:
-    other = ledger.put("other", APP, NEW)
-    with pytest.raises(IllegalRecord, match="another item"):
-        ledger.put("item", APP, PROCESSING, other)
-    assert list(ledger.records("item")) == []
-
-
-@pytest.mark.parametrize("item", ["", "x" * 256])
-def test_item_ids_are_bounded(ledger: Ledger, item: str) -> None:
-    with pytest.raises(IllegalRecord):
-        ledger.put(item, APP, NEW)
-    assert ledger.put("x" * 255, APP, NEW).item_id == "x" * 255
-
-
-# -- one writer at a time -----------------------------------------------------------------------------------
-
-
-def test_of_two_who_acquire_the_second_is_locked_out(ledger: Ledger) -> None:
-    new = ledger.put("item", APP, NEW)
-    ledger.put("item", APP, PROCESSING, new)
-    with pytest.raises(Locked) as caught:
-        ledger.put("item", App("other", "1"), PROCESSING, new)
-    assert caught.value.where["item"] == "item"
-    assert len(list(ledger.records())) == 2
-
-
-@pytest.mark.parametrize("end", [(PROCESSING,), (NEW, PROCESSING), (PROCESSING, FAILED)])
-def test_a_blocked_item_cannot_be_acquired_without_naming_its_records(
-    ledger: Ledger, end: tuple[RecordState, ...]
-) -> None:
-    chain_to(ledger, "item", *end)
-    before = list(ledger.records())
-    with pytest.raises(Locked):
-        ledger.put("item", App("other", "1"), PROCESSING)
-    assert list(ledger.records()) == before
-
-
-def test_a_finished_item_may_be_processed_again(ledger: Ledger) -> None:
-    chain_to(ledger, "item", PROCESSING, PROCESSED)
-    assert ledger.put("item", App("other", "1"), PROCESSING).seq == 2
-
-
-def test_a_result_can_be_told_once(ledger: Ledger) -> None:
-    taken = chain_to(ledger, "item", NEW, PROCESSING)
-    ledger.put("item", APP, PROCESSED, taken)
-    for state in (PROCESSED, FAILED):
-        with pytest.raises(Locked):
-            ledger.put("item", APP, state, taken)
-
-
-@pytest.mark.parametrize("start", [(), (NEW,)], ids=["first record", "acquire"])
-def test_many_writers_exactly_one_wins(url: str, start: tuple[RecordState, ...]) -> None:
-    writers = 8
-    first = Ledger(url)
-    previous = chain_to(first, "item", *start)
-    state = PROCESSING if start else NEW
-    ledgers = [Ledger(url) for _ in range(writers)]
-    barrier = threading.Barrier(writers)
-    outcomes: list[Any] = []
-
-    def write(ledger: Ledger, name: str) -> None:
-        barrier.wait()
-        try:
-            outcomes.append(ledger.put("item", App(name, "1"), state, previous))
-        except StateflowError as error:
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=write, args=(each, f"w{n}")) for n, each in enumerate(ledgers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    won = [each for each in outcomes if isinstance(each, Record)]
-    lost = [each for each in outcomes if not isinstance(each, Record)]
-    assert len(won) == 1
-    assert len(lost) == writers - 1
-    assert {type(each) for each in lost} <= {Locked, IllegalRecord}
-    assert list(first.records("item"))[len(start) :] == won
-    for each in [first, *ledgers]:
-        each.close()
-
-
-@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(list(RecordState)), st.integers(-1, 3))))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_history_leaves_an_illegal_one(script: list[tuple[str, RecordState, int]]) -> None:
-    ledger = Ledger("sqlite://")
-    for item, state, at in script:
-        known = list(ledger.records(item))
-        previous = known[at] if 0 <= at < len(known) else None
-        try:
-            ledger.put(item, APP, state, previous)
-        except StateflowError:
-            assert list(ledger.records(item)) == known
-    for item in ("a", "b"):
-        records = list(ledger.records(item))
-        assert [record.seq for record in records] == list(range(len(records)))
-        working = None
-        for record in records:
-            if record.state is PROCESSING:
-                assert working is None, "two hold it at once"
-                working = record.record_id
-            elif record.state is not NEW:
-                assert record.previous_record_id == working
-                working = None if record.state is PROCESSED else -1
-    ledger.close()
 
 
 # -- opening ------------------------------------------------------------------------------------------------
@@ -221,11 +44,16 @@ def test_no_history_leaves_an_illegal_one(script: list[tuple[str, RecordState, i
         "",
         "sqlite:////no/such/directory/ledger.db",
         "unknown-dialect://user:hunter2@host/db",
+        "oracle://user:hunter2@host/db",
         "postgresql://user:hunter2@host:notaport/db",
+        "postgresql://user:/hunter2@host/db",
+        "postgresql://user:hunter2@host/db?no_such_option=1",
         "user:hunter2@host/db",
         "mysql+nodriver://user:hunter2@host/db",
         "postgresql://user:hunter2@127.0.0.1:1/db?password=hunter2",
-        "postgresql:///db?password=hunter2",
+        "mariadb://user:hunter2@127.0.0.1:1/db",
+        "mssql://user:hunter2@127.0.0.1:1/db",
+        "postgresql:///db?password=hunter2&host=127.0.0.1&port=1",
     ],
 )
 def test_a_url_that_cannot_be_opened(url: str) -> None:
@@ -234,9 +62,30 @@ def test_a_url_that_cannot_be_opened(url: str) -> None:
     line = str(caught.value)
     assert line.startswith("invalid_argument: the ledger cannot be opened: ")
     assert "sqlite:///path/ledger.db" in line
-    assert "hunter2" not in line
-    assert "hunter2" not in repr(caught.value.to_wire())
     assert len(line.splitlines()) == 1
+    assert "hunter2" not in repr(caught.value.to_wire())
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value)).replace(f"Ledger({url!r})", "")
+
+
+@pytest.mark.parametrize("kind", list(SERVERS))
+def test_a_wrong_password_is_never_printed(kind: str) -> None:
+    given = os.environ.get(SERVERS[kind])
+    if not given:
+        pytest.skip(f"{SERVERS[kind]} names no {kind} server")
+    wrong = make_url(given).set(username="nobody-of-this-name", password="hunter2")
+    with pytest.raises(InvalidArgument) as caught:
+        Ledger(wrong.render_as_string(hide_password=False))
+    said = "".join(traceback.format_exception(caught.value)) + repr(caught.value.to_wire())
+    assert "nobody-of-this-name" in said
+    assert "hunter2" not in said
+
+
+def test_a_driver_that_is_not_installed() -> None:
+    try:
+        import pyodbc  # noqa: F401
+    except ImportError:
+        with pytest.raises(InvalidArgument, match="the driver pyodbc is not installed"):
+            Ledger("mssql://host/db")
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
@@ -245,24 +94,146 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
         Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
 
 
-def test_records_are_durable_the_moment_they_are_reported(ledger: Ledger, url: str) -> None:
-    """Another connection, without the writer's help, sees them; sqlite is told to sync."""
-    ledger.put("item", APP, NEW)
-    reader = sqlite3.connect(url.removeprefix("sqlite:///"))
-    assert reader.execute("SELECT count(*) FROM ledger_record").fetchone() == (1,)
-    assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    reader.close()
-    with ledger._engine.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+@pytest.mark.parametrize("options", [{"author": ""}, {"author": "x" * 129}, {"run_id": "x" * 65}])
+def test_authors_and_runs_that_are_refused(url: str, options: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match="an author has 1 to 128 characters"):
+        Ledger(url, **options)  # type: ignore[arg-type]
 
 
-def test_a_lock_held_by_someone_elses_transaction_is_said_in_our_words(ledger: Ledger, url: str) -> None:
-    with ledger._engine.connect() as connection:  # the pool's only connection: the pragma stays
-        connection.exec_driver_sql("PRAGMA busy_timeout=50")
-    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StateflowError):
+def test_a_file_that_can_only_be_read(url: str) -> None:
+    with Ledger(url) as ledger:
         ledger.put("item", APP, NEW)
-    other.execute("ROLLBACK")
-    other.close()
-    assert ledger.put("item", APP, NEW).seq == 0
+    with Ledger(f"sqlite:///file:{make_url(url).database}?mode=ro&uri=true") as reader:
+        assert [record.item_id for record in reader.records()] == ["item"]
+        assert reader.verify() == []
+        for write in (lambda: reader.put("other", APP, NEW), lambda: reader.skip("item"), reader.rebuild):
+            with pytest.raises(LedgerReadOnly, match=r"^ledger_read_only: the ledger can only be read"):
+                write()
+        assert reader.fetch() == ["item"]
+
+
+def test_an_empty_file_that_can_only_be_read(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(InvalidArgument, match="cannot be opened: attempt to write a readonly database"):
+        Ledger(f"sqlite:///file:{tmp_path / 'empty.db'}?mode=ro&uri=true")
+
+
+def test_records_are_durable_the_moment_they_are_reported(url: str) -> None:
+    """Another connection, without the writer's help, sees them; sqlite is told to sync."""
+    with Ledger(url) as ledger:
+        ledger.put("item", APP, NEW)
+        reader = sqlite3.connect(url.removeprefix("sqlite:///"))
+        assert reader.execute("SELECT count(*) FROM ledger_record").fetchone() == (1,)
+        assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        reader.close()
+        with ledger.database.reading() as connection:
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+
+def test_a_lock_held_by_someone_elses_transaction_is_said_in_our_words(url: str) -> None:
+    with Ledger(url, busy_timeout_s=0.01, rng=random.Random(0)) as ledger:
+        other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Unavailable, match="the ledger stayed busy"):
+            ledger.put("item", APP, NEW)
+        other.execute("ROLLBACK")
+        other.close()
+        assert ledger.put("item", APP, NEW).seq == 0
+
+
+def test_a_ledger_in_memory_is_one_for_all_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with Ledger("sqlite://") as ledger, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: ledger.put(f"item-{n}", APP, NEW), range(40)))
+        assert len(ledger.fetch()) == 40
+
+
+V0 = """
+CREATE TABLE ledger_record (
+    record_id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, item_id VARCHAR(255) NOT NULL, seq INTEGER NOT NULL,
+    app_name VARCHAR(128) NOT NULL, app_version VARCHAR(64) NOT NULL, app_instance VARCHAR(128),
+    state VARCHAR(16) NOT NULL, previous_record_id BIGINT, author VARCHAR(128) NOT NULL,
+    timestamp_us BIGINT NOT NULL, run_id VARCHAR(64) NOT NULL, payload TEXT,
+    CONSTRAINT ledger_record_item_seq UNIQUE (item_id, seq)
+)
+"""
+
+
+def test_a_ledger_from_before_there_were_migrations(url: str) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(V0)
+        for row in (
+            (1, "move/1", 0, "app", "1", None, "NEW", None, "me", 5, "", '{"a": 1}'),
+            (2, "move/1", 1, "app", "1", None, "PROCESSING", 1, "me", 6, "", None),
+            (3, "move/2", 0, "app", "1", None, "NEW", None, "me", 7, "", None),
+        ):
+            connection.exec_driver_sql(f"INSERT INTO ledger_record VALUES ({', '.join('?' * 12)})", row)
+    engine.dispose()
+    with Ledger(url) as ledger:
+        assert ledger.verify() == []
+        first = Record(1, "move/1", 0, App("app", "1"), NEW, None, "me", 5, "", {"a": 1})
+        assert next(ledger.records()) == first
+        assert ledger.put("move/1", App("app", "2"), PROCESSED, 2).record_id == 4
+        assert ledger.query() == ["move/1", "move/2"]
+
+
+# -- rules --------------------------------------------------------------------------------------------------
+
+
+def test_an_error_names_the_record_in_the_way_and_crosses_processes() -> None:
+    with Ledger("sqlite://") as ledger:
+        lock = ledger.process_new_item("item", APP, lambda _: None)
+        lock = ledger.put("item", APP, PROCESSING)
+        with pytest.raises(Locked) as caught:
+            ledger.put("item", APP, PROCESSING)
+    assert caught.value.blocking_record == lock
+    assert caught.value.where["blocking_record"] == lock.record_id
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert (there.blocking_record, there.where["blocking_record"]) == (None, str(lock.record_id))
+
+
+@pytest.mark.parametrize("now", [NEW, PROCESSING, PROCESSED, FAILED, RESOLVED])
+@pytest.mark.parametrize("to", [PROCESSING, PROCESSED, FAILED, RESOLVED])
+def test_a_path_leads_there_legally(now: RecordState, to: RecordState) -> None:
+    with Ledger("sqlite://") as ledger:
+        ledger.put("item", APP, NEW)
+        for state in (*(() if now is NEW else rules.path(NEW, now)), *rules.path(now, to)):
+            blocking = ledger.item("item").blocking  # type: ignore[union-attr]
+            ledger.put("item", APP, state, None if state is PROCESSING else blocking, lease_s=math.inf)
+        assert ledger.item("item").state is to  # type: ignore[union-attr]
+    assert rules.path(now, to).count(PROCESSED) <= (to is PROCESSED), "nothing counts as done on the way"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(RecordState)), st.none() | st.integers(0, 6), st.sampled_from("ab")), max_size=7
+    )
+)
+def test_what_blocks_is_defined_for_any_list(script: list[tuple[RecordState, int | None, str]]) -> None:
+    """Corrupted ones included: the earliest PROCESSING or FAILED that nothing answers."""
+    records = [
+        Record(n, "item", n, App(app, "1"), state, previous, "me", n, "", None)
+        for n, (state, previous, app) in enumerate(script)
+    ]
+    open_ones = []
+    for record in records:
+        answers = {r.state for r in records if r.previous_record_id == record.record_id}
+        if record.state == PROCESSING and not answers & {PROCESSED, FAILED, RESOLVED}:
+            open_ones.append(record)
+        if record.state == FAILED and RESOLVED not in answers:
+            open_ones.append(record)
+    assert rules.blocking(records) == (open_ones[0] if open_ones else None)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=260))
+def test_an_id_is_taken_or_refused_whole(item: str) -> None:
+    with Ledger("sqlite://") as ledger:
+        try:
+            ledger.put(item, APP, NEW)
+        except IllegalRecord:
+            assert ledger.fetch() == []
+        else:
+            assert ledger.fetch() == [item]

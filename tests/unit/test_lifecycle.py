@@ -18,6 +18,7 @@ from stateflow.errors import (
     NotOwner,
     StaleEpoch,
     StateflowError,
+    StateMissing,
 )
 from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
 from stateflow.types import PartitionId, ReplicaInfo
@@ -96,6 +97,9 @@ EVENTS: dict[str, Callable[[Lifecycle], Any]] = {
     "sealed": lambda x: x.sealed(),
     "cancel m1": lambda x: x.cancel("m1"),
     "cancel m2": lambda x: x.cancel("m2"),
+    "cancel m1 as its source": lambda x: x.cancel("m1", 5),
+    "supersede": lambda x: x.supersede(7, CLOUD),
+    "supersede stale": lambda x: x.supersede(5, CLOUD),
     "recover owned": lambda x: x.recover(State.OWNED, 5, "m1"),
     "recover sealed": lambda x: x.recover(State.SEALED, 6, "m1", EDGE),
     "recover odd": lambda x: x.recover(State.WARMING, 6),
@@ -174,11 +178,19 @@ TABLE: dict[str, dict[str, tuple[Any, Check | None]]] = {
         "cancel m1": (False, None),
     },
 }
+TABLE["absent"]["cancel m1 as its source"] = (StateMissing, None)
+for name in ("fencing", "fenced_idle", "sealed"):
+    TABLE[name]["cancel m1 as its source"] = TABLE[name]["cancel m1"]
+for name in ("owned", "fenced_idle", "sealed"):
+    TABLE[name]["supersede"] = (True, (S, 7))
+for name in ("absent", "warming"):
+    TABLE[name]["supersede"] = (False, None)
 for name, make in ALL.items():
     row, as_it_was = TABLE[name], (make().state, make().epoch)
     for event in ("abandon m1", "abandon m2"):
         row.setdefault(event, (None, None))
-    for event in ("cancel m1", "cancel m2"):
+    row.setdefault("supersede stale", (False, None))
+    for event in ("cancel m1", "cancel m2", "cancel m1 as its source"):
         row.setdefault(event, (True, as_it_was))
     row.setdefault("finish", (False, as_it_was))
 

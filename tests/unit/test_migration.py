@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from reconfig import migration as m
 from reconfig.budget import Measured, predicted_pause_ms
 from reconfig.migration import Instruction as I
-from reconfig.migration import Move, Phase
+from reconfig.migration import Kind, Move, Phase
 from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StaleEpoch, Unavailable
 
 SMALL = Measured(lag_bytes=0, change_rate=0.0, bandwidth=1e6, rtt_ms=1.0)
@@ -34,12 +35,16 @@ EVENTS: list[m.Event] = [
     m.TargetFailed(LOST),
     m.OwnedRecorded(),
     m.Cancel(),
+    m.SourceGone(),
+    m.TargetCancelled(),
+    m.TargetUnknown(),
+    m.TakenOver(),
 ]
 ABORT = [I.CANCEL_SOURCE, I.ABANDON_TARGET, I.RECORD_ABORTED]
 
 
-def move(*events: m.Event, **options: float) -> Move:
-    machine = Move(5, 6, **options)  # type: ignore[arg-type]
+def move(*events: m.Event, **options: Any) -> Move:
+    machine = Move(5, 6, **options)
     for event in events:
         machine.handle(event)
     return machine
@@ -69,6 +74,8 @@ OWNING = move(*TO_OWNED)
 COMPLETED = move(*TO_OWNED, m.OwnedRecorded())
 ABORTED = move(START, m.Cancel())
 RESUMED = Move.resumed(5, 6)[0]
+COLD = move(START, kind=Kind.COLD)  # its grant is being recorded
+SOURCE_GONE = move(*TO_FENCED, m.SourceGone())
 
 STATES = {
     "WAITING": WAITING,
@@ -83,14 +90,23 @@ STATES = {
     "COMPLETED": COMPLETED,
     "ABORTED": ABORTED,
     "RESUMED": RESUMED,
+    "COLD": COLD,
+    "SOURCE_GONE": SOURCE_GONE,
 }
 Row = dict[type, tuple[Phase, list[I]]]
-_EARLY_ABORT: Row = {m.TargetFailed: (Phase.ABORTED, ABORT), m.Cancel: (Phase.ABORTED, ABORT)}
+_EARLY_ABORT: Row = {
+    m.TargetFailed: (Phase.ABORTED, ABORT),
+    m.Cancel: (Phase.ABORTED, ABORT),
+    m.SourceGone: (Phase.ABORTED, [I.ABANDON_TARGET, I.RECORD_ABORTED]),
+}
+_TAKEN: Row = {m.TakenOver: (Phase.ABORTED, [I.RECORD_ABORTED])}
 _OWN: Row = {m.TargetOwned: (Phase.OWNED, [I.RECORD_OWNED])}
-_LATE: Row = {type(e): (Phase.FENCED, []) for e in (m.Cancel(), m.BaseReady(), m.CaughtUp(SMALL), m.GrantRecorded())}
+_LATE_EVENTS = (m.Cancel, m.BaseReady, m.CaughtUp, m.GrantRecorded, m.TakenOver)
+_LATE: Row = {event: (Phase.FENCED, []) for event in _LATE_EVENTS}
 _BEFORE_SEAL: Row = {
     **_OWN,
     **_LATE,
+    m.SourceGone: (Phase.FENCED, [I.CANCEL_TARGET]),
     m.FenceRefused: (Phase.FENCED, [I.CANCEL_SOURCE]),
     m.SourceCancelled: (Phase.ABORTED, [I.ABANDON_TARGET, I.RECORD_ABORTED]),
 }
@@ -105,12 +121,14 @@ TABLE: dict[str, Row] = {
     "WAITING": {**_EARLY_ABORT, **_OWN, m.Begin: (Phase.WARMING, [I.PREPARE])},
     "WARMING": {
         **_EARLY_ABORT,
+        **_TAKEN,
         **_OWN,
         m.BaseReady: (Phase.CATCHING_UP, []),
         m.CaughtUp: (Phase.WARMING, []),
     },
     "CATCHING_UP": {
         **_EARLY_ABORT,
+        **_TAKEN,
         **_OWN,
         m.BaseReady: (Phase.CATCHING_UP, []),
         m.CaughtUp: (Phase.CATCHING_UP, [I.RECORD_GRANT]),
@@ -118,6 +136,7 @@ TABLE: dict[str, Row] = {
     },
     "GRANTING": {
         **_EARLY_ABORT,
+        **_TAKEN,
         **_OWN,
         m.BaseReady: (Phase.CATCHING_UP, []),
         m.CaughtUp: (Phase.CATCHING_UP, []),
@@ -146,8 +165,24 @@ TABLE: dict[str, Row] = {
     "COMPLETED": {type(event): (Phase.COMPLETED, []) for event in EVENTS},
     "ABORTED": {type(event): (Phase.ABORTED, []) for event in EVENTS},
     "RESUMED": _CANCELLING,
+    "COLD": {
+        **_EARLY_ABORT,
+        **_OWN,
+        m.Begin: (Phase.WAITING, [I.RECORD_GRANT]),
+        m.GrantRecorded: (Phase.FENCED, [I.FENCE]),
+    },
+    "SOURCE_GONE": {
+        **_BEFORE_SEAL,
+        m.SourceGone: (Phase.FENCED, []),
+        m.SourceSealed: (Phase.FENCED, []),
+        m.SourceUnknown: (Phase.FENCED, []),
+        m.TargetFailed: (Phase.FENCED, []),
+        m.TargetUnknown: (Phase.FENCED, [I.RETRY_CANCEL_TARGET]),
+        m.TargetCancelled: (Phase.ABORTED, [I.RECORD_ABORTED]),
+    },
 }
-del TABLE["OWNING"][m.Begin], TABLE["OWNING"][m.GrantRecorded]
+for impossible in (m.Begin, m.GrantRecorded, m.TargetCancelled, m.TakenOver):
+    del TABLE["OWNING"][impossible]
 del TABLE["ABORTED"][m.TargetOwned]
 
 
@@ -221,13 +256,35 @@ def test_the_budget_is_inclusive_and_uses_the_fixed_cost_it_was_given() -> None:
     assert move(*TO_CATCHING_UP, max_pause_ms=exact, fixed_ms=3.1).handle(m.CaughtUp(SMALL)) == []
 
 
-def test_without_a_budget_any_prediction_fits() -> None:
-    assert move(*TO_CATCHING_UP).handle(m.CaughtUp(HOPELESS)) == [I.RECORD_GRANT]
+def test_without_a_budget_the_lag_has_its_time_to_become_small() -> None:
+    machine = move(*TO_CATCHING_UP)
+    assert machine.handle(m.CaughtUp(HOPELESS, 4.9)) == []
+    assert machine.handle(m.CaughtUp(HOPELESS, 5.0)) == [I.RECORD_GRANT], "any prediction fits then"
+    assert move(*TO_CATCHING_UP).handle(m.CaughtUp(SMALL)) == [I.RECORD_GRANT]
+
+
+def test_the_margin_counts_against_the_budget_not_in_the_prediction() -> None:
+    fits = predicted_pause_ms(SMALL, 3.0)
+    machine = move(*TO_CATCHING_UP, max_pause_ms=fits + 2.0, fixed_ms=3.0, margin_ms=2.1)
+    assert machine.handle(m.CaughtUp(SMALL)) == []
+    assert machine.predicted_pause_ms == fits
+    machine.margin_ms = 2.0
+    assert machine.handle(m.CaughtUp(SMALL)) == [I.RECORD_GRANT]
+
+
+def test_the_margin_is_given_up_while_a_move_waits_and_the_prediction_never() -> None:
+    fits = predicted_pause_ms(SMALL, 3.0)
+    budget = {"max_pause_ms": fits + 1.0, "fixed_ms": 3.0, "margin_ms": 500.0, "patience_s": 8.0}
+    machine = move(*TO_CATCHING_UP, **budget)
+    assert machine.handle(m.CaughtUp(SMALL, 1.9)) == []
+    assert machine.handle(m.CaughtUp(SMALL, 2.0)) == [I.RECORD_GRANT]
+    assert move(*TO_CATCHING_UP, **budget).handle(m.CaughtUp(LARGE, 7.9)) == []
 
 
 def test_patience_ends() -> None:
-    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience=3)
-    assert [machine.handle(m.CaughtUp(LARGE)) for _ in range(3)] == [[], [], ABORT]
+    """It is counted in seconds: how many reports come in them does not matter."""
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=3.0)
+    assert [machine.handle(m.CaughtUp(LARGE, waited)) for waited in (0.5, 2.9, 3.0)] == [[], [], ABORT]
     assert machine.phase is Phase.ABORTED
     assert isinstance(machine.error, BudgetUnreachable)
     assert "20 ms are allowed" in machine.error.what
@@ -236,13 +293,14 @@ def test_patience_ends() -> None:
 
 
 def test_the_last_report_may_still_fit() -> None:
-    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience=3)
-    assert [machine.handle(m.CaughtUp(each)) for each in (LARGE, LARGE, SMALL)] == [[], [], [I.RECORD_GRANT]]
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=3.0)
+    assert machine.handle(m.CaughtUp(LARGE, 2.9)) == []
+    assert machine.handle(m.CaughtUp(SMALL, 3.0)) == [I.RECORD_GRANT]
 
 
 def test_an_infinite_prediction_is_said_in_words_people_can_read() -> None:
-    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience=1)
-    machine.handle(m.CaughtUp(HOPELESS))
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=1.0)
+    machine.handle(m.CaughtUp(HOPELESS, 1.0))
     assert str(machine.error).startswith("budget_unreachable: a pause of inf ms is predicted")
 
 
@@ -318,6 +376,55 @@ def test_ownership_wins_over_a_cancellation_under_way() -> None:
     assert machine.handle(m.OwnedRecorded()) == [I.PUBLISH, I.RELEASE]
 
 
+# -- fence first, copy then ---------------------------------------------------------------------------------
+
+
+def test_a_cold_move_copies_behind_its_fence() -> None:
+    machine = Move(5, 6, kind=Kind.COLD)
+    events = (START, m.GrantRecorded(), m.SourceSealed(), m.BaseReady(), m.CaughtUp(LARGE), OWNED, m.OwnedRecorded())
+    assert [machine.handle(event) for event in events] == [
+        [I.RECORD_GRANT],
+        [I.FENCE],
+        [I.PREPARE],
+        [],
+        [],
+        [I.RECORD_OWNED],
+        [I.PUBLISH, I.RELEASE],
+    ]
+
+
+# -- standbys -----------------------------------------------------------------------------------------------
+
+
+def test_a_standby_follows_until_it_is_cancelled() -> None:
+    machine = move(*TO_CATCHING_UP, kind=Kind.STANDBY)
+    assert [machine.handle(m.CaughtUp(SMALL, waited)) for waited in (0.0, 100.0)] == [[], []]
+    assert machine.handle(m.Cancel()) == ABORT
+
+
+def test_a_standby_whose_copy_takes_over_leaves_the_copy_alone() -> None:
+    machine = move(*TO_CATCHING_UP, kind=Kind.STANDBY)
+    assert machine.handle(m.TakenOver()) == [I.RECORD_ABORTED]
+
+
+# -- a source that is gone ----------------------------------------------------------------------------------
+
+
+def test_a_source_that_is_gone_leaves_the_word_to_the_target() -> None:
+    machine = move(*TO_FENCED, m.SourceUnknown())
+    assert machine.handle(m.SourceGone()) == [I.CANCEL_TARGET]
+    assert machine.handle(m.SourceUnknown()) == [], "nobody asks it any more"
+    assert machine.handle(m.TargetUnknown()) == [I.RETRY_CANCEL_TARGET]
+    assert machine.handle(m.TargetCancelled()) == [I.RECORD_ABORTED]
+    assert isinstance(machine.error, Unavailable)
+
+
+def test_a_source_that_is_gone_after_its_seal_had_arrived() -> None:
+    machine = move(*TO_FENCED, m.SourceGone())
+    assert machine.handle(OWNED) == [I.RECORD_OWNED]
+    assert machine.handle(m.TargetUnknown()) == []
+
+
 def test_ownership_at_an_epoch_that_was_not_granted_is_a_fault() -> None:
     machine = move(*TO_SEALED)
     with pytest.raises(InvalidTransition, match="owns at 7, 6 was granted"):
@@ -362,13 +469,16 @@ def test_resumed_after_the_seal_goes_forward() -> None:
 
 
 @given(
-    st.lists(st.sampled_from([*EVENTS, m.CaughtUp(LARGE), m.CaughtUp(HOPELESS), m.TargetOwned(7, "")]), max_size=30),
+    st.lists(
+        st.sampled_from([*EVENTS, m.CaughtUp(LARGE, 60.0), m.CaughtUp(HOPELESS), m.TargetOwned(7, "")]), max_size=30
+    ),
     st.sampled_from([0.0, 20.0]),
     st.booleans(),
+    st.sampled_from(Kind),
 )
 @settings(max_examples=400)
-def test_invariants_over_any_history(events: list[m.Event], budget: float, resumed: bool) -> None:
-    machine = Move.resumed(5, 6)[0] if resumed else Move(5, 6, budget, patience=4)
+def test_invariants_over_any_history(events: list[m.Event], budget: float, resumed: bool, kind: Kind) -> None:
+    machine = Move.resumed(5, 6)[0] if resumed else Move(5, 6, budget, kind=kind)
     ended = owned = granted = False
     for event in events:
         before = photo(machine)
@@ -386,6 +496,10 @@ def test_invariants_over_any_history(events: list[m.Event], budget: float, resum
             assert machine.error is not None
             assert not owned, "a target that owns is never rolled back"
             if before.phase is Phase.FENCED:
-                assert isinstance(event, m.SourceCancelled), "only the source's word rolls a fenced move back"
-                assert not before.sealed, "past the seal every failure goes forward"
+                if before.source_gone:
+                    assert isinstance(event, m.SourceCancelled | m.TargetCancelled)
+                else:
+                    assert isinstance(event, m.SourceCancelled), "only the source's word rolls a fenced move back"
+                if isinstance(event, m.SourceCancelled):
+                    assert not before.sealed, "past the seal every failure goes forward"
         ended = machine.phase in m.TERMINAL

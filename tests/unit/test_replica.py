@@ -20,7 +20,6 @@ from stateflow.errors import (
     MoveUnknown,
     NotOwner,
     OperatorFailed,
-    OperatorNotDeployed,
     StateflowError,
     StateMissing,
     TransferCorrupt,
@@ -411,7 +410,7 @@ def test_what_is_not_here(two: Two) -> None:
         two.send(two.b, 1)
     with pytest.raises(UnknownState, match="'m'"):
         list(two.a.scan(P, "m"))
-    with pytest.raises(OperatorNotDeployed):
+    with pytest.raises(NotOwner):
         list(two.a.scan(PartitionId("Other", 0), "n"))
     with pytest.raises(MoveUnknown):
         two.a.sender.snapshot_file("nothing", "CURRENT")
@@ -423,3 +422,20 @@ def test_what_is_not_here(two: Two) -> None:
         two.b.receiver.open_incoming(P, "m1", base)
     with pytest.raises((StateMissing, StateflowError)):
         two.b.sender.snapshot(P, "m1")
+
+
+def test_a_replica_starts_where_a_copy_is_not_whole(tmp_path: Path) -> None:
+    """Killed between two files of a base, or while it removed an old copy: what is left cannot be opened."""
+    two = Two(tmp_path)
+    two.send(two.a, 1)
+    two.b.receiver.prepare(two.spec, P, "m1", 1)
+    base = two.a.sender.snapshot(P, "m1")
+    arrived = two.b.receiver.incoming_directory(P, "m1")
+    shutil.copy(two.a.sender.snapshot_file(base.snapshot_id, "CURRENT"), arrived)
+    half_removed = two.root / "b" / "operators" / "Op" / "p00000" / "m0-0-1.part"
+    shutil.copytree(arrived, half_removed)
+    two.restart("b")
+    assert two.b.lifecycle(P).state is State.ABSENT
+    assert not arrived.exists()
+    assert not half_removed.exists()
+    two.close()

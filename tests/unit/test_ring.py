@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from uhashring import HashRing
 
 from stateflow.errors import InvalidArgument
-from stateflow.ring import propose
-from stateflow.types import ReplicaInfo
+from stateflow.ring import propose, rebalance
+from stateflow.types import PartitionId, ReplicaInfo
 
 PARTITIONS = range(512)
 
@@ -68,3 +71,61 @@ def test_few_partitions_move_when_a_replica_joins_or_leaves(seed: int) -> None:
 def test_without_a_replica_it_says_so(replicas: list[ReplicaInfo]) -> None:
     with pytest.raises(InvalidArgument, match="no replica can take partitions"):
         propose("Op", PARTITIONS, replicas)
+
+
+@pytest.mark.parametrize(("partitions", "count"), [(1, 3), (64, 5), (700, 40)])
+def test_it_is_the_ketama_ring_of_uhashring(partitions: int, count: int) -> None:
+    weights = {f"r{number}": 1 + number % 3 for number in range(count)}
+    ring = HashRing(nodes={name: {"weight": weight} for name, weight in sorted(weights.items())}, hash_fn="ketama")
+    room = {name: math.ceil(partitions * weight / sum(weights.values())) for name, weight in weights.items()}
+    expected = {}
+    for partition in range(partitions):
+        name = next(name for name in ring.iterate_nodes(f"Op/{partition}") if room[name])
+        room[name] -= 1
+        expected[partition] = name
+    assert propose("Op", range(partitions), _replicas(*weights, **weights)) == expected
+
+
+# -- rebalance ------------------------------------------------------------------------------------------------
+
+names = st.sampled_from("abcdef")
+owners_of = st.dictionaries(st.builds(PartitionId, st.sampled_from(["X", "Y"]), st.integers(0, 40)), names)
+
+
+@given(owners_of, st.dictionaries(names, st.integers(0, 4)))
+@settings(max_examples=300)
+def test_rebalance_gives_everybody_its_share_with_the_fewest_moves(
+    owners: dict[PartitionId, str], weights: dict[str, int]
+) -> None:
+    moves = rebalance(owners, _replicas(*weights, **weights))
+    total = sum(weights.values())
+    if not total:
+        assert moves == {}
+        return
+    assert all(owners[partition] != target for partition, target in moves.items())
+    counts = Counter({**owners, **moves}.values())
+    for name, weight in weights.items():
+        assert math.floor(len(owners) * weight / total) <= counts[name] <= math.ceil(len(owners) * weight / total)
+    assert set(counts) <= {name for name, weight in weights.items() if weight}
+    assert len(moves) == _fewest(Counter(owners.values()), weights, len(owners))
+    assert rebalance({**owners, **moves}, _replicas(*weights, **weights)) == {}
+
+
+def _fewest(counts: Counter[str], weights: dict[str, int], partitions: int) -> int:
+    """By trying every way of rounding."""
+    total = sum(weights.values())
+    shares = [
+        (name, partitions * weight // total, bool(partitions * weight % total)) for name, weight in weights.items()
+    ]
+    best = partitions
+    for ups in itertools.product(*((0, 1) if uneven else (0,) for _, _, uneven in shares)):
+        quota = {name: low + up for (name, low, _), up in zip(shares, ups, strict=True)}
+        if sum(quota.values()) == partitions:
+            best = min(best, sum(max(0, quota[name] - counts[name]) for name in quota))
+    return best
+
+
+def test_rebalance_gives_of_the_operator_a_replica_has_most_of() -> None:
+    owners = {PartitionId("X", n): "a" for n in range(6)} | {PartitionId("Y", n): "a" for n in range(2)}
+    moves = rebalance(owners, _replicas("a", "b"))
+    assert Counter(partition.operator for partition in moves) == {"X": 4}

@@ -350,3 +350,17 @@ def test_it_always_ends_and_answers_for_every_partition(script: list[tuple[int, 
             s.result()
     else:
         assert s.result() == {p: b"%d" % p for p in range(4)}
+
+
+def test_it_says_what_it_waits_for() -> None:
+    batch = session([0, 1])
+    batch.poll(0.0)
+    assert batch.waits(0.0) is None
+    batch.refused(1, Unavailable("nobody there", remedy="r"), 1.0)
+    waiting = batch.waits(4.0)
+    assert waiting is not None
+    assert (waiting.partitions, waiting.partition, waiting.seconds, waiting.error) == (1, 1, 3.0, "nobody there")
+    batch.refreshed(table())
+    batch.poll(5.0)
+    batch.answered(1, b"", False)
+    assert batch.waits(6.0) is None

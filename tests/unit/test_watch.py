@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from reconfig.controller.service import ControllerServer, _Running
+from reconfig.controller.reconfigurations import Reconfigurations, Running
 from stateflow.rpc import controller_pb2 as cpb
 
 
 @pytest.mark.parametrize("ends_while", ["the first report is sent", "nothing is sent"])
 def test_the_last_report_is_the_final_one(ends_while: str) -> None:
     """A report is awaited onto the wire, and the reconfiguration may end in that very moment."""
-    server = ControllerServer.__new__(ControllerServer)
-    running = _Running(cpb.Reconfiguration(id="r", state="RUNNING"))
-    server._running = {"r": running}
+    reconfigurations = Reconfigurations.__new__(Reconfigurations)
+    running = Running(cpb.Reconfiguration(id="r", state="RUNNING"))
+    reconfigurations.running = {"r": running}
 
     async def watch() -> list[str]:
         said: list[str] = []
-        reports: Any = server.WatchReconfiguration(cpb.ReconfigurationRequest(id="r"), None)
-        async for report in reports:
+        async for report in reconfigurations.watch("r"):
             said.append(report.state)
             if report.state == "RUNNING":
                 if ends_while == "the first report is sent":
-                    server._settle(running, "COMPLETED")
+                    reconfigurations.settle(running, "COMPLETED")
                 else:
-                    asyncio.get_running_loop().call_soon(server._settle, running, "COMPLETED")
+                    asyncio.get_running_loop().call_soon(reconfigurations.settle, running, "COMPLETED")
         return said
 
     async def in_time() -> list[str]:

@@ -1,0 +1,222 @@
+"""Backends that misbehave, around one that does not, and checkpoints small enough to make by the hundred."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stateflow.checkpoint import Manifest, ManifestFile
+from stateflow.checkpoint.backend import Backend, Stored, Throttle
+from stateflow.runtime.transfer import FileDigests, base_digest
+from stateflow.types import PartitionId
+
+P = PartitionId("Op", 3)
+WRITES = ("create", "upload", "delete")
+
+
+class Wrapper:
+    """Calls ``before`` with the operation and its name, then the backend, then ``after``."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+
+    def before(self, operation: str, name: str) -> None: ...
+
+    def after(self, operation: str, name: str) -> None: ...
+
+    def _do(self, operation: str, name: str, *arguments: Any) -> Any:
+        self.before(operation, name)
+        result = getattr(self.inner, operation)(name, *arguments)
+        self.after(operation, name)
+        return result
+
+    def create(self, name: str, data: bytes) -> None:
+        self._do("create", name, data)
+
+    def upload(self, name: str, path: Path, throttle: Throttle) -> None:
+        self._do("upload", name, path, throttle)
+
+    def read(self, name: str) -> bytes:
+        return self._do("read", name)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        self.before("chunks", name)
+        yield from self.inner.chunks(name)
+
+    def list(self, prefix: str) -> list[Stored]:
+        return self._do("list", prefix)
+
+    def stat(self, name: str) -> Stored | None:
+        return self._do("stat", name)
+
+    def delete(self, name: str) -> None:
+        self._do("delete", name)
+
+
+class Steps(Wrapper):
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.done: list[tuple[str, str]] = []
+
+
+class Counting(Steps):
+    def after(self, operation: str, name: str) -> None:
+        self.done.append((operation, name))
+
+
+class Failing(Wrapper):
+    """The ``at``-th operation from now on fails, before it is done or (``lost``) after: its answer is lost."""
+
+    def __init__(self, inner: Backend, at: int, *, lost: bool = False, error: OSError | None = None) -> None:
+        super().__init__(inner)
+        self.left = at
+        self.lost = lost
+        self.error = error or OSError(errno.EIO, "Input/output error")
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+
+    def before(self, operation: str, name: str) -> None:
+        if not self.lost:
+            self._count()
+
+    def after(self, operation: str, name: str) -> None:
+        if self.lost:
+            self._count()
+
+
+class Killing(Wrapper):
+    """SIGKILL to this process at the ``at``-th operation, before it or after it."""
+
+    def __init__(self, inner: Backend, at: int, *, after: bool) -> None:
+        super().__init__(inner)
+        self.left = at
+        self._after = after
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(self, operation: str, name: str) -> None:
+        if not self._after:
+            self._count()
+
+    def after(self, operation: str, name: str) -> None:
+        if self._after:
+            self._count()
+
+
+class Torn(Wrapper):
+    """A store without atomic writes: the ``at``-th write keeps only half of its content, and fails."""
+
+    def __init__(self, inner: Backend, at: int, scratch: Path) -> None:
+        super().__init__(inner)
+        self.left = at
+        self.scratch = scratch
+
+    def _tears(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+    def create(self, name: str, data: bytes) -> None:
+        if self._tears():
+            self.inner.create(name, data[: len(data) // 2])
+            raise OSError(errno.EIO, "connection reset")
+        self.inner.create(name, data)
+
+    def upload(self, name: str, path: Path, throttle: Throttle) -> None:
+        if self._tears():
+            half = self.scratch / "half"
+            half.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+            self.inner.upload(name, half, throttle)
+            raise OSError(errno.EIO, "connection reset")
+        self.inner.upload(name, path, throttle)
+
+
+class Lying(Wrapper):
+    """Reads come back with one bit flipped."""
+
+    def __init__(self, inner: Backend, seed: int = 0) -> None:
+        super().__init__(inner)
+        self.random = random.Random(seed)
+
+    def _flip(self, data: bytes) -> bytes:
+        if not data:
+            return data
+        at = self.random.randrange(len(data))
+        return data[:at] + bytes([data[at] ^ (1 << self.random.randrange(8))]) + data[at + 1 :]
+
+    def read(self, name: str) -> bytes:
+        return self._flip(self.inner.read(name))
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        yield self._flip(b"".join(self.inner.chunks(name)))
+
+
+class Silent(Wrapper):
+    """Every operation from now on waits until ``answer`` is set."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.answer = threading.Event()
+
+    def before(self, operation: str, name: str) -> None:
+        self.answer.wait()
+
+
+class Slow(Wrapper):
+    """``wait`` is called before every operation."""
+
+    def __init__(self, inner: Backend, wait: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.wait = wait
+
+    def before(self, operation: str, name: str) -> None:
+        self.wait()
+
+
+def small(folder: Path, **content: str) -> Path:
+    """A directory with these files, as a snapshot would be."""
+    directory = folder / f"snapshot-{len(list(folder.iterdir()))}"
+    directory.mkdir(parents=True)
+    for name, text in content.items():
+        (directory / name).write_text(text)
+    return directory
+
+
+def manifest_of(
+    directory: Path, epoch: int = 1, sequence: int = 1, partition: PartitionId = P, **fields: Any
+) -> Manifest:
+    files = FileDigests().files(directory)
+    values: dict[str, Any] = {
+        "positions": {"s": sequence},
+        "created_us": 1_700_000_000_000_000,
+        "replica": "edge-0",
+        "watermark_us": 7,
+        "schema": [{"name": "n", "kind": "value", "coders": ["int64"], "tag": "00"}],
+        "target": "module:Op",
+        "partitions": 1,
+        "key": ("k",),
+    }
+    return Manifest(
+        operator=partition.operator,
+        partition=partition.partition,
+        epoch=epoch,
+        sequence=sequence,
+        digest=base_digest(files, sequence),
+        files=tuple(ManifestFile(file.name, file.size, file.digest) for file in files),
+        **{**values, **fields},
+    )
+
+
+def content_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}

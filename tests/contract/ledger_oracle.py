@@ -1,0 +1,64 @@
+"""What the ledger must allow, told again and differently: a history is a list, and every question walks it.
+
+Nothing here is taken from the ledger's own rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STATES = ("NEW", "PROCESSING", "PROCESSED", "FAILED", "RESOLVED", "SKIPPED")
+
+
+@dataclass(frozen=True)
+class Step:
+    """``previous``: place in the history, None, or "elsewhere" for a record of another item."""
+
+    state: str
+    previous: int | str | None
+    app: str = "A"
+
+
+def blocked_at(history: list[Step]) -> int | None:
+    for place, step in enumerate(history):
+        later = [each for each in history[place + 1 :] if each.previous == place]
+        if step.state == "PROCESSING" and not [e for e in later if e.state in ("PROCESSED", "FAILED", "RESOLVED")]:
+            return place
+        if step.state == "FAILED" and not [e for e in later if e.state == "RESOLVED"]:
+            return place
+    return None
+
+
+def allows(history: list[Step], step: Step) -> bool:
+    if step.previous == "elsewhere":
+        return False
+    before = history[step.previous].state if isinstance(step.previous, int) else None
+    if step.state == "NEW":
+        return history == [] and before is None
+    if history == []:
+        return False
+    if step.state == "SKIPPED":
+        return True
+    if step.state == "PROCESSING":
+        told_to_skip = [each for each in history if each.state == "SKIPPED" and each.app in ("*", step.app)]
+        return before in (None, "NEW") and blocked_at(history) is None and not told_to_skip
+    if step.state in ("PROCESSED", "FAILED"):
+        is_holder = isinstance(step.previous, int) and history[step.previous].app == step.app
+        return before == "PROCESSING" and blocked_at(history) == step.previous and is_holder
+    return before in ("PROCESSING", "FAILED") and blocked_at(history) == step.previous
+
+
+def state(history: list[Step]) -> str:
+    told = [step.state for step in history if step.state != "SKIPPED"]
+    return told[-1]
+
+
+def choices(length: int) -> list[Step]:
+    """Every record that one could think of writing after ``length`` others."""
+    previous: list[int | str | None] = [None, "elsewhere", *range(length)]
+    return [
+        Step(state, each, app)
+        for state in STATES
+        for each in previous
+        for app in (("A", "B", "*") if state == "SKIPPED" else ("A", "B"))
+    ]

@@ -1,0 +1,114 @@
+"""The ledger's contract on each database that it is run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import event
+from sqlalchemy.dialects import mssql
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from stateflow.clock import ManualClock
+from stateflow.ledger import App, Entry, Ledger
+from stateflow.ledger.migrations.versions import v0001_ledger
+from stateflow.ledger.schema import METADATA
+from tests.contract.databases import fresh_database
+from tests.contract.ledger_keeping_suite import KeepingContract
+from tests.contract.ledger_suite import LedgerContract
+from tests.contract.ledger_views_suite import ViewsContract
+
+
+@pytest.fixture(scope="class")
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database that a class's tests share; each uses items of its own."""
+    with fresh_database(request.cls.kind, tmp_path_factory.mktemp("ledger")) as url:
+        yield url
+
+
+@pytest.fixture(scope="class")
+def ledger(url: str) -> Iterator[Ledger]:
+    with Ledger(url, author="me", run_id="run-1", clock=ManualClock(123)) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def fresh_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with fresh_database(request.cls.kind, tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+def fresh(fresh_url: str) -> Iterator[Ledger]:
+    with Ledger(fresh_url) as ledger:
+        yield ledger
+
+
+class TestSqlite(LedgerContract, KeepingContract, ViewsContract):
+    kind = "sqlite"
+
+    def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
+        return [row.detail for row in plan if row.detail.startswith("SCAN ledger_")]
+
+
+class TestPostgresql(LedgerContract, KeepingContract, ViewsContract):
+    kind = "postgresql"
+
+    def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
+        connection.exec_driver_sql("SET enable_seqscan = off")  # what it still scans, it has no index for
+        plan = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).scalars().all()
+        return [line.strip() for line in plan if "Seq Scan" in line]
+
+
+class TestMariadb(LedgerContract, KeepingContract, ViewsContract):
+    kind = "mariadb"
+
+    def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
+        plan = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).mappings().all()
+        return [str(dict(row)) for row in plan if row["type"] == "ALL" and str(row["table"]).startswith("ledger_")]
+
+
+# -- SQL Server and Azure SQL: compiled, not run ----------------------------------------------------------------
+
+
+def test_every_statement_compiles_for_sql_server() -> None:
+    """Whatever the calls of the public API execute, by the dialect that needs no driver for that."""
+    statements: list[Any] = []
+    with Ledger("sqlite://") as ledger:
+        ledger.put_many(Entry(f"item-{n:05}", App(f"app-{n % 7}"), "NEW") for n in range(3000))
+        ledger.put("item-00005", App("app-5"), "PROCESSING")
+        event.listen(ledger.database.engine, "before_execute", lambda _c, statement, *_: statements.append(statement))
+        KeepingContract.everything(ledger)
+        ledger.verify()
+        ledger.rebuild()
+    assert len(statements) > 100
+    server = mssql.dialect()  # type: ignore[no-untyped-call]
+    compiled = {str(statement.compile(dialect=server)) for statement in statements if hasattr(statement, "compile")}
+    assert any("WITH (UPDLOCK, ROWLOCK)" in sql for sql in compiled), "an item's head is locked before it is judged"
+    assert any("SYSUTCDATETIME" in sql for sql in compiled)
+    assert all("LIMIT" not in sql for sql in compiled)
+
+
+def test_the_schema_compiles_for_sql_server() -> None:
+    said = StringIO()
+    context = MigrationContext.configure(
+        dialect_name="mssql", opts={"as_sql": True, "output_buffer": said, "transactional_ddl": False}
+    )
+    with Operations.context(context):
+        v0001_ledger._create_record()
+        v0001_ledger._create_others()
+    migrated = said.getvalue()
+    server = mssql.dialect()  # type: ignore[no-untyped-call]
+    for table in METADATA.sorted_tables:
+        assert f"CREATE TABLE {table.name} (" in migrated
+        assert " ".join(str(CreateTable(table).compile(dialect=server)).split()) in " ".join(migrated.split())
+        for index in table.indexes:
+            assert str(CreateIndex(index).compile(dialect=server)) in migrated
+    assert "NVARCHAR(255) COLLATE Latin1_General_BIN2" in migrated
+    assert "NONCLUSTERED" in migrated

@@ -1,0 +1,147 @@
+"""Runs cells of the matrix: a cluster of real processes behind proxies, a stream that goes on, one move per cell."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from stateflow.errors import StateflowError
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc.clients import ControllerClient
+from stateflow.testing import LocalCluster
+from tests.crash_matrix.proxy import Proxy, Trap
+from tests.crash_matrix.proxy import signal as send_signal
+from tests.crash_matrix.steps import Cell, Fault, Moment, Participant
+from tests.integration.operators import Tally
+from tests.integration.support import Streaming, check_owners, eventually, settled, wait_alive
+
+PARTITIONS = 4
+REPLICAS = ("cloud-0", "edge-0")
+AWAY_S = 1.0  # how long a paused or cut participant is
+STEP_TIMEOUT_S = 20.0
+
+
+class ProxiedCluster(LocalCluster):
+    """Every process is reached through a proxy of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(Tally, sites={"cloud": 1, "edge": 1}, partitions=PARTITIONS, checkpoint_interval_s=0)
+        names = ("controller", *REPLICAS)
+        self.proxies = {name: Proxy(lambda name=name: self.processes[name].address) for name in names}
+
+    def _replica_arguments(self, name: str) -> list[str]:
+        self.address = self.proxies["controller"].address
+        return [*super()._replica_arguments(name), "--advertise", self.proxies[name].address]
+
+    def stop(self) -> None:
+        super().stop()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    def cut(self, name: str) -> None:
+        """Nobody reaches it, and it reaches nobody."""
+        for other, proxy in self.proxies.items():
+            proxy.hold(None if other == name else frozenset({self.processes[name].pid}))
+
+    def heal(self) -> None:
+        for proxy in self.proxies.values():
+            proxy.heal()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``move``: COMPLETED or ABORTED; ``longest_s``: the longest a batch took; ``problem``: if any."""
+
+    cell: Cell
+    move: str
+    longest_s: float
+    problem: str = ""
+
+
+@contextmanager
+def matrix() -> Iterator[ProxiedCluster]:
+    with ProxiedCluster() as local:
+        yield local
+
+
+def run_cell(local: ProxiedCluster, cell: Cell, number: int) -> Outcome:
+    """Raises nothing: what is wrong is in the outcome."""
+    try:
+        return _run(local, cell, number)
+    except (AssertionError, StateflowError) as error:
+        return Outcome(cell, "?", 0.0, f"{type(error).__name__}: {error}"[:500])
+    finally:
+        _mend(local)
+
+
+def _run(local: ProxiedCluster, cell: Cell, number: int) -> Outcome:
+    partition = number % PARTITIONS
+    for proxy in local.proxies.values():
+        proxy.reset()
+    source = _owner_of(local, partition)
+    target = next(name for name in REPLICAS if name != source)
+    names = {Participant.CONTROLLER: "controller", Participant.SOURCE: source, Participant.TARGET: target}
+    victim = names[cell.participant]
+    done = threading.Event()
+
+    def spring() -> None:
+        _strike(local, victim, cell.fault)
+        done.set()
+
+    prefix = f"c{number}-"
+    stream = eventually(lambda: local.stream("Tally", source=f"cell-{number}"), "a client")
+    with Streaming(stream, prefix) as streaming:
+        streaming.more(1)
+        proxy = local.proxies[names[cell.step.server]]
+        proxy.trap = Trap(cell.step.method, Moment(cell.step.moment), spring)
+        options: dict[str, Any] = {"max_pause_ms": 0.001} if cell.step.cancelled else {}
+        migration = local.migrate("Tally", [partition], target, **options)
+        if cell.step.cancelled:
+            request = cpb.ReconfigurationRequest(id=migration.id)
+            ControllerClient(local.address).call("CancelReconfiguration", request)
+        assert done.wait(STEP_TIMEOUT_S), f"the step was never seen: {cell.step}"
+        if cell.fault is Fault.CRASH:
+            local.restart(victim)
+        else:
+            time.sleep(AWAY_S)
+        _mend(local)
+        wait_alive(local, *REPLICAS)
+        eventually(lambda: settled(local), "the move ends", 60)
+        streaming.more(3)
+    check_owners(local)
+    streaming.model.check(local.cluster, keys=prefix)
+    move = "COMPLETED" if _owner_of(local, partition) == target else "ABORTED"
+    return Outcome(cell, move, streaming.longest_s)
+
+
+def _owner_of(local: ProxiedCluster, partition: int) -> str:
+    status = eventually(local.cluster.status, "the controller answers")
+    (deployed,) = [o for o in status.operators if o.name == "Tally"]
+    return deployed.owners[partition]
+
+
+def _strike(local: ProxiedCluster, victim: str, fault: Fault) -> None:
+    process = local.processes[victim]
+    match fault:
+        case Fault.CRASH:
+            process.kill()
+        case Fault.PAUSE:
+            send_signal(process.pid, signal.SIGSTOP)
+        case Fault.PARTITION:
+            local.cut(victim)
+
+
+def _mend(local: ProxiedCluster) -> None:
+    for proxy in local.proxies.values():
+        proxy.trap = None
+    local.heal()
+    for name, process in local.processes.items():
+        if process.running:
+            send_signal(process.pid, signal.SIGCONT)
+        else:
+            local.restart(name)

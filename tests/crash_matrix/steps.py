@@ -1,0 +1,102 @@
+"""The steps of a move, as they can be seen on the wire.
+
+An instruction of the controller's machine is carried out by an RPC, or is a record that stands between two of them; the
+target pulls by RPCs of its own. A step is a moment of an RPC: its request, its first answer, the end of its stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from reconfig.migration import Instruction
+from stateflow.rpc import replica_pb2
+
+SERVICE = replica_pb2.DESCRIPTOR.services_by_name["ReplicaService"]
+
+
+class Participant(StrEnum):
+    CONTROLLER = "controller"
+    SOURCE = "source"
+    TARGET = "target"
+
+
+class Moment(StrEnum):
+    SENT = "sent"
+    ANSWERED = "answered"
+    ENDED = "ended"
+
+
+class Fault(StrEnum):
+    CRASH = "crash"
+    PAUSE = "pause"
+    PARTITION = "partition"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``server`` answers the RPC."""
+
+    method: str
+    server: Participant
+    moment: Moment
+    cancelled: bool = False  # of a move that its user cancels
+
+    def __str__(self) -> str:
+        return f"{self.method} {'of a cancelled move ' if self.cancelled else ''}to the {self.server}: {self.moment}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    step: Step
+    participant: Participant
+    fault: Fault
+
+    def __str__(self) -> str:
+        return f"{self.step}, {self.participant} {self.fault}"
+
+
+#: how an instruction can be seen: (method, server); None: it has no message of its own
+SEEN_AS: dict[Instruction, tuple[str, Participant] | None] = {
+    Instruction.PREPARE: ("Prepare", Participant.TARGET),
+    Instruction.RECORD_GRANT: ("Fence", Participant.SOURCE),  # recorded when the fence is sent
+    Instruction.FENCE: ("Fence", Participant.SOURCE),
+    Instruction.CANCEL_SOURCE: ("Cancel", Participant.SOURCE),
+    Instruction.ABANDON_TARGET: ("Cancel", Participant.TARGET),
+    Instruction.RECORD_OWNED: ("Prepare", Participant.TARGET),  # at the end of the target's reports
+    Instruction.RECORD_ABORTED: ("Cancel", Participant.TARGET),  # when it has answered
+    Instruction.PUBLISH: None,
+    Instruction.RELEASE: ("Release", Participant.SOURCE),
+    Instruction.RETRY_FENCE: ("Fence", Participant.SOURCE),
+    Instruction.RETRY_CANCEL: ("Cancel", Participant.SOURCE),
+    Instruction.RETRY_PREPARE: ("Prepare", Participant.TARGET),
+    Instruction.CANCEL_TARGET: ("Cancel", Participant.TARGET),  # of a move whose source's lease has lapsed
+    Instruction.RETRY_CANCEL_TARGET: ("Cancel", Participant.TARGET),
+}
+#: by the target, from the source (and Inspect, which measures round trips and changes nothing)
+PULLED = ("Snapshot", "Fetch", "Follow")
+
+
+def steps() -> list[Step]:
+    """In the order of a move."""
+    controlled = dict.fromkeys(seen for seen in SEEN_AS.values() if seen is not None)
+    pulled = [(method, Participant.SOURCE) for method in PULLED]
+    found = []
+    for method, server in [*controlled, *pulled]:
+        streams = SERVICE.methods_by_name[method].server_streaming
+        moments = (Moment.SENT, Moment.ANSWERED, Moment.ENDED) if streams else (Moment.SENT, Moment.ANSWERED)
+        found += [Step(method, server, moment, method == "Cancel") for moment in moments]
+    order = ["Prepare", *PULLED, "Fence", "Release", "Cancel"]
+    return sorted(found, key=lambda step: (order.index(step.method), step.server))
+
+
+def cells() -> list[Cell]:
+    return [Cell(step, participant, fault) for step in steps() for participant in Participant for fault in Fault]
+
+
+def sample() -> list[Cell]:
+    """One for each participant and fault, at steps of all kinds."""
+    chosen, every = [], steps()
+    for number, (participant, fault) in enumerate((p, f) for p in Participant for f in Fault):
+        chosen.append(Cell(every[(number * 5 + 2) % len(every)], participant, fault))
+    return chosen

@@ -1,0 +1,33 @@
+"""A sample of the crash matrix: each participant with each fault, at steps of all kinds. All cells: ``make
+crash-matrix``, which writes docs/crash-matrix.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from reconfig.migration import Instruction
+from tests.crash_matrix.matrix import matrix, run_cell
+from tests.crash_matrix.steps import SEEN_AS, SERVICE, Fault, Moment, Participant, cells, sample, steps
+
+
+def test_every_instruction_of_the_protocol_is_a_step() -> None:
+    assert set(SEEN_AS) == set(Instruction), "a new instruction: say how it is seen"
+    methods = {step.method for step in steps()}
+    assert methods <= set(SERVICE.methods_by_name)
+    assert {seen[0] for seen in SEEN_AS.values() if seen} <= methods
+    assert len(cells()) == len(steps()) * len(Participant) * len(Fault)
+
+
+def test_the_sample_has_every_participant_fault_and_moment() -> None:
+    assert {(cell.participant, cell.fault) for cell in sample()} == {(p, f) for p in Participant for f in Fault}
+    assert {cell.step.moment for cell in sample()} == set(Moment)
+    assert any(cell.step.cancelled for cell in sample())
+
+
+@pytest.mark.processes
+def test_a_sample_of_the_matrix_is_good() -> None:
+    with matrix() as local:
+        outcomes = [run_cell(local, cell, number) for number, cell in enumerate(sample())]
+    problems = {str(outcome.cell): outcome.problem for outcome in outcomes if outcome.problem}
+    assert not problems
+    assert {outcome.move for outcome in outcomes} == {"COMPLETED", "ABORTED"}

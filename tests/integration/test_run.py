@@ -1,0 +1,177 @@
+"""``stateflow run`` as its users run it: to its end, stopped in the middle, and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from stateflow.ledger import Ledger, StateManager
+from stateflow.testing import LocalCluster
+from tests.integration.nats_support import URL, Stream, needs_nats
+from tests.integration.spark_operators import POISON, Peak, Tally
+from tests.integration.test_spark_apply import FIRST_FILE_S, REPOSITORY, SCHEMA, Model, Row, rows, state_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.processes]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(Tally, Peak, sites={"cloud": 1}, partitions=4) as running:
+        yield running
+
+
+class Pipeline:
+    def __init__(self, cluster: LocalCluster, directory: Path, **changes: Any) -> None:
+        self.directory = directory
+        (directory / "in").mkdir()
+        self.file = directory / "pipeline.yml"
+        source = {"format": "parquet", "path": "${param.input}", "schema": SCHEMA, "options": {"maxFilesPerTrigger": 1}}
+        document = {
+            "name": "tallies",
+            "cluster": cluster.address,
+            "parameters": {"input": None},
+            "spark": {"master": "local[2]", "settings": {"spark.sql.shuffle.partitions": 2}},
+            "source": source,
+            "operators": [{"operator": "tests.integration.spark_operators:Tally", "order_by": "seq"}],
+            "sink": {"format": "parquet", "path": str(directory / "out"), "checkpoint": str(directory / "checkpoint")},
+            **changes,
+        }
+        self.file.write_text(yaml.safe_dump(document))
+
+    def add(self, batch: list[Row], name: str) -> None:
+        columns = {column: list(values) for column, values in zip(Row._fields, zip(*batch, strict=True), strict=True)}
+        hidden = self.directory / "in" / f".{name}"
+        pq.write_table(pa.table(columns), hidden)
+        os.utime(hidden, (FIRST_FILE_S + batch[0].seq, FIRST_FILE_S + batch[0].seq))  # the file source goes by these
+        hidden.rename(self.directory / "in" / f"{name}.parquet")
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "stateflow", "run", str(self.file), "--set", f"input={self.directory / 'in'}"]
+        return subprocess.Popen(
+            [*command, *options],
+            cwd=REPOSITORY,
+            env={**os.environ, "SECRET_OF_TEST": "hunter2"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *options: str) -> tuple[int, str, str]:
+        process = self.start(*options)
+        out, err = process.communicate(timeout=150)
+        assert "Traceback" not in err, err
+        return process.returncode, out, err
+
+    def output(self) -> list[tuple[Any, ...]]:
+        from pyspark.sql import SparkSession
+
+        frame = SparkSession.getActiveSession().read.parquet(str(self.directory / "out"))
+        return sorted(map(tuple, frame.collect()))
+
+
+def test_a_pipeline_is_stopped_goes_on_fails_and_is_mended(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    pipeline = Pipeline(
+        cluster,
+        tmp_path,
+        operators=[
+            {"operator": "tests.integration.spark_operators:Tally", "order_by": "seq", "where": "n > 0"},
+            {"operator": "tests.integration.spark_operators:Peak", "order_by": "seq"},
+        ],
+        connections={"ledger": {"database": str(ledger)}},
+        state_manager={"name": "s", "type": "SqLiteStateManager", "conf": {"connection": "ledger"}},
+    )
+    first, second = rows(0, 40), rows(40, 40)
+    pipeline.add(first, "00001")
+    running = pipeline.start("--json")  # continuous: it ends only when it is told to
+    assert running.stdout is not None
+    line = json.loads(running.stdout.readline())
+    assert (line["batch"], line["rows"], line["rows_total"]) == (0, 40, 40)
+    running.send_signal(signal.SIGTERM)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err
+    assert json.loads(out) == {"state": "stopped", "rows": 40, "batches": 1}
+
+    pipeline.add(second, "00002")
+    pipeline.add([*rows(80, 5), Row(85, "k1", "a", POISON)], "00003")
+    status, out, err = pipeline.run("--once")
+    assert status == 1
+    assert err.splitlines()[-1].startswith("operator_failed: process() raised ValueError: poison in row 85"), err
+    assert "batch 1: 40 rows in " in out
+    assert "40 rows in all" in out
+
+    model = Model([first, second])
+    assert [row[:2] for row in pipeline.output()] == [row[:2] for row in model.outputs]
+    total = {key: value for (key, _), value in state_of(cluster, "Tally", "total")["total"].items()}
+    assert set(total) == set(model.total)
+    with Ledger(f"sqlite:///{ledger}") as opened:
+        stages = StateManager(opened).get_processing_history("tallies")
+        assert [(row["row_count"], row["status"]) for row in stages] == [(40, "success"), (40, "success")]
+
+
+def test_the_effective_configuration_has_no_secrets(cluster: LocalCluster, tmp_path: Path) -> None:
+    pipeline = Pipeline(cluster, tmp_path, connections={"db": {"password": "${env.SECRET_OF_TEST}"}})
+    status, out, err = pipeline.run("--print")
+    assert (status, err) == (0, "")
+    shown = yaml.safe_load(out)
+    assert shown["connections"] == {"db": {"password": "***"}}
+    assert shown["source"]["path"] == str(tmp_path / "in")
+    assert json.loads(pipeline.run("--print", "--json")[1]) == shown
+    status, out, err = pipeline.run("--set", "inptu=1")
+    assert (status, out) == (1, "")
+    assert err == "invalid_argument: there is no parameter 'inptu': did you mean 'input'?\n"
+
+
+def test_a_batch_pipeline_and_what_spark_refuses(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
+    cluster.cluster.deploy(Tally, 4, name="TallyOnce")
+    step = {"operator": "tests.integration.spark_operators:Tally", "order_by": "seq", "name": "TallyOnce"}
+    source = {"format": "parquet", "path": "${param.input}", "streaming": False, "where": "seq < 50"}
+    pipeline = Pipeline(
+        cluster,
+        tmp_path,
+        source=source,
+        operators=[step],
+        sink={"format": "parquet", "path": str(tmp_path / "out"), "mode": "errorifexists"},
+    )
+    pipeline.add(rows(0, 60), "a")
+    status, out, err = pipeline.run("--json")
+    assert status == 0, err
+    assert json.loads(out) == {"state": "finished", "rows": None, "batches": None}
+    assert pipeline.output() == Model([rows(0, 50)]).outputs
+    status, _, err = pipeline.run()
+    assert status == 1
+    assert err.splitlines()[-1].startswith("pipeline_failed: [PATH_ALREADY_EXISTS]"), err
+
+
+@needs_nats
+def test_a_pipeline_over_jetstream(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
+    cluster.cluster.deploy(Tally, 4, name="TallyStream")
+    stream = Stream(URL, f"test-{uuid.uuid4().hex}")
+    try:
+        stream.publish(row._asdict() for row in rows(0, 70))
+        options = {"servers": URL, "stream": stream.name, "max_rows_per_batch": 30}
+        step = {"operator": "tests.integration.spark_operators:Tally", "order_by": "seq", "name": "TallyStream"}
+        source = {"format": "jetstream", "schema": SCHEMA, "options": options}
+        pipeline = Pipeline(cluster, tmp_path, source=source, operators=[step])
+        status, out, err = pipeline.run("--once", "--json")
+        assert status == 0, err
+        assert json.loads(out.splitlines()[-1]) == {"state": "finished", "rows": 70, "batches": 3}
+        assert pipeline.output() == Model([rows(0, 70)]).outputs
+    finally:
+        stream.delete()
+    status, _, err = pipeline.run("--once")
+    assert (status, err.splitlines()) == (1, [err.strip()]), "one line, before Spark is started"
+    assert err.startswith("source_missing: there is no stream ")

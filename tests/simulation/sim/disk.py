@@ -1,0 +1,458 @@
+"""A computer whose power may fail: files and databases that keep what was synced, and by luck more.
+
+Files and directories are inodes. A file keeps what it held at its last sync, a directory the entries it had at its
+own: a name that was made or renamed since may be gone, or the old one back. A database has a log and immutable files,
+as RocksDB does: a write is in the log when it returns, and outlives its process; it outlives power once it, a later
+synced write or a flush was synced. What is left of the log is always a prefix of it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+
+from stateflow.changes import Mutations
+from stateflow.errors import DataDirLocked, StateMissing
+from stateflow.storage.store import prefix_end
+from tests.simulation.sim.loop import Crashed, Mutex, Process
+
+SSTS_MAX = 4
+
+
+@dataclass(slots=True)
+class File:
+    number: int
+    data: bytes = b""
+    synced: bytes = b""
+    records: Any = None  # decoded, once asked for; immutable from then on
+
+
+@dataclass(slots=True)
+class Log:
+    records: list[Any] = field(default_factory=list)
+    synced: int = 0
+
+
+@dataclass(slots=True)
+class Dir:
+    entries: dict[str, File | Dir] = field(default_factory=dict)
+    durable: dict[str, File | Dir] = field(default_factory=dict)
+    log: Log | None = None  # of the database in it
+    opened_by: Process | None = None
+    next_file: int = 1
+
+    def put(self, name: str, node: File) -> None:
+        """As databases do: the file, then the entry, synced."""
+        node.synced = node.data
+        self.entries[name] = self.durable[name] = node
+
+    def drop(self, name: str) -> None:
+        self.entries.pop(name, None)
+        self.durable.pop(name, None)
+
+
+class Disk:
+    """Outlives the processes that use it."""
+
+    def __init__(self, random: Random) -> None:
+        self.root = Dir()
+        self.random = random
+        self._files = 0
+
+    def new(self, data: bytes = b"") -> File:
+        self._files += 1
+        return File(self._files, data)
+
+    def power_loss(self) -> None:
+        self._forget(self.root)
+
+    def _forget(self, directory: Dir) -> None:
+        kept: dict[str, File | Dir] = {}
+        for name in dict.fromkeys([*directory.entries, *directory.durable]):
+            now, then = directory.entries.get(name), directory.durable.get(name)
+            node = now if now is then or self.random.random() < 0.5 else then
+            if node is not None:
+                kept[name] = node
+        directory.entries, directory.durable = kept, dict(kept)
+        if directory.log is not None:
+            log = directory.log
+            keep = self.random.randint(log.synced, len(log.records))
+            del log.records[keep:]
+            log.synced = keep
+        for node in kept.values():
+            if isinstance(node, Dir):
+                self._forget(node)
+            elif node.data != node.synced:
+                whole = node.data if self.random.random() < 0.5 else b""
+                node.data = node.synced = whole[: self.random.randint(0, len(whole))] or node.synced
+
+
+class Machine:
+    """Stands in for stateflow.runtime.machine.Machine, for one process on one disk.
+
+    ``wrote`` is told of every write to a database, when it is in its log.
+    """
+
+    def __init__(self, process: Process, disk: Disk) -> None:
+        self.process, self.disk = process, disk
+        self.wrote: Callable[[Store, Mutations], None] = lambda _store, _mutations: None
+
+    @property
+    def home(self) -> Path:
+        return Path(self, ("data",))
+
+    def write(self) -> None:
+        """Before and after everything that changes the disk: here a process may be killed."""
+        process = self.process
+        if not process.alive:
+            raise Crashed
+        if process.writes_left is not None:
+            process.writes_left -= 1
+            if process.writes_left < 0:
+                process.die()
+                raise Crashed
+        process.loop.may_switch()
+
+    def mutex(self) -> Mutex:
+        return Mutex(self.process.loop)
+
+    def claim(self, directory: Path) -> Any:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.disk.root.durable = dict(self.disk.root.entries)  # whoever made the data directory saw to that
+        return SimpleNamespace(close=lambda: None)
+
+    def open(self, directory: Path, *, create: bool = False) -> Store:
+        node = directory.find()
+        if not isinstance(node, Dir) or "CURRENT" not in node.entries:
+            if not create:
+                raise StateMissing("there is no partition database", remedy="-", path=directory)
+            directory.mkdir(parents=True, exist_ok=True)
+            node = directory.find()
+            assert isinstance(node, Dir)
+        if node.opened_by is not None and node.opened_by.alive:
+            raise DataDirLocked("it is open", remedy="-", path=directory)
+        self.write()
+        return Store(self, node)
+
+    def open_read_only(self, directory: Path) -> Store:
+        return self.open(directory)
+
+    def write_durably(self, path: Path, text: str) -> None:
+        self.write()
+        file = self.disk.new(text.encode())
+        file.synced = file.data
+        parent = path.parent.directory()
+        parent.entries[path.name] = file
+        self.write()
+        parent.durable[path.name] = file
+
+    def sync(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            self.write()
+            node = path.find()
+            if isinstance(node, Dir):
+                node.durable = dict(node.entries)
+            elif isinstance(node, File):
+                node.synced = node.data
+            else:
+                raise FileNotFoundError(path)
+
+    def free_bytes(self, path: Path) -> int:
+        return 1 << 40
+
+    def remove_tree(self, path: Path) -> None:
+        node, parent = path.find(), path.parent.find()
+        if isinstance(parent, Dir) and node is not None:
+            while isinstance(node, Dir) and node.entries:  # in no order, and not at once
+                self.write()
+                name = self.disk.random.choice(list(node.entries))
+                if isinstance(node.entries[name], Dir):
+                    self.remove_tree(path / name)
+                else:
+                    del node.entries[name]
+            self.write()
+            parent.entries.pop(path.name, None)
+
+
+class Path:
+    """As much of pathlib as the product uses."""
+
+    __slots__ = ("_machine", "parts")
+
+    def __init__(self, machine: Machine, parts: tuple[str, ...]) -> None:
+        self._machine, self.parts = machine, parts
+
+    def __truediv__(self, name: str) -> Path:
+        return Path(self._machine, (*self.parts, *name.split("/")))
+
+    def __str__(self) -> str:
+        return "/" + "/".join(self.parts)
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Path) and self.parts == other.parts
+
+    def __lt__(self, other: Path) -> bool:
+        return self.parts < other.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+    @property
+    def name(self) -> str:
+        return self.parts[-1]
+
+    @property
+    def parent(self) -> Path:
+        return Path(self._machine, self.parts[:-1])
+
+    def find(self) -> File | Dir | None:
+        if not self._machine.process.alive:
+            raise Crashed
+        node: File | Dir | None = self._machine.disk.root
+        for part in self.parts:
+            if not isinstance(node, Dir):
+                return None
+            node = node.entries.get(part)
+        return node
+
+    def directory(self) -> Dir:
+        node = self.find()
+        if not isinstance(node, Dir):
+            raise FileNotFoundError(str(self))
+        return node
+
+    def file(self) -> File:
+        node = self.find()
+        if not isinstance(node, File):
+            raise FileNotFoundError(str(self))
+        return node
+
+    def exists(self) -> bool:
+        return self.find() is not None
+
+    def is_dir(self) -> bool:
+        return isinstance(self.find(), Dir)
+
+    def is_file(self) -> bool:
+        return isinstance(self.find(), File)
+
+    def iterdir(self) -> Iterator[Path]:
+        return iter([self / name for name in self.directory().entries])
+
+    def glob(self, pattern: str) -> Iterator[Path]:
+        first, _, rest = pattern.partition("/")
+        if not self.is_dir():
+            return
+        for path in self.iterdir():
+            if fnmatch.fnmatchcase(path.name, first):
+                if not rest:
+                    yield path
+                elif path.is_dir():
+                    yield from path.glob(rest)
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        self._machine.write()
+        if self.exists():
+            if not exist_ok:
+                raise FileExistsError(str(self))
+            return
+        node = self._machine.disk.root
+        for part in self.parts[:-1]:
+            found = node.entries.get(part)
+            if found is None and not parents:
+                raise FileNotFoundError(str(self.parent))
+            if found is None:
+                found = node.entries[part] = Dir()
+            assert isinstance(found, Dir)
+            node = found
+        node.entries[self.name] = Dir()
+
+    def rename(self, other: Path) -> Path:
+        self._machine.write()
+        node = self.find()
+        assert node is not None
+        del self.parent.directory().entries[self.name]
+        other.parent.directory().entries[other.name] = node
+        return other
+
+    def stat(self) -> Any:
+        file = self.file()
+        return SimpleNamespace(st_ino=file.number, st_size=len(file.data), st_mtime_ns=0)
+
+    def read_text(self) -> str:
+        return self.file().data.decode()
+
+    def hardlink_to(self, other: Path) -> None:
+        self._machine.write()
+        self.parent.directory().entries[self.name] = other.file()
+
+    def open(self, mode: str) -> Any:
+        if mode == "rb":
+            return io.BytesIO(self.file().data)
+        assert mode == "ab"
+        self._machine.write()
+        entries = self.parent.directory().entries
+        file = entries.get(self.name)
+        if file is None:
+            file = entries[self.name] = self._machine.disk.new()
+        assert isinstance(file, File)
+        return _Appending(self._machine, file)
+
+
+class _Appending:
+    def __init__(self, machine: Machine, file: File) -> None:
+        self._machine, self._file = machine, file
+
+    def __enter__(self) -> _Appending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def write(self, data: bytes) -> None:
+        self._machine.write()
+        self._file.data += data
+
+    def tell(self) -> int:
+        return len(self._file.data)
+
+
+class Store:
+    """A partition's database. Ordered bytes → bytes over a log and immutable files."""
+
+    def __init__(self, machine: Machine, directory: Dir) -> None:
+        self._machine, self._dir = machine, directory
+        self._entries: dict[bytes, bytes] = {}
+        self._keys: list[bytes] | None = []
+        self.closed = False
+        entries = directory.entries
+        if "CURRENT" not in entries:
+            self._manifest([])
+        for name in self._ssts():
+            file = entries[name]
+            assert isinstance(file, File)
+            if file.records is None:
+                file.records = msgpack.unpackb(file.data, use_list=False)
+            for record in file.records:
+                self._change(*record)
+        if directory.log is None:
+            directory.log = Log()
+        for record in directory.log.records:
+            self._change(*record)
+        directory.opened_by = machine.process
+        directory.next_file = max([directory.next_file, *(1 + int(n[:6]) for n in entries if n.endswith(".sst"))])
+
+    def _ssts(self) -> list[str]:
+        current = self._dir.entries["CURRENT"]
+        assert isinstance(current, File)
+        manifest = self._dir.entries[current.data.decode()]
+        assert isinstance(manifest, File)
+        return manifest.data.decode().split()
+
+    def _manifest(self, ssts: list[str]) -> None:
+        directory, disk = self._dir, self._machine.disk
+        old = directory.entries.get("CURRENT")
+        name = f"MANIFEST-{directory.next_file:06}"
+        directory.next_file += 1
+        directory.put(name, disk.new("\n".join(ssts).encode()))
+        directory.put("CURRENT", disk.new(name.encode()))
+        if isinstance(old, File):
+            directory.drop(old.data.decode())
+
+    def _change(self, clears: Any, deletes: Any, puts: Any) -> None:
+        entries = self._entries
+        for start, end in clears:
+            for key in self._range(start, end):
+                del entries[key]
+            self._keys = None
+        for key in deletes:
+            if entries.pop(key, None) is not None:
+                self._keys = None
+        for key, value in puts:
+            if key not in entries:
+                self._keys = None
+            entries[key] = value
+
+    def _range(self, start: bytes, end: bytes | None) -> list[bytes]:
+        if self._keys is None:
+            self._keys = sorted(self._entries)
+        keys = self._keys
+        return keys[bisect_left(keys, start) : None if end is None else bisect_left(keys, end)]
+
+    def _check(self) -> None:
+        if not self._machine.process.alive:
+            raise Crashed
+        if self.closed:
+            raise RuntimeError("the database is closed")
+
+    # -- PartitionStore -----------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        self._check()
+        return self._entries.get(key)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        self._check()
+        return iter([(key, self._entries[key]) for key in self._range(prefix, prefix_end(prefix))])
+
+    def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
+        self._check()
+        self._machine.write()
+        self._check()
+        log = self._dir.log
+        assert log is not None
+        record = tuple(mutations.clears), tuple(mutations.deletes), tuple(mutations.puts)
+        log.records.append(record)
+        if sync:
+            log.synced = len(log.records)
+        self._change(*record)
+        self._machine.wrote(self, mutations)
+        self._machine.write()
+
+    def flush(self) -> None:
+        self._check()
+        self._machine.write()
+        log, directory = self._dir.log, self._dir
+        assert log is not None
+        if not log.records:
+            return
+        ssts = self._ssts()
+        records: Any = tuple(log.records)
+        dropped: list[str] = []
+        if len(ssts) >= SSTS_MAX:
+            ssts, dropped = [], ssts
+            records = (((), (), tuple(sorted(self._entries.items()))),)
+        file = self._machine.disk.new(msgpack.packb(records))
+        name = f"{directory.next_file:06}.sst"
+        directory.next_file += 1
+        directory.put(name, file)
+        self._manifest([*ssts, name])
+        for old in dropped:
+            directory.drop(old)
+        directory.log = Log()
+
+    def snapshot(self, directory: Path) -> None:
+        self.flush()
+        self._machine.write()
+        parent = directory.parent.directory()
+        assert directory.name not in parent.entries
+        copy = parent.entries[directory.name] = Dir(next_file=self._dir.next_file)
+        copy.entries = {name: node for name, node in self._dir.entries.items() if isinstance(node, File)}
+        copy.durable = dict(copy.entries)
+
+    def close(self) -> None:
+        self.closed = True
+        self._dir.opened_by = None
+
+    def entries(self) -> dict[bytes, bytes]:
+        return self._entries

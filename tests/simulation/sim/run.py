@@ -1,0 +1,163 @@
+"""One seed, from the first process to the last check."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from random import Random
+
+from tests.simulation.sim import flow
+from tests.simulation.sim.loop import Process, Stuck
+from tests.simulation.sim.oracle import Violation
+from tests.simulation.sim.workload import Client, Mover, Source, make_source
+from tests.simulation.sim.world import REPLICAS, SETTLE_S, World
+
+BUSY_S = 6.0  # faults and moves begin within this
+BATCHES = 8
+
+
+class Nemesis:
+    """Faults, at times and places of the seed's choice. Everything is mended in the end."""
+
+    def __init__(self, world: World, names: list[str]) -> None:
+        self._world, self._names = world, names
+        self._random = Random(world.random.random())
+
+    def plan(self) -> None:
+        random = self._random
+        kinds = [
+            kind for kind in (self.kill, self.kill_at_write, self.power, self.pause, self.cut) if random.random() < 0.6
+        ]
+        for _ in range(random.choice((0, 1, 2, 3, 5, 8)) if kinds else 0):
+            self._world.loop.at(0.5 + random.random() * BUSY_S, None, random.choice(kinds))
+
+    def _later(self, work: object, *arguments: object) -> None:
+        delay = self._random.choice((0.1, 1.0, 6.0)) * self._random.random()
+        self._world.loop.at(self._world.loop.now + delay, None, work, *arguments)  # type: ignore[arg-type]
+
+    def kill(self) -> None:
+        name = self._random.choice(self._names)
+        self._world.kill(name)
+        self._later(self._world.start, name)
+
+    def kill_at_write(self) -> None:
+        """In the middle of what a replica does next: between two of its writes."""
+        name = self._random.choice(REPLICAS)
+        process = self._world.programs[name].process
+        if process is not None and process.alive:
+            process.writes_left = self._random.randrange(40)
+            self._later(self._revive, name, process)
+
+    def _revive(self, name: str, process: Process) -> None:
+        if process.alive and process.writes_left is not None:
+            self._later(self._revive, name, process)
+        else:
+            self._world.start(name)
+
+    def power(self) -> None:
+        name = self._random.choice(REPLICAS)
+        self._world.power_loss(name)
+        self._later(self._world.start, name)
+
+    def pause(self) -> None:
+        process = self._world.programs[self._random.choice(self._names)].process
+        if process is not None and process.alive and not process.stopped:
+            self._world.log(f"{process.name} is stopped")
+            self._world.counts.pauses += 1
+            process.stop()
+            self._later(self._go_on, process)
+
+    def _go_on(self, process: Process) -> None:
+        self._world.log(f"{process.name} goes on")
+        process.go_on()
+
+    def cut(self) -> None:
+        one, two = self._random.sample(self._names, 2)
+        self._world.log(f"{one} and {two} are cut")
+        self._world.counts.cuts += 1
+        self._world.net.cut(one, two)
+        self._later(self._heal, one, two)
+
+    def _heal(self, one: str, two: str) -> None:
+        self._world.log(f"{one} and {two} are healed")
+        self._world.net.heal(one, two)
+
+
+def simulate(seed: int) -> World:
+    """Runs a seed to its end; what went wrong, if anything, is ``world.failure``."""
+    logging.disable(logging.CRITICAL)
+    gc.disable()  # else objects end, and say so to the loop, when memory happens to be short
+    world = World(seed)
+    try:
+        _run(world)
+    except (Violation, Stuck) as error:
+        world.fail(error)
+    finally:
+        flow.step = lambda: None
+        world.counts.events = world.loop.events
+        world.counts.commits, world.counts.batches_lost = world.oracle.commits, world.oracle.lost
+        world.counts.virtual_s = world.loop.now
+        for program in world.programs.values():
+            if program.process is not None:
+                program.process.alive = False
+                for job in list(program.process.sliced):
+                    world.loop.resume(job)
+        world.loop.close()
+        logging.disable(logging.NOTSET)
+    return world
+
+
+def _run(world: World) -> None:
+    flow.step = world.loop.may_switch
+    sources = [make_source(world, "query", True, BATCHES), make_source(world, "stream", False, BATCHES)]
+
+    def program(source: Source) -> None:
+        async def boot(process: Process) -> None:
+            await Client(world, process, source).run()
+
+        world.add(source.name, boot)
+
+    for source in sources:
+        program(source)
+    moved = [False]
+
+    async def move(process: Process) -> None:
+        await Mover(world, process).run(BUSY_S)
+        moved[0] = True
+
+    world.add("mover", move)
+    for name in world.programs:
+        world.start(name)
+    nemesis = Nemesis(world, [*(n for n in world.programs if n != "mover")])
+    nemesis.plan()
+
+    def done() -> bool:
+        if world.failure is not None:
+            return True
+        return moved[0] and all(s.finished for s in sources) and world.quiet and world.loop.now > BUSY_S + 2
+
+    world.loop.run(done, SETTLE_S)
+    if world.failure is not None:
+        return
+    if not done():
+        left = [s.name for s in sources if not s.finished]
+        raise Violation(f"not over after {SETTLE_S:.0f} s: {left or 'moves'}")
+    # every process is up, whatever is late has come
+    for name in world.programs:
+        world.start(name)
+    settled = world.loop.now + 6
+    world.loop.run(lambda: world.failure is not None or (world.loop.now > settled and world.quiet), settled + SETTLE_S)
+    if world.failure is not None:
+        return
+    sent = {
+        p: {(s.name, n): rows[p] for s in sources for n, (rows, _) in enumerate(s.batches) if p in rows}
+        for p in range(flow.PARTITIONS)
+    }
+    world.check_end(sent)
+    assert world.controller is not None
+    for planned, record in world.controller._book.finished:
+        if record.state == "PROCESSED":
+            world.counts.moves_completed += 1
+        else:
+            world.counts.moves_aborted += 1
+        del planned

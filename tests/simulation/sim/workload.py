@@ -1,0 +1,223 @@
+"""What a simulated cluster is given to do: a dense source, a sparse one, and somebody who moves partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from stateflow.errors import PositionGap, StaleBatch, StateflowError, Unavailable
+from stateflow.router.session import BatchSession, Refresh, RoutingTable, Send, Wait, table_of
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
+from stateflow.rpc.clients import _requests
+from stateflow.rpc.wire import error_of, remote_error, spec_to_pb
+from stateflow.runtime.host import Batch
+from stateflow.types import PartitionId, ReplicaInfo
+from tests.simulation.sim.flow import PARTITIONS, SCHEMA_BYTES, messages
+from tests.simulation.sim.loop import Process
+from tests.simulation.sim.oracle import Violation
+from tests.simulation.sim.world import REPLICAS, SPEC, World
+
+
+@dataclass
+class Source:
+    """Its batches, and how far it is: what a query keeps in its own checkpoint."""
+
+    name: str
+    dense: bool
+    batches: list[tuple[dict[int, bytes], int | None]] = field(default_factory=list)  # rows, watermark
+    done: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.done == len(self.batches)
+
+
+def make_source(world: World, name: str, dense: bool, count: int) -> Source:
+    random, pool = world.random, messages()
+    source = Source(name, dense)
+    watermark: int | None = None
+    for number in range(count):
+        rows = {p: random.choice(pool[p]) for p in range(PARTITIONS) if random.random() < (0.5 if dense else 0.4)}
+        if dense:
+            rows = {p: rows.get(p, b"") for p in range(PARTITIONS)}
+        elif not rows:
+            rows = {0: b""}
+        if random.random() < 0.4:
+            watermark = number * 1_500_000
+        source.batches.append((rows, watermark))
+    return source
+
+
+class Client:
+    """One start of a source's program: a router around the real session."""
+
+    def __init__(self, world: World, process: Process, source: Source) -> None:
+        self._world, self._process, self._source = world, process, source
+        self._table: RoutingTable | None = None
+        self._controller = controller_pb2_grpc.ControllerServiceStub(world.net.connect("controller:1"))
+
+    async def run(self) -> None:
+        source, random = self._source, self._world.random
+        while not source.finished:
+            number = source.done
+            rows, watermark = source.batches[number]
+            try:
+                await self._send(number, rows, watermark)
+            except Unavailable:
+                await asyncio.sleep(0.1)
+                continue
+            except PositionGap as gap:
+                await self._fill(gap, number)
+                continue
+            source.done += 1
+            await asyncio.sleep(random.expovariate(1 / 0.4))
+
+    async def _send(self, number: int, rows: dict[int, bytes], watermark: int | None) -> None:
+        source = self._source
+        batch = Batch(source.name, number, sparse=not source.dense, watermark_us=watermark)
+        for partition, output in (await self._route(batch, rows)).items():
+            self._world.answered(partition, batch, output)
+
+    async def _fill(self, gap: PositionGap, number: int) -> None:
+        """Some partition lost acknowledged batches with its replica's power, and says so: they are sent again."""
+        world, source = self._world, self._source
+        partition = int(gap.where["partition"])
+        found = world.oracle.newest(PartitionId("Flow", partition), source.name)
+        if not (world.oracle.lossy and world.counts.power_losses):
+            raise Violation(f"a gap without a loss: {gap}")
+        if gap.remedy != f"rewind the source to batch {found + 1}":
+            raise Violation(f"the batch to rewind to is {found + 1}: {gap}")
+        world.log(f"{source.name} rewinds partition {partition} to {found + 1}")
+        for missing in range(found + 1, number):
+            rows, watermark = source.batches[missing]
+            try:
+                await self._send(missing, {partition: rows[partition]}, watermark)
+            except (Unavailable, PositionGap, StaleBatch):  # it lost more, or less, meanwhile: the next gap says
+                return
+
+    async def _route(self, batch: Batch, rows: dict[int, bytes]) -> dict[int, bytes]:
+        """As stateflow.router.Router, without its threads."""
+        loop = self._world.loop
+        while self._table is None:
+            await self._refresh(None)
+        session = BatchSession(self._table, rows, timeout_s=30.0)
+        answered = asyncio.Event()
+        while not session.done:
+            wait = math.inf
+            for instruction in session.poll(loop.time()):
+                match instruction:
+                    case Send():
+                        loop.create_task(self._world.guarded(self._stream(instruction, batch, rows, session, answered)))
+                    case Refresh():
+                        await self._refresh(session)
+                        wait = 0.0
+                    case Wait(seconds):
+                        wait = max(0.0, seconds)
+            if session.done:
+                break
+            if wait > 0:
+                answered.clear()
+                try:
+                    await asyncio.wait_for(answered.wait(), None if wait == math.inf else wait)
+                except TimeoutError:
+                    pass
+        return session.result()
+
+    async def _refresh(self, session: BatchSession | None) -> None:
+        try:
+            reply = await self._controller.GetDeployment(cpb.GetDeploymentRequest(operator="Flow"), timeout=10)
+        except grpc.aio.AioRpcError as error:
+            if session is not None:
+                session.not_refreshed(remote_error(error, "controller"))
+            await asyncio.sleep(0.2)
+            return
+        infos = [ReplicaInfo(r.name, r.site, r.address, r.weight) for r in reply.replicas]
+        table = table_of("Flow", reply.version, [infos[i] for i in reply.owners], list(reply.epochs))
+        if session is None:
+            self._table = table
+        else:
+            session.refreshed(table)
+
+    async def _stream(
+        self, send: Send, batch: Batch, rows: dict[int, bytes], session: BatchSession, answered: asyncio.Event
+    ) -> None:
+        world = self._world
+        header = replica_header(batch)
+        stub = replica_pb2_grpc.ReplicaServiceStub(world.net.connect(send.address))
+        error: StateflowError = Unavailable("the stream ended without an answer", remedy="-")
+        outputs: dict[int, bytes] = {}
+        try:
+            async for response in stub.Apply(_requests(header, send.parts, rows, 1 << 20)):
+                for result in response.results:
+                    outputs[result.partition] = outputs.get(result.partition, b"") + result.output
+                    if result.HasField("fault"):
+                        session.refused(result.partition, error_of(result.fault), world.loop.time())
+                    elif result.last:
+                        world.answered(result.partition, batch, outputs[result.partition])
+                        session.answered(result.partition, outputs[result.partition], result.replayed)
+                answered.set()
+        except grpc.aio.AioRpcError as broken:
+            error = remote_error(broken, send.address)
+        session.unreachable(send.address, [partition for partition, _ in send.parts], error, world.loop.time())
+        answered.set()
+
+
+def replica_header(batch: Batch) -> Any:
+    from stateflow.rpc import replica_pb2 as rpb
+
+    return rpb.ApplyHeader(
+        operator="Flow",
+        source=batch.source,
+        batch=batch.number,
+        input_schema=SCHEMA_BYTES,
+        sparse=batch.sparse,
+        watermark_us=batch.watermark_us,
+    )
+
+
+class Mover:
+    """Deploys the operator, then asks for moves, now and then for the end of one."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._stub = controller_pb2_grpc.ControllerServiceStub(world.net.connect("controller:1"))
+
+    async def run(self, until: float) -> None:
+        world, random = self._world, self._world.random
+        begun: list[str] = []
+        while not await self._asked(self._stub.Deploy(cpb.DeployRequest(spec=spec_to_pb(SPEC)), timeout=30)):
+            await asyncio.sleep(0.3)
+        while world.loop.now < until:
+            await asyncio.sleep(random.expovariate(1 / 0.8))
+            budget = random.choice((None, None, 20, 200))
+            strategy = "auto" if budget else random.choice(("auto", "fluid", "batched", "pause-and-copy"))
+            request = cpb.MigrateRequest(
+                operator="Flow",
+                partitions=random.sample(range(PARTITIONS), random.choice((1, 1, 2))),
+                to=random.choice(REPLICAS),
+                options=cpb.MoveOptions(max_pause_ms=budget, strategy=strategy),
+            )
+            reply = await self._asked(self._stub.Migrate(request, timeout=10))
+            if reply is not None:
+                begun.append(reply.id)
+                if random.random() < 0.2:
+                    await asyncio.sleep(random.expovariate(1 / 0.2))
+                    await self._cancel(reply.id)
+        await asyncio.sleep(2)
+        for reconfiguration in begun:  # those whose budget cannot be met would wait for long
+            await self._cancel(reconfiguration)
+
+    async def _cancel(self, reconfiguration: str) -> None:
+        await self._asked(self._stub.CancelReconfiguration(cpb.ReconfigurationRequest(id=reconfiguration), timeout=10))
+
+    async def _asked(self, call: Any) -> Any:
+        """The answer, or None: what was refused or lost is not asked again."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError:
+            return None

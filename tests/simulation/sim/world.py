@@ -1,0 +1,319 @@
+"""A simulated cluster: a controller, three replicas, two sources, somebody who moves partitions, and faults.
+
+Controller and replicas are the real shells; what they stand on is of :mod:`loop`, :mod:`net` and :mod:`disk`.
+Another participant is another :class:`Program`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from reconfig.controller.book import Book
+from reconfig.controller.service import ControllerServer
+from stateflow.errors import StateflowError
+from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
+from stateflow.rpc.replica_server import ReplicaServer, duties
+from stateflow.runtime import layout
+from stateflow.runtime.host import read_sequence
+from stateflow.runtime.lease import Lease
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.operator import describe
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.settings import ControllerSettings, ReplicaSettings
+from stateflow.types import PartitionId, ReplicaInfo
+from tests.simulation.sim import flow
+from tests.simulation.sim.disk import Disk, Machine, Store
+from tests.simulation.sim.ledger import MemoryLedger
+from tests.simulation.sim.loop import Crashed, Process, SimLoop
+from tests.simulation.sim.net import Methods, Network
+from tests.simulation.sim.oracle import Oracle, Violation
+
+REPLICAS = ("cloud-0", "edge-0", "edge-1")
+SPEC = describe(flow.Flow, flow.PARTITIONS, "Flow")
+DRIFT_MAX = 0.01
+SETTLE_S = 600.0
+CONTROLLER = ControllerSettings(heartbeat_interval_s=4.0, rpc_timeout_s=10.0, retry_interval_s=0.25)
+REPLICA = {
+    acknowledge: ReplicaSettings(
+        heartbeat_interval_s=4.0, hold_timeout_s=5.0, transfer_timeout_s=10.0, acknowledge=acknowledge
+    )
+    for acknowledge in ("wal", "fsync")
+}
+
+
+class Clock:
+    """A process's. It notes in the thread that asks what it was told, for the oracle."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def monotonic(self) -> float:
+        return self._process.local(self._process.loop.now)
+
+    def now_us(self) -> int:
+        loop = self._process.loop
+        now_us = 1_000_000_000 + round(self.monotonic() * 1e6)
+        if loop.job is not None:
+            loop.job.notes["now_us"] = now_us
+        return now_us
+
+
+class Node(ReplicaNode):
+    """A replica that is watched."""
+
+    def __init__(self, world: World, process: Process, info: ReplicaInfo, machine: Machine) -> None:
+        self._world, self._process = world, process
+        settings = REPLICA[world.acknowledge]
+        super().__init__(info, machine.home, settings, Clock(process), machine, Lease.none())  # type: ignore[arg-type]
+
+    def on_change(self, listener: Callable[[PartitionId], None]) -> None:
+        def changed(partition: PartitionId) -> None:
+            if self._process.alive:
+                self._world.changed(self, partition)
+                listener(partition)
+
+        super().on_change(changed)
+
+    def apply(
+        self, partition: PartitionId, epoch: int, batch: Any, input_schema: bytes, rows: bytes, *more: Any
+    ) -> Any:
+        job = self._process.loop.job
+        assert job is not None
+        job.notes["applies"] = partition, batch, rows
+        try:
+            return super().apply(partition, epoch, batch, input_schema, rows, *more)
+        finally:
+            job.notes.clear()
+
+
+@dataclass
+class Program:
+    """Something that is started, ends, and is started again."""
+
+    name: str
+    boot: Callable[[Process], Coroutine[Any, Any, None]]
+    process: Process | None = None
+    power_lost: bool = False
+    starts: int = 0
+    drift: float = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.alive
+
+
+@dataclass
+class Counts:
+    seeds: int = 0
+    events: int = 0
+    commits: int = 0
+    crashes: int = 0
+    power_losses: int = 0
+    pauses: int = 0
+    cuts: int = 0
+    moves_completed: int = 0
+    moves_aborted: int = 0
+    batches_lost: int = 0
+    virtual_s: float = 0.0
+
+    def add(self, other: Counts) -> None:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass
+class World:
+    seed: int
+    trace: list[str] = field(default_factory=list)
+    counts: Counts = field(default_factory=lambda: Counts(seeds=1))
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.acknowledge = self.random.choice(("wal", "fsync"))
+        self.loop = SimLoop(self.random)
+        self.net = Network(self.loop)
+        self.net.log = self.log
+        self.oracle = Oracle(self.acknowledge == "wal")
+        self.ledger = MemoryLedger()
+        self.disks = {name: Disk(self.random) for name in REPLICAS}
+        self.nodes: dict[str, Node] = {}  # of processes that are alive
+        self.controller: ControllerServer | None = None
+        self.programs: dict[str, Program] = {}
+        self.failure: BaseException | None = None
+        self._ids = 0
+        self.add("controller", self._boot_controller)
+        for name in REPLICAS:
+            self.add(name, self._boot_replica)
+
+    def log(self, what: str) -> None:
+        self.trace.append(f"{self.loop.now:10.4f} {what}")
+
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    def fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+            self.log(f"VIOLATION {error!r}")
+
+    # -- programs -----------------------------------------------------------------------------------------
+
+    def add(self, name: str, boot: Callable[[Process], Coroutine[Any, Any, None]]) -> Program:
+        drift = self.random.uniform(-DRIFT_MAX, DRIFT_MAX)
+        program = self.programs[name] = Program(name, boot, drift=drift)
+        return program
+
+    def start(self, name: str) -> None:
+        program = self.programs[name]
+        if program.running:
+            return
+        program.starts += 1
+        process = program.process = Process(self.loop, name, program.drift, self.random.random() * 1000)
+        process.killed = lambda: self._killed(program)
+        self.log(f"{name} starts")
+        self.loop.spawn(process, self.guarded(program.boot(process)))
+
+    async def guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a program that ends by itself is wrong
+            self.fail(error)
+
+    def _killed(self, program: Program) -> None:
+        self.log(f"{program.name} is killed")
+        self.counts.crashes += 1
+        assert program.process is not None
+        self.nodes.pop(program.name, None)
+        if program.name == "controller":
+            self.controller = None
+        self.net.ended(program.process)
+
+    def kill(self, name: str) -> None:
+        program = self.programs[name]
+        if program.running:
+            assert program.process is not None
+            program.process.die()
+
+    def power_loss(self, name: str) -> None:
+        self.kill(name)
+        self.log(f"{name} loses power")
+        self.counts.power_losses += 1
+        self.programs[name].power_lost = True
+        self.disks[name].power_loss()
+
+    def new_id(self) -> str:
+        self._ids += 1
+        return f"m{self._ids}"
+
+    async def _boot_controller(self, process: Process) -> None:
+        shell = ControllerServer(
+            self.ledger,  # type: ignore[arg-type]
+            CONTROLLER,
+            Clock(process),
+            self.net.connect,  # type: ignore[arg-type]
+            self.new_id,
+        )
+        methods = Methods()
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(shell, methods)
+        self.net.serve(process, methods.handlers)
+        self.controller = shell
+        shell.resume()
+
+    async def _boot_replica(self, process: Process) -> None:
+        name = process.name
+        program = self.programs[name]
+        info = ReplicaInfo(name, name.rpartition("-")[0], f"{name}:1")
+        machine = Machine(process, self.disks[name])
+        machine.wrote = lambda store, mutations: self._wrote(process, store, mutations)
+        node = Node(self, process, info, machine)
+        self.nodes[name] = node
+        for slot in node._shelf.slots():
+            if slot.lifecycle.state is State.OWNED and slot.store is not None:
+                self.oracle.opened(slot.id, read_sequence(slot.store), program.power_lost)
+                self.oracle.changed(slot.id, self.nodes)
+        program.power_lost = False
+        shell = ReplicaServer(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
+        methods = Methods()
+        replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, methods)
+        self.net.serve(process, methods.handlers)
+        for duty in duties(shell, info, "controller:1", f"{name}-{program.starts}"):
+            self.loop.create_task(self.guarded(duty))
+
+    # -- what the oracle is told --------------------------------------------------------------------------
+
+    def _wrote(self, process: Process, store: Store, mutations: Any) -> None:
+        job = self.loop.job
+        applies = None if job is None else job.notes.get("applies")
+        if applies is None or not any(key == layout.SEQUENCE for key, _ in mutations.puts):
+            return
+        assert job is not None
+        partition, batch, rows = applies
+        epoch = self.nodes[process.name].lifecycle(partition).epoch
+        self.log(f"{process.name} commits {batch.source} {batch.number} to {partition} at {epoch}")
+        now_us = job.notes["now_us"]
+        self._check(lambda: self.oracle.committed(partition, process.name, epoch, batch, rows, now_us, mutations))
+        self._check(lambda: self.oracle.changed(partition, self.nodes))
+
+    def changed(self, node: Node, partition: PartitionId) -> None:
+        lifecycle = node.lifecycle(partition)
+        self.log(f"{node.info.name} {partition} {lifecycle.state} {lifecycle.epoch} {lifecycle.move_id}")
+        self._check(lambda: self.oracle.changed(partition, self.nodes))
+
+    def answered(self, partition: int, batch: Any, output: bytes) -> None:
+        self._check(lambda: self.oracle.answered(PartitionId("Flow", partition), batch.source, batch.number, output))
+
+    def _check(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except Violation as error:
+            self.fail(error)
+
+    # -- in the end ---------------------------------------------------------------------------------------
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is under way any more."""
+        if self.controller is None:
+            return False
+        book = self.controller._book
+        if book.open_moves or book.planned or "Flow" not in book.deployed:
+            return False
+        return not any(r.message.state == "RUNNING" for r in self.controller._reconfigurations.running.values())
+
+    def check_end(self, sent: dict[int, dict[tuple[str, int], bytes]]) -> None:
+        """Raises Violation. ``sent``: partition → (source, number) → rows."""
+        assert self.controller is not None
+        book = self.controller._book
+        assignment = book.operator("Flow").assignment
+        folded = Book.read(self.ledger)  # type: ignore[arg-type]
+        if (folded.replicas, folded.epochs_granted, folded.operator("Flow").assignment) != (
+            book.replicas,
+            book.epochs_granted,
+            assignment,
+        ):
+            raise Violation("the controller's book is not the fold of its ledger")
+        for number in range(flow.PARTITIONS):
+            partition = PartitionId("Flow", number)
+            owners = [
+                (name, node.lifecycle(partition).epoch)
+                for name, node in self.nodes.items()
+                if node.lifecycle(partition).state is State.OWNED
+            ]
+            if owners != [assignment.owner(number)]:
+                raise Violation(f"{partition} is owned by {owners}, the ledger says {assignment.owner(number)}")
+            for name, node in self.nodes.items():
+                if node.lifecycle(partition).state in (State.WARMING, State.FENCING):
+                    raise Violation(f"{name} still has {partition} {node.lifecycle(partition).state}")
+            slot = self.nodes[owners[0][0]]._shelf.slot(partition)
+            assert isinstance(slot.store, Store)
+            self.oracle.compare(partition, slot.store.entries(), sent[number])
+
+
+__all__ = ["REPLICAS", "SPEC", "Counts", "Crashed", "Program", "StateflowError", "World"]

@@ -1,0 +1,213 @@
+"""Whole clusters on computers and networks made of a seed; and that the oracle finds what is broken on purpose.
+
+``sim/`` says what is simulated. More seeds: ``make simulate``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from stateflow.changes import ChangeSet, Mutations
+from stateflow.runtime import layout
+from stateflow.runtime.host import read_sequence
+from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
+from stateflow.runtime.machine import Machine as RealMachine
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.sending import Sender
+from stateflow.runtime.timers import BY_NAME, BY_TIME
+from stateflow.runtime.transfer import ChangeLog, SnapshotInfo, base_digest
+from tests.simulation.sim import disk
+from tests.simulation.sim.oracle import Violation
+from tests.simulation.sim.run import simulate
+
+SEEDS = 2000
+#: within so many seeds whatever is broken must be found
+ENOUGH = 150
+
+
+@pytest.mark.timeout(600)
+def test_no_seed_breaks_an_invariant() -> None:
+    """In processes of their own, so that both cores are used and this one's objects are left alone."""
+    command = [sys.executable, "-m", "tests.simulation.sim", "--seeds", str(SEEDS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    print(done.stdout[-10_000:])
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+    figures = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) == 2)
+    count = {name: float(figure.replace(",", "")) for name, figure in figures.items()}
+    assert count["seeds"] == SEEDS
+    assert count["violations"] == 0
+    # a simulation in which little happens proves little
+    assert count["moves_completed"] > 2 * SEEDS
+    assert count["moves_aborted"] > SEEDS
+    assert min(count["crashes"], count["power_losses"], count["pauses"], count["cuts"]) > SEEDS / 5
+
+
+def test_a_seed_is_the_same_run_every_time() -> None:
+    """Also in another process, where strings hash differently."""
+    here = [simulate(seed).digest() for seed in (7, 8, 7)]
+    assert here[0] == here[2] != here[1]
+    for hash_seed in ("1", "2"):
+        command = [sys.executable, "-m", "tests.simulation.sim", "--seed", "7"]
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        there = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+        assert f"trace {here[0]}" in there
+
+
+def test_the_simulated_computer_has_what_the_real_one_has() -> None:
+    offered = {name for name in vars(RealMachine) if not name.startswith("_")}
+    assert offered <= set(vars(disk.Machine))
+
+
+# -- broken on purpose --------------------------------------------------------------------------------------
+
+
+def found() -> str:
+    for seed in range(ENOUGH):
+        world = simulate(seed)
+        if world.failure is not None:
+            assert isinstance(world.failure, Violation), world.failure
+            return f"seed {seed}: {world.failure}"
+    raise AssertionError(f"not found in {ENOUGH} seeds")
+
+
+def unfence_on_timeout(patch: pytest.MonkeyPatch) -> None:
+    """A source that hears nothing for a while after its seal serves again."""
+    seal = Sender.seal
+
+    def broken(self: Sender, slot: Any) -> None:
+        seal(self, slot)
+        move_id, epoch = slot.lifecycle.move_id, slot.lifecycle.epoch
+
+        def unfence() -> None:
+            if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.logs:
+                slot.lifecycle.state, slot.lifecycle.epoch = State.OWNED, epoch - 1
+                self._shelf.on_change(slot.id)
+
+        self._shelf.machine.process.loop.call_later(2.0, unfence)  # type: ignore[attr-defined]
+
+    patch.setattr(Sender, "seal", broken)
+
+
+def restore_before_the_backup_is_complete(patch: pytest.MonkeyPatch) -> None:
+    """The base has the files that are there already; what was still to be written to them is missing."""
+    patch.setattr(disk.Store, "flush", lambda _self: None)
+
+
+def zombie_commit(patch: pytest.MonkeyPatch) -> None:
+    """A former owner takes what is still sent to it at the old epoch."""
+    begin = Lifecycle.begin
+
+    def broken(self: Lifecycle, epoch: int) -> Verdict:
+        if self.state is State.SEALED and not self.in_hand and epoch < self.epoch:
+            self.in_hand = True
+            return Verdict.SERVE
+        return begin(self, epoch)
+
+    patch.setattr(Lifecycle, "begin", broken)
+    host = ReplicaNode._host
+
+    def reopened(self: ReplicaNode, slot: Any) -> Any:
+        self._shelf.store(slot)
+        return host(self, slot)
+
+    patch.setattr(ReplicaNode, "_host", reopened)
+
+
+def lost_from_change_sets(*prefixes: bytes) -> Any:
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        encode = ChangeSet.encode
+
+        def without(self: ChangeSet) -> bytes:
+            m = self.mutations
+            puts = [put for put in m.puts if not put[0].startswith(prefixes)]
+            deletes = [key for key in m.deletes if not key.startswith(prefixes)]
+            mutations = Mutations(puts, deletes, m.clears)
+            return encode(ChangeSet(*(getattr(self, f) for f in list(self.__slots__)[:-1]), mutations))
+
+        patch.setattr(ChangeSet, "encode", without)
+
+    return broken
+
+
+def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
+    """The base is copied without holding batches off: what is committed meanwhile is in neither copy nor log."""
+
+    def racing(self: Sender, partition: Any, move_id: str) -> SnapshotInfo:
+        shelf, slot = self._shelf, self._shelf.slot(partition)
+        slot.snapshots += 1
+        snapshot_id = f"{partition}-{move_id}-{slot.snapshots}".replace("/", "-")
+        store = shelf.store(slot)
+        store.snapshot(shelf.snapshots / snapshot_id)
+        shelf.machine.process.loop.may_switch()  # type: ignore[attr-defined]
+        sequence = read_sequence(store)
+        changes = ChangeLog(move_id, snapshot_id, sequence, 1 << 20)
+        slot.logs[move_id] = changes
+        files = shelf.digests.files(shelf.snapshots / snapshot_id)
+        changes.base = SnapshotInfo(snapshot_id, sequence, slot.lifecycle.epoch, base_digest(files, sequence), files)
+        if slot.lifecycle.state is State.SEALED:
+            changes.end(self._seal_of(changes, slot.lifecycle.epoch, sequence))
+        return changes.base
+
+    patch.setattr(Sender, "snapshot", racing)
+
+
+def acknowledged_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
+    """``acknowledge="fsync"`` that does not sync."""
+    apply = disk.Store.apply
+
+    def lazy(self: disk.Store, mutations: Mutations, *, sync: bool = False) -> None:
+        apply(self, mutations, sync=sync and any(key == layout.OWNERSHIP for key, _ in mutations.puts))
+
+    patch.setattr(disk.Store, "apply", lazy)
+
+
+def ownership_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    apply = disk.Store.apply
+
+    def lazy(self: disk.Store, mutations: Mutations, *, sync: bool = False) -> None:
+        apply(self, mutations, sync=sync and not any(key == layout.OWNERSHIP for key, _ in mutations.puts))
+
+    patch.setattr(disk.Store, "apply", lazy)
+
+
+def directories_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(disk.Machine, "sync", lambda _self, _paths: None)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        unfence_on_timeout,
+        restore_before_the_backup_is_complete,
+        zombie_commit,
+        lost_from_change_sets(BY_TIME, BY_NAME),
+        lost_from_change_sets(layout.WATERMARK),
+        lost_from_change_sets(layout.OUTPUT),
+        lost_from_change_sets(layout.POSITION),
+        dirty_set_race,
+        acknowledged_before_it_is_written,
+        ownership_is_not_synced,
+        directories_are_not_synced,
+    ],
+    ids=[
+        "un-fence on time-out",
+        "restore before the backup is complete",
+        "zombie commit",
+        "lost timers",
+        "forgotten watermark",
+        "forgotten output",
+        "forgotten position",
+        "dirty-set race while copying",
+        "fsync without sync",
+        "ownership is not synced",
+        "directories are not synced",
+    ],
+)
+def test_a_broken_variant_is_found(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    print(found())

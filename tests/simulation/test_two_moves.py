@@ -1,0 +1,53 @@
+"""Every state of a second move between three replicas, while requests of the first one arrive late."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateflow.runtime.lifecycle import Lifecycle, State
+from tests.simulation.explore import Found
+from tests.simulation.one_move import Rules
+from tests.simulation.two_moves import ends_of_the_first, explore_two
+
+FIRST = Rules(faults_together=1, commits=0)
+
+
+def test_no_reachable_state_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    explored = explore_two(FIRST, Rules(faults_together=0, commits=1), stale_max=2)
+    with capsys.disabled():
+        print(f"\n  {explored}")
+    assert explored.states > 70_000, "the model shrank: less is checked than before"
+    assert explored.outcomes["owned"] > 0
+    assert explored.outcomes["aborted"] > 0
+
+
+def test_the_first_move_ends_in_many_ways() -> None:
+    ends = ends_of_the_first(FIRST)
+    assert {end.outcome for end in ends} == {"owned", "aborted"}
+    assert {end.granted for end in ends} == {True, False}
+    assert any(end.target is not None and end.target[0] is State.WARMING for end in ends)
+
+
+class TakesOldSeals(Lifecycle):
+    """A seal that was accepted once is accepted again, whatever came after it."""
+
+    def prepare(self, move_id: str, source_epoch: int) -> None:
+        if self.state in (State.SEALED, State.ABSENT):
+            self.epoch = min(self.epoch, source_epoch)
+        Lifecycle.prepare(self, move_id, source_epoch)
+
+
+class FencesForOldGrants(Lifecycle):
+    """A fence is taken for the present one, whatever epoch it grants, cancelled or not."""
+
+    def fence(self, move_id: str, epoch: int, successor: object) -> object:  # type: ignore[override]
+        if self.state is State.OWNED:
+            self.cancelled, epoch = frozenset(), max(epoch, self.epoch + 1)
+        return Lifecycle.fence(self, move_id, epoch, successor)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("broken", [TakesOldSeals, FencesForOldGrants], ids=["seal accepted twice", "old grants"])
+def test_a_broken_variant_is_found(broken: type[Lifecycle]) -> None:
+    with pytest.raises(Found) as found:
+        explore_two(FIRST, Rules(lifecycle=broken, faults_together=0, commits=1), stale_max=2)
+    print(found.value)

@@ -1,0 +1,129 @@
+"""The generator is honest: what stalls shows as latency, what is lost or given twice is found."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+from benchmarks.load import Latencies, Ledger, Load, Source, ccdf, summary
+from benchmarks.stall import StallWatch
+
+INTERVAL_S, STALL_S = 0.01, 0.3
+
+
+class Counting:
+    """A stream that counts and sums as the operator does. ``fault``: what it does to a batch's outputs."""
+
+    position = -1
+
+    def __init__(self, fault: Any = lambda number, outputs: outputs) -> None:
+        self.state: dict[int, tuple[int, float]] = {}
+        self.fault = fault
+
+    def send(self, rows: list[dict[str, Any]], *, sequence: int) -> list[dict[str, Any]]:
+        self.position = sequence
+        outputs = []
+        for row in rows:
+            n, total = self.state.get(row["k"], (0, 0.0))
+            self.state[row["k"]] = n, total = n + 1, total + row["v"]
+            outputs.append({"k": row["k"], "n": n, "total": total})
+        return self.fault(sequence, outputs)
+
+
+def load(stream: Counting, pick: Any) -> Load:
+    source = Source(stream, pick, INTERVAL_S)  # type: ignore[arg-type]
+    with Load([source], seed=1) as running:
+        running.wait(1.0)
+    return running
+
+
+def one_row(rng: random.Random) -> list[dict[str, Any]]:
+    return [{"k": rng.randrange(3), "v": 0.25}]
+
+
+def test_a_generator_stalled_on_purpose_shows_as_latency() -> None:
+    calls = 0
+
+    def stalling(rng: random.Random) -> list[dict[str, Any]]:
+        nonlocal calls
+        calls += 1
+        if calls == 30:
+            time.sleep(STALL_S)
+        return one_row(rng)
+
+    took = load(Counting(), stalling).sources[0].latencies.took_s
+    assert took[29] >= STALL_S
+    # those that were due meanwhile were late, too: they are sent, and wait for what was left of the stall
+    behind = [seconds for seconds in took[30:] if seconds > STALL_S / 10]
+    assert len(behind) >= 0.5 * STALL_S / INTERVAL_S
+    assert sorted(behind, reverse=True)[0] > 0.8 * STALL_S
+
+
+def test_a_stall_of_the_system_hides_no_records() -> None:
+    def slow(number: int, outputs: Any) -> Any:
+        if number == 20:
+            time.sleep(STALL_S)
+        return outputs
+
+    running = load(Counting(slow), one_row)
+    late = [seconds for seconds in running.sources[0].latencies.took_s if seconds > STALL_S / 10]
+    assert len(late) >= 0.5 * STALL_S / INTERVAL_S
+
+
+def test_a_process_that_is_held_up_says_so() -> None:
+    with StallWatch() as watch:
+        time.sleep(0.05)
+        began = time.monotonic()
+        total = sum(range(20_000_000))  # one call into C, which keeps the interpreter to itself
+        held = time.monotonic() - began
+    found = watch.found()
+    assert total > 0
+    assert found.count >= 1
+    assert 0.02 <= found.longest_s <= held + 0.1
+    assert 0 < found.share < 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "lost", "duplicated"),
+    [
+        (lambda number, outputs: outputs, 0, 0),
+        (lambda number, outputs: [] if number == 3 else outputs, 1, 0),
+        (lambda number, outputs: outputs * 2 if number == 3 else outputs, 0, 1),
+        (lambda number, outputs: [{**outputs[0], "total": -1.0}] if number == 3 else outputs, 1, 1),
+    ],
+)
+def test_a_lost_and_a_duplicated_record_planted_on_purpose_are_found(fault: Any, lost: int, duplicated: int) -> None:
+    stream = Counting(fault)
+    truth = load(stream, one_row).truth
+    assert (truth.lost, truth.duplicated) == (lost, duplicated)
+    assert truth.state == stream.state
+
+
+def test_a_batch_applied_twice_is_found_in_the_outputs_and_in_the_state() -> None:
+    stream, truth = Counting(), Ledger()
+    rows = [{"k": 1, "v": 0.5}]
+    stream.send(rows, sequence=0)
+    truth.apply(rows, stream.send(rows, sequence=0))
+    assert (truth.lost, truth.duplicated) == (1, 1)
+    assert truth.state != stream.state
+
+
+def test_timeline_summary_and_tail() -> None:
+    latencies = Latencies()
+    for number in range(1000):
+        latencies.add(10.0 + number / 1000, (number + 1) / 1000)
+    windows = latencies.timeline(10.0)
+    assert [window["at_s"] for window in windows] == [0.0, 0.25, 0.5, 0.75]
+    assert [window["count"] for window in windows] == [250] * 4
+    assert windows[0]["max"] == 250.0
+    whole = summary(latencies.between(10.0, 11.0))
+    assert whole["p50"] == pytest.approx(500.5)
+    assert whole["p99"] == pytest.approx(990, abs=1)
+    tail = ccdf(latencies.between(10.0, 11.0))
+    assert tail[0] == (pytest.approx(500.5), 0.5)
+    assert tail[-1][1] == 0.001
+    assert summary([]) == {}
+    assert ccdf([]) == []

@@ -1,0 +1,232 @@
+"""Odd keys, odd values, sizes, damaged cells, the cache's bound in bytes."""
+
+from __future__ import annotations
+
+import sys
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from bench import Bench
+
+from stateflow import state
+from stateflow.errors import DecodeError, EncodeError
+from stateflow.state import CachePool, scan_state
+from stateflow.state.cache import weight_of
+from stateflow.state.choose import coder_for
+
+
+class Op:
+    n = state.value(int, default=0)
+    text = state.value(str)
+    log = state.value(list)
+    m = state.map(str, str)
+    f = state.map(float, int)
+    d = state.map(Decimal, int)
+    ds = state.set(Decimal)
+    pairs = state.map(tuple[int, float], int)
+    runs = state.set(tuple[int, ...])
+    li = state.list(bytes)
+
+
+# --- keys ----------------------------------------------------------------------------------------------
+
+
+def test_an_equal_tuple_finds_the_entry_before_all_is_loaded() -> None:
+    bench = Bench(Op)
+    bench.op.pairs[1, 2] = 3
+    bench.op.pairs[2, 2.5] = 4
+    bench.op.runs.add((1, 2))
+    bench.op.runs.add(())
+    for key in ((1, 2.0), (1.0, 2), (True, Decimal(2)), (Decimal(1), 2)):
+        fresh = bench.reopened()
+        assert fresh.op.pairs[key] == 3
+        assert key in fresh.op.runs
+        fresh.op.pairs[key] = 5
+        del fresh.op.pairs[key]
+        assert fresh.op.pairs == {(2, 2.5): 4}
+    for key in ((1.5, 2), ("1", 2), (1,), (1, None), 1):
+        assert bench.reopened().op.pairs.get(key) is None
+    with pytest.raises(EncodeError):
+        bench.op.pairs[1.0, 7] = 1  # a new key has to fit
+    assert coder_for(tuple[tuple[int, str], int]).find_key(((1.0, "a"), True)) == ((1, "a"), 1)
+
+
+def test_a_signalling_nan_is_refused_as_nan_is() -> None:
+    bench = Bench(Op)
+    signal = Decimal("sNaN")
+    for put in (
+        lambda: bench.op.d.__setitem__(signal, 1),
+        lambda: bench.op.d.setdefault(signal, 1),
+        lambda: bench.op.d.update([(signal, 1)]),
+        lambda: bench.op.ds.add(signal),
+        lambda: bench.op.m.__setitem__((signal,), "a"),
+    ):
+        with pytest.raises(EncodeError, match="operator=op state="):
+            put()
+    with pytest.raises(TypeError):  # as a dict says
+        signal in bench.op.d  # noqa: B015
+
+
+def test_a_removed_entry_stays_removed_under_an_int_too_large_for_a_float() -> None:
+    """2**60 + 1 has the bytes of 2.0**60, to which it is not equal."""
+    bench = Bench(Op)
+    bench.op.f.update({2.0**60: 1, 1.0: 2})
+    fresh = bench.reopened()
+    assert 2**60 + 1 not in fresh.op.f
+    del fresh.op.f[2.0**60]
+    assert 2**60 + 1 not in fresh.op.f
+    assert 2.0**60 not in fresh.op.f
+    assert fresh.op.f == {1.0: 2}
+    assert fresh.reopened().op.f == {1.0: 2}
+
+
+# --- values --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        bytearray(b"a"),
+        [b"a", bytearray(b"b")],
+        {"a": {"b": [bytearray()]}},
+        (bytearray(b"c"), b"c"),
+        [({"x": bytearray(b"\xc4" * 300)},)],
+        [bytearray(70_000)],
+        ["\u0144", 0xC4, 1.5e300, b"\xc4"],
+    ],
+)
+def test_a_bytearray_comes_back_as_one(value: Any) -> None:
+    back = coder_for(Any).decode(coder_for(Any).encode(value))
+    assert back == value
+    assert repr(back) == repr(value)
+    assert coder_for(bytearray).name == "msgpack"
+
+
+def test_a_bytearray_is_changed_in_place() -> None:
+    bench = Bench(Op)
+    bench.op.log.value = [bytearray(b"a")]
+    bench = bench.reopened()
+    bench.op.log.value[0] += b"b"
+    assert bench.reopened().op.log.value == [bytearray(b"ab")]
+
+
+@pytest.mark.parametrize("put", ["text", "log", "m", "li"])
+def test_a_value_may_be_only_so_large(put: str) -> None:
+    bench = Bench(Op, max_value_bytes=100)
+    fits: Any = {"text": "x" * 100, "log": [b"x" * 97], "m": "x" * 100, "li": b"x" * 100}
+    for more in (0, 1):
+        match put:
+            case "text":
+                bench.op.text.value = fits["text"] + "x" * more
+            case "log":
+                bench.op.log.value = [fits["log"][0] + b"x" * more]
+            case "m":
+                bench.op.m["a"] = fits["m"] + "x" * more
+            case "li":
+                bench.op.li.append(fits["li"] + b"x" * more)
+        if more:
+            with pytest.raises(EncodeError, match=rf"takes 101 bytes, at most 100 .*operator=op state={put} key=k"):
+                bench.keyed.collect()
+        else:
+            bench.commit()
+
+
+def test_damaged_cells_are_named() -> None:
+    bench = Bench(Op)
+    bench.op.n.value = 1
+    bench.op.log.value = [1]
+    bench.op.f[1.0] = 1
+    bench.op.m["a"] = "b"
+    bench.commit()
+    whole = dict(bench.store.cells)
+    for damage in (b"\x01abc\xff", b"\x07abc", b"", b"\x81ab"):
+        bench.store.cells.update(dict.fromkeys(whole, damage))
+        for name, read in (
+            ("n", lambda op: op.n.value),
+            ("log", lambda op: op.log.value),
+            ("m", len),
+            ("f", lambda op: op.f[1.0]),
+        ):
+            fresh = Bench(Op, bench.store)
+            with pytest.raises(DecodeError, match=f"operator=op state={name} key=k"):
+                read(fresh.op.m if name == "m" else fresh.op)
+    bench.store.cells.update({cell: data for cell, data in whole.items() if cell[:1] == b"n"})
+    states: Any = vars(Op)
+    for name, read in (("m", list), ("f", lambda m: m[1.0])):
+        with pytest.raises(DecodeError, match=f"operator=op state={name} key=k"):
+            [*getattr(Bench(Op, bench.store).op, name).values()] if name == "m" else read(Bench(Op, bench.store).op.f)
+    with pytest.raises(DecodeError, match="state=m key=k"):
+        list(scan_state(states["m"], bench.store))
+
+
+class Bad(state.Coder[Any]):
+    """A coder of the user's own that cannot read what it wrote."""
+
+    name = "bad"
+
+    def encode(self, value: Any) -> bytes:
+        return b"x"
+
+    def decode(self, data: bytes) -> Any:
+        raise KeyError("lost")
+
+
+def test_a_coder_that_cannot_read_is_named() -> None:
+    class Broken:
+        v = state.value(object, coder=Bad())
+
+    bench = Bench(Broken)
+    bench.op.v.value = 1
+    fresh = bench.reopened()
+    with pytest.raises(DecodeError, match=r"coder bad failed: KeyError.*state=v key=k"):
+        fresh.op.v.value  # noqa: B018
+
+
+# --- the cache in bytes --------------------------------------------------------------------------------
+
+
+def test_the_cache_is_bounded_by_bytes() -> None:
+    bench = Bench(Op, cache=CachePool(200_000))
+    keyed, op = bench.keyed, bench.op
+    weights = []
+    for number in range(300):
+        keyed.bind(op, number)
+        op.text.value = "x" * 1000
+        op.log.value = [number] * 500
+        op.m["a"] = "y" * 2000
+        bench.commit()
+        weights.append(weight(keyed))
+    assert 50_000 < max(weights) <= 200_000
+    assert [keyed.peek(number).text.value for number in range(300)] == ["x" * 1000] * 300
+    for number in range(300):  # reading alone, too
+        keyed.bind(op, number)
+        assert op.m == {"a": "y" * 2000}
+        keyed.collect()
+        keyed.mark_clean()
+        assert weight(keyed) <= 200_000 + 20_000
+
+
+def test_written_and_held_keys_stay_while_bytes_are_counted() -> None:
+    bench = Bench(Op, cache=CachePool(0))
+    held = bench.op.text
+    held.value = "a"
+    assert bench.keyed.peek("k").text is held
+    bench.commit()
+    held.value = "b"
+    bench.keyed.bind(bench.op, "k")
+    assert bench.op.text is held
+    assert bench.reopened().op.text.value == "b"
+
+
+def test_weights_are_near_the_truth() -> None:
+    bench = Bench(Op)
+    bench.op.m.update({f"{number:05}": "v" * 100 for number in range(1000)})
+    bench.commit()
+    weight_there = weight(bench.keyed)
+    truth = sum(sys.getsizeof(key) + sys.getsizeof(value) for key, value in bench.op.m.items())
+    assert truth < weight_there < 2 * truth
+
+
+def weight(keyed: Any) -> int:
+    return sum(weight_of(key, bundle) for cache in keyed._caches.values() for key, bundle in cache.items())

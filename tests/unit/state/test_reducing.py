@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import operator
+
+import pytest
+from bench import Bench
+
+from stateflow import state
+from stateflow.errors import DeclarationError, EncodeError
+from stateflow.state import TrackedCounter, TrackedReducing
+
+
+class Op:
+    top = state.reducing(float, max)
+    words = state.reducing(list, operator.add)
+    seen = state.reducing(set, operator.ior)
+    n = state.counter()
+
+
+def test_what_was_added_is_reduced() -> None:
+    bench = Bench(Op)
+    assert (bench.op.top.value, bench.op.n.value) == (None, 0)
+    for number in (3, 1, 4):
+        bench.op.top.add(number)
+        bench.op.words.add([number])
+        bench.op.seen.add({number})
+        bench.op.n.value += 1
+        bench = bench.reopened()
+    bench.op.n.add(2)
+    bench.op.n.add()
+    assert (bench.op.top.value, bench.op.words.value, bench.op.n.value) == (4.0, [3, 1, 4], 6)
+    assert bench.op.seen.value == {1, 3, 4}
+    bench.keyed.rollback()
+    assert bench.op.n.value == 3
+    for name in ("top", "words", "seen", "n"):
+        getattr(bench.op, name).clear()
+    assert (bench.op.top.value, bench.op.n.value) == (None, 0)
+    assert len(bench.commit().deletes) == 4
+    assert not bench.store.cells
+
+
+def test_a_value_is_read_only() -> None:
+    with pytest.raises(AttributeError):
+        Bench(Op).op.top.value = 1
+
+
+def test_a_counter_has_64_bits() -> None:
+    bench = Bench(Op)
+    bench.op.n.value = 2**63 - 1
+    bench.commit()
+    bench.op.n.add()
+    with pytest.raises(EncodeError, match="state=n"):
+        bench.keyed.collect()
+
+
+def test_standalone() -> None:
+    counter, most = TrackedCounter(), TrackedReducing(max)
+    counter.value += 1
+    counter.add(2)
+    most.add(1)
+    most.add(5)
+    assert (counter.value, counter.changes(), most.changes()) == (3, {"put": 3}, {"put": 5})
+    assert (repr(counter), repr(most)) == ("TrackedCounter(3)", "TrackedReducing(5)")
+    counter.clear()
+    most.clear()
+    assert (counter.value, most.value) == (0, None)
+
+
+def test_declarations() -> None:
+    assert (Op.top.kind, Op.n.kind) == ("reducing", "counter")  # type: ignore[attr-defined]
+    with pytest.raises(DeclarationError):
+        state.reducing(int, 5)  # type: ignore[arg-type]

@@ -1,0 +1,95 @@
+"""When a replica takes checkpoints by itself, and what a failing store does to that: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from stateflow.checkpoint import CheckpointStore, Codec
+from stateflow.checkpoint.backend import LocalBackend
+from stateflow.cli.checkpoint import store_for_replica
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.rpc import checkpoints
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.checkpoints import CheckpointShell
+from stateflow.runtime.operator import describe
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.settings import ReplicaSettings
+from stateflow.types import PartitionId, ReplicaInfo
+from tests.contract.backends import Wrapper
+from tests.unit.operators import Count
+
+INTERVAL_S = 50.0
+
+
+class Refusing(Wrapper):
+    refuses = True
+
+    def before(self, operation: str, name: str) -> None:
+        if self.refuses:
+            raise OSError(errno.EIO, "Input/output error")
+
+
+def test_periodic_checkpoints_drift_apart_and_outlive_a_failing_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ReplicaSettings(checkpoint_interval_s=INTERVAL_S)
+    node = ReplicaNode(ReplicaInfo("a", "site", "a:1"), tmp_path / "a", settings)
+    node.create(describe(Count, 2, "Op"), [0, 1], 1)
+    backend = Refusing(LocalBackend(tmp_path / "store"))
+    store = CheckpointStore("x", backend=backend, codec=Codec())
+
+    async def first_sleeps(seed: int, count: int) -> list[float]:
+        shell = CheckpointShell(node, store, SYSTEM_CLOCK, Random(seed))
+        slept: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == count:
+                raise asyncio.CancelledError
+            backend.refuses = len(slept) < 3
+
+        monkeypatch.setattr(checkpoints.asyncio, "sleep", sleep)
+        with pytest.raises(asyncio.CancelledError):
+            await shell.periodically()
+        shell.close()
+        return slept
+
+    one, other = asyncio.run(first_sleeps(1, 5)), asyncio.run(first_sleeps(2, 5))
+    assert 0 <= one[0] < INTERVAL_S
+    assert one[0] != other[0]
+    assert all(0.9 * INTERVAL_S <= each <= 1.1 * INTERVAL_S for each in one[1:] + other[1:])
+    assert [next(store.newest(PartitionId("Op", p))).epoch for p in (0, 1)] == [1, 1], "taken once it worked again"
+    node.close()
+
+
+def test_on_demand_says_what_failed(tmp_path: Path) -> None:
+    node = ReplicaNode(ReplicaInfo("a", "site", "a:1"), tmp_path / "a", ReplicaSettings())
+    node.create(describe(Count, 1, "Op"), [0], 1)
+
+    async def ask(store: CheckpointStore | None) -> None:
+        shell = CheckpointShell(node, store, SYSTEM_CLOCK, Random(1))
+        try:
+            await shell.on_demand(rpb.CheckpointRequest())
+        finally:
+            shell.close()
+
+    with pytest.raises(Unavailable, match="Input/output error"):
+        asyncio.run(ask(CheckpointStore("x", backend=Refusing(LocalBackend(tmp_path)), codec=Codec())))
+    with pytest.raises(InvalidArgument, match="no checkpoint store"):
+        asyncio.run(ask(None))
+    node.close()
+
+
+def test_where_nothing_can_ever_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidArgument):
+        store_for_replica(str(tmp_path / "file"), ReplicaSettings(), None)
+    with pytest.raises(InvalidArgument):
+        store_for_replica(str(tmp_path / "store"), ReplicaSettings(), tmp_path / "file")
+    store_for_replica(str(tmp_path / "store"), ReplicaSettings(), tmp_path / "cache")

@@ -1,0 +1,277 @@
+"""State of one version of an operator under the next, through the harness on both backends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateflow import BatchOperator, Context, Namespace, Operator, state
+from stateflow.errors import OperatorFailed, SchemaMismatch
+from stateflow.runtime.host import MIGRATION
+from stateflow.state.evolution import coder_named
+from stateflow.testing import OperatorHarness
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def start(request: pytest.FixtureRequest) -> Callable[[type[Operator], list[str]], OperatorHarness]:
+    """A harness with one batch of keys."""
+
+    def make(cls: type[Operator], keys: list[str]) -> OperatorHarness:
+        harness = OperatorHarness(cls, partitions=2, backend=request.param)
+        harness.send([{"k": key} for key in keys])
+        return harness
+
+    return make
+
+
+def upgraded(harness: OperatorHarness, cls: type[Operator], send: str = "zz") -> OperatorHarness:
+    snapshot = harness.checkpoint()
+    harness.close()
+    made = OperatorHarness.restore(cls, snapshot)
+    made.send([{"k": f"{send}{number}"} for number in range(8)])  # every partition opens
+    return made
+
+
+def stored_tags(harness: OperatorHarness) -> set[bytes]:
+    return {entry[1:9] for store in harness._stores for entry, _ in store.scan(b"c")}
+
+
+class Named(Operator):
+    """Versions of one operator have one name."""
+
+    key = "k"
+    output = "k string"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__name__ = "Op"
+
+
+class V1(Named):
+    n = state.value(int, default=0)
+    sizes = state.map(str, int)
+    steps = state.list(int)
+    pair = state.value(tuple[str, int])
+    most = state.reducing(int, max, ttl=3600)
+    going = state.set(str)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.n.value += 7
+        self.sizes["x"] = 3
+        self.steps += [1, 2]
+        self.pair.value = ("a", 1)
+        self.most.add(5)
+        self.going.add("here")
+        ctx.state(V1.sizes, Namespace.named("w"))["in w"] = 4
+
+
+class V2(Named):
+    n = state.value(float, default=0.0)
+    sizes = state.map(str, Decimal)
+    steps = state.list(float)
+    pair = state.value(tuple[str, float])
+    most = state.reducing(float, max, ttl=3600)
+    added = state.counter()
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.added.add()
+
+
+def test_numbers_widen_states_come_and_go(start: Any) -> None:
+    harness = upgraded(start(V1, ["a", "b"]), V2)
+    for key in "ab":
+        now = harness.state(key)
+        assert (now.n.value, now.sizes, list(now.steps)) == (7.0, {"x": Decimal(3)}, [1.0, 2.0])
+        assert (type(now.n.value), now.pair.value, now.most.value, now.added.value) == (float, ("a", 1.0), 5.0, 0)
+    assert stored_tags(harness) == {each.tag for each in vars(V2).values() if hasattr(each, "tag")}
+    harness.advance_processing_time(3600)
+    assert harness.state("a").most.value is None
+    again = upgraded(harness, V2, "yy")
+    assert again.state("a").n.value == 7.0
+    again.close()
+
+
+def test_a_number_that_a_float_cannot_hold_is_refused(start: Any) -> None:
+    class Big(Named):
+        n = state.value(int, default=0)
+
+        def process(self, row: Any, ctx: Context) -> None:
+            self.n.value = 2**60 + 1
+
+    class Wide(Named):
+        n = state.value(float, default=0.0)
+
+        def process(self, row: Any, ctx: Context) -> None: ...
+
+    with pytest.raises(SchemaMismatch, match=r"'n' holds 1152921504606846977, which is no float64.*state_version"):
+        upgraded(start(Big, list("abcdefgh")), Wide)
+
+
+@dataclasses.dataclass
+class Money:
+    cents: int
+    currency: str = "EUR"
+
+
+class Kept(Named):
+    amounts = state.map(str, Money)
+    total = state.value(str)
+    seen = state.set(int)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.amounts["a"] = Money(250)
+        self.amounts["b"] = Money(50, "USD")
+        self.total.value = "300"
+        self.seen.update([1, 2])
+
+
+class Migrated(Named):
+    state_version = 2
+    amounts = state.map(str, float)
+    total = state.value(int, default=0, ttl=timedelta(hours=1))
+    seen = state.set(int)
+
+    def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+        assert old_version == 1
+        for name, money in old.amounts.items():
+            self.amounts[f"{name}-{money['currency']}"] = money["cents"] / 100
+        self.total.value = int(old.total)
+        assert self.seen == old.seen
+        self.seen.discard(1)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        if row.k == "fail":
+            raise ValueError("no")
+
+
+def test_migrate_state_gets_every_key_once(start: Any) -> None:
+    harness = upgraded(start(Kept, ["a", "b", "c"]), Migrated)
+    for key in "abc":
+        now = harness.state(key)
+        assert (now.amounts, now.total.value, now.seen) == ({"a-EUR": 2.5, "b-USD": 0.5}, 300, {2})
+    assert harness.state("d").total.value == 0
+    assert stored_tags(harness) == {each.tag for each in vars(Migrated).values() if hasattr(each, "tag")}
+    again = upgraded(harness, Migrated, "yy")
+    assert again.state("a").total.value == 300
+    again.advance_processing_time(3600)
+    again.send([{"k": "a"}])
+    assert again.state("a").total.value == 0
+    again.close()
+
+
+def test_what_nobody_migrates_is_refused_and_stays(start: Any) -> None:
+    class Silent(Named):
+        total = state.value(int)
+
+        def process(self, row: Any, ctx: Context) -> None: ...
+
+    class Same(Migrated):
+        state_version = 1
+
+    for cls in (Silent, Same):
+        harness = start(Kept, ["a"])
+        snapshot = harness.checkpoint()
+        with pytest.raises(SchemaMismatch, match=r"stored as .* but declared as"):
+            upgraded(harness, cls)
+        assert OperatorHarness.restore(Kept, snapshot).state("a").total.value == "300"
+
+
+def test_an_older_operator_is_refused(start: Any) -> None:
+    class Older(Named):
+        def process(self, row: Any, ctx: Context) -> None: ...
+
+    with pytest.raises(SchemaMismatch, match=r"state is of version 2, this operator's is 1 .*run the newer"):
+        upgraded(start(Migrated, list("abcdefgh")), Older)
+
+
+def test_a_failing_migration_leaves_the_old_state(start: Any) -> None:
+    class Failing(Migrated):
+        def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+            self.total.value = 1
+            raise KeyError("gone")
+
+    harness = start(Kept, ["a"])
+    snapshot = harness.checkpoint()
+    harness.close()
+    failing = OperatorHarness.restore(Failing, snapshot)
+    for _ in range(2):
+        with pytest.raises(OperatorFailed, match=r"migrate_state\(\) raised KeyError: 'gone' .*key='a'"):
+            failing.send([{"k": "a"}])
+    assert OperatorHarness.restore(Kept, failing.checkpoint()).state("a").total.value == "300"
+
+
+def test_a_changed_state_with_namespaces_is_not_lost(start: Any) -> None:
+    class Other(Named):
+        state_version = 2
+        sizes = state.map(str, bytes)
+
+        def migrate_state(self, old_version: int, old: SimpleNamespace) -> None: ...
+        def process(self, row: Any, ctx: Context) -> None: ...
+
+    with pytest.raises(SchemaMismatch, match="'sizes' changes and is used in namespaces"):
+        upgraded(start(V1, list("abcdefgh")), Other)
+
+
+def test_a_migration_is_one_change_set() -> None:
+    harness = OperatorHarness(Kept, partitions=1)
+    harness.send([{"k": "a"}])
+    made = OperatorHarness.restore(Migrated, harness.checkpoint())
+    seen: list[tuple[int, bytes]] = []
+    made._hosts[0]._on_commit = lambda sequence, encode: seen.append((sequence, encode()))
+    with pytest.raises(OperatorFailed):
+        made.send([{"k": "fail"}])
+    assert [sequence for sequence, _ in seen] == [2]
+    assert MIGRATION.encode() in seen[0][1]
+    assert made.state("a").total.value == 300
+
+
+class ColumnsV1(BatchOperator):
+    key = "k"
+    output = "k string"
+    n = state.value(int)
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        self.n.put_many(batch["k"], pa.array([len(batch)] * len(batch)))
+
+
+class ColumnsV2(BatchOperator):
+    key = "k"
+    output = "k string"
+    state_version = 2
+    n = state.value(str)
+
+    def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+        self.n.value = f"was {old.n}"
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        self.n.get_many(batch["k"])
+
+
+def test_batch_operators_migrate_too(start: Any) -> None:
+    ColumnsV2.__name__ = ColumnsV1.__name__
+    harness = upgraded(start(ColumnsV1, ["a"]), ColumnsV2)
+    assert harness.state("a").n.value == "was 1"
+    harness.close()
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [int, str, Decimal, Money, tuple[int, float], tuple[str, tuple[int, ...]], tuple[str, ...], list[Any], dict],
+)
+def test_coders_are_found_by_their_stored_name(type_: Any) -> None:
+    name = state.coder_for(type_).name
+    found = coder_named(name)
+    assert found is not None
+    assert found.name == name
+
+
+def test_a_coder_of_ones_own_is_not_found() -> None:
+    assert coder_named("mine") is None
+    assert coder_named("tuple[int64,mine]") is None

@@ -1,0 +1,174 @@
+"""Leases as replicas and the controller count them, who takes over, and the table in reconfig/failover.py."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconfig import failover as f
+from reconfig.controller.members import Members
+from reconfig.failover import Choice, How, Standby, Takeover
+from reconfig.failover import Instruction as I
+from stateflow.clock import ManualClock
+from stateflow.errors import InvalidTransition, LeaseLost, StateMissing
+from stateflow.runtime.lease import Lease
+from stateflow.settings import ControllerSettings
+from stateflow.types import PartitionId, ReplicaInfo
+
+P = PartitionId("Op", 0)
+OWNER = ReplicaInfo("a", "cloud", "a:1")
+B, C = ReplicaInfo("b", "edge", "b:1"), ReplicaInfo("c", "cloud", "c:1")
+
+
+# -- leases -------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_counts_from_when_the_heartbeat_was_sent() -> None:
+    lease = Lease.none()
+    with pytest.raises(LeaseLost):
+        lease.check(0.0)
+    lease.granted(sent_at=10.0, duration_s=3.0)
+    lease.check(12.9)
+    lease.granted(sent_at=9.0, duration_s=3.0)  # an older answer, late
+    lease.check(12.9)
+    with pytest.raises(LeaseLost):
+        lease.check(13.0)
+    lease.granted(14.0, 3.0)
+    lease.check(16.0)
+    lease.revoke()
+    with pytest.raises(LeaseLost):
+        lease.check(16.0)
+    Lease().check(1e12)
+
+
+@given(
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0.95, 1.05),
+    st.lists(st.floats(0.1, 2.0), max_size=20),
+    st.floats(0.1, 30),
+)
+def test_a_replica_stops_before_the_controller_acts(
+    there: float, back: float, drift: float, waits: list[float], silence: float
+) -> None:
+    """Whatever the messages take, and though its clock is slow or fast within the margin."""
+    settings = ControllerSettings(lease_s=3.0, lease_margin=0.1)
+    true = 0.0
+    clock = ManualClock()
+    members = Members(["a"], settings, clock)
+    members.registered("a", "i")
+    lease = Lease.none()
+    for wait in waits:
+        sent_at = true * drift  # on the replica's clock
+        clock.advance(there)
+        true += there
+        if not members.beat("a", "i"):
+            break
+        clock.advance(back)
+        true += back
+        lease.granted(sent_at, settings.lease_s)
+        clock.advance(wait)
+        true += wait
+        if members.lapsed("a"):
+            members.expel("a")
+    clock.advance(silence)
+    true += silence
+    if members.lapsed("a"):
+        with pytest.raises(LeaseLost):
+            lease.check(true * drift)
+
+
+def test_members() -> None:
+    clock = ManualClock()
+    members = Members(["old"], ControllerSettings(lease_s=10, lease_margin=0.1), clock)
+    assert not members.alive("old"), "it was not heard since this controller started"
+    assert not members.lapsed("old"), "its lease may have been renewed by the one before"
+    assert not members.beat("old", "i1")
+    clock.advance(11.1)
+    assert members.lapsed("old")
+    members.registered("old", "i1")
+    assert members.alive("old")
+    assert members.beat("old", "i1")
+    assert not members.beat("old", "i0"), "another incarnation"
+    assert not members.lapsed("old")
+    members.expel("old")
+    assert not members.beat("old", "i1"), "it must register first, and hear what it lost"
+    assert not members.alive("old")
+    assert members.heard_s("new") == -1
+    assert not members.lapsed("new")
+
+
+# -- who ----------------------------------------------------------------------------------------------------
+
+
+def test_the_successor_that_loses_least() -> None:
+    alive = {"b": B, "c": C}
+    standbys = [Standby("b", "m1", True, 7), Standby("c", "m2", True, 9), Standby("d", "m3", True, 99)]
+    assert f.choose(OWNER, True, standbys, {**alive, "a": OWNER}, {}) == Choice("a", How.LOCAL)
+    assert f.choose(OWNER, True, standbys, alive, {}) == Choice("c", How.STANDBY, "m2"), "the owner is not there"
+    warming = [Standby("b", "m1", False, 7)]
+    assert f.choose(OWNER, False, warming, alive, {}) == Choice("c", How.CHECKPOINT), "its own site first"
+    assert f.choose(OWNER, False, [], {"b": B}, {}) == Choice("b", How.CHECKPOINT)
+    assert f.choose(OWNER, False, [], {}, {}) is None
+
+
+# -- the machine --------------------------------------------------------------------------------------------
+
+ERROR = StateMissing("no checkpoint")
+
+
+def takeover(*events: f.Event) -> Takeover:
+    machine = Takeover(P, 6)
+    for event in events:
+        machine.handle(event)
+    return machine
+
+
+GRANTED = (f.Begin(), f.GrantRecorded())
+
+
+def test_a_smooth_take_over() -> None:
+    machine = Takeover(P, 6)
+    said = [machine.handle(e) for e in (*GRANTED, f.TargetOwned(6), f.OwnedRecorded())]
+    assert said == [[I.RECORD_GRANT], [I.TAKE_OVER], [I.RECORD_OWNED], []]
+    assert machine.phase is f.Phase.COMPLETED
+
+
+def test_silence_decides_nothing() -> None:
+    machine = takeover(*GRANTED)
+    for _ in range(20):
+        assert machine.handle(f.TargetUnknown()) == [I.RETRY_TAKE_OVER]
+    assert machine.phase is f.Phase.GRANTED
+
+
+def test_a_refusal_is_made_certain_before_another_epoch_is_granted() -> None:
+    machine = takeover(*GRANTED)
+    assert machine.handle(f.TargetRefused(ERROR)) == [I.CANCEL_TARGET]
+    assert machine.handle(f.TargetUnknown()) == [I.RETRY_CANCEL_TARGET]
+    assert machine.handle(f.TargetCancelled()) == [I.RECORD_ABORTED]
+    assert (machine.phase, machine.error) == (f.Phase.ABANDONED, ERROR)
+
+
+def test_an_ownership_wins_over_its_cancellation() -> None:
+    machine = takeover(*GRANTED, f.TargetRefused(ERROR))
+    assert machine.handle(f.TargetOwned(6)) == [I.RECORD_OWNED]
+    assert machine.handle(f.TargetGone()) == []
+
+
+@pytest.mark.parametrize("events", [(f.Begin(),), GRANTED, (*GRANTED, f.TargetRefused(ERROR))], ids=len)
+def test_a_successor_that_dies_is_given_up(events: tuple[f.Event, ...]) -> None:
+    assert takeover(*events).handle(f.TargetGone()) == [I.RECORD_ABORTED]
+
+
+def test_an_ownership_at_another_epoch_is_a_fault() -> None:
+    with pytest.raises(InvalidTransition, match="GRANTED"):
+        takeover(*GRANTED).handle(f.TargetOwned(7))
+
+
+def test_after_a_restart_what_was_granted_is_asked_for_again() -> None:
+    machine, first = Takeover.resumed(P, 6, granted=True)
+    assert first == [I.TAKE_OVER]
+    assert machine.handle(f.TargetOwned(6)) == [I.RECORD_OWNED]
+    machine, first = Takeover.resumed(P, 6, granted=False)
+    assert first == [I.RECORD_GRANT]

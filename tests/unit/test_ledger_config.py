@@ -1,0 +1,117 @@
+"""``state_manager:`` in YAML: five types, profiles, and secrets that come from the environment alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.errors import InvalidArgument
+from stateflow.ledger import state_manager_from_yaml
+from stateflow.ledger.batches import parse_affinity, parse_schedule
+from stateflow.ledger.config import DRIVERS, ledger_url
+
+SECRET = {"LEDGER_PASSWORD": "hunter2"}
+
+
+def document(kind: str = "PostgreSQLStateManager", **profile: Any) -> dict[str, Any]:
+    fields = {"host": "db", "database": "ledger", "username": "me", "password": "${LEDGER_PASSWORD}"} | profile
+    return {
+        "state_manager": {"name": "state_manager", "type": kind, "conf": {"connection": "state_manager"}},
+        "connections": {"state_manager": {key: value for key, value in fields.items() if value is not None}},
+    }
+
+
+def test_a_file_declares_a_state_manager(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yml"
+    file.write_text(
+        """
+state_manager:
+  name: state_manager
+  type: SqLiteStateManager
+  conf:
+    connection: state_manager
+connections:
+  state_manager:
+    database: ${WHERE}/ledger.db
+"""
+    )
+    manager = state_manager_from_yaml(file, {"WHERE": str(tmp_path)})
+    manager.insert_state(job_id="j")
+    manager.ledger.close()
+    assert (tmp_path / "ledger.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        ("PostgreSQLStateManager", "postgresql://me:hunter2@db:1234/ledger"),
+        ("MySQLStateManager", "mysql://me:hunter2@db:1234/ledger"),
+        ("SQLServerStateManager", "mssql://me:hunter2@db:1234/ledger?driver=ODBC+Driver+18+for+SQL+Server"),
+        (
+            "AzureSQLServerStateManager",
+            "mssql://me:hunter2@db:1234/ledger?Encrypt=yes&driver=ODBC+Driver+18+for+SQL+Server",
+        ),
+        ("SqLiteStateManager", "sqlite:///ledger"),
+    ],
+)
+def test_each_type_has_its_database(kind: str, url: str) -> None:
+    assert set(DRIVERS) >= {kind}
+    made = ledger_url(document(kind, port="1234"), SECRET).render_as_string(hide_password=False)
+    assert sorted(made.split("?")[-1].split("&")) == sorted(url.rsplit("?", maxsplit=1)[-1].split("&"))
+    assert made.split("?")[0] == url.split("?", maxsplit=1)[0]
+
+
+def test_a_url_may_stand_for_all() -> None:
+    url = ledger_url(document(url="postgresql://me:${LEDGER_PASSWORD}@db/x"), SECRET)
+    assert url.password == "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({}, "state_manager is missing"),
+        ({"state_manager": {"type": "OracleStateManager"}}, "cannot be 'OracleStateManager'"),
+        ({"state_manager": {"type": "MySQLStateManager"}}, "state_manager.conf is missing"),
+        (document() | {"connections": {"other": {}}}, "no connection profile 'state_manager'.*other"),
+        (document(colour="red"), "has no 'colour'"),
+        (document(password="hunter2"), "a password is written in a file"),
+        (document(password="x${LEDGER_PASSWORD}"), "a password is written in a file"),
+        (document(host="${NOWHERE}"), "NOWHERE is not set"),
+        (document(database=None), "names a database"),
+        (document(port="many"), "'many' is no port"),
+        (document(url="nonsense ${LEDGER_PASSWORD}"), "no database URL"),
+    ],
+)
+def test_what_is_refused(broken: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said) as caught:
+        ledger_url(broken, SECRET)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [", "\x00"])
+def test_files_that_declare_nothing(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "broken.yml"
+    file.write_text(text)
+    with pytest.raises(InvalidArgument, match=r"is no YAML|declares nothing"):
+        state_manager_from_yaml(file)
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        state_manager_from_yaml(tmp_path / "missing.yml")
+
+
+def test_affinities() -> None:
+    assert parse_affinity("edge-1").mode == "hard"
+    gpu = parse_affinity("gpu:2-4 soft 30")
+    assert (gpu.place, gpu.recommended, gpu.at_most, gpu.mode, gpu.falls_back_after_s) == ("gpu", 2, 4, "soft", 30.0)
+    for text in ("", "gpu:", "gpu:0", "gpu:4-2", "gpu soft", "gpu hard 3", "gpu soft x", "a b c"):
+        with pytest.raises(InvalidArgument, match="is no affinity"):
+            parse_affinity(text)
+
+
+def test_schedules() -> None:
+    for good in ("once 2030-01-01T00:00:00+00:00", "every 3600", "cron 0 3 * * 1-5", "cron */5 0-6/2 1,15 * *"):
+        assert parse_schedule(good).kind == good.split()[0]
+    for bad in ("", "once tomorrow", "once 2030-01-01T00:00:00", "every -1", "cron * * * *", "cron 60 * * * *", "x 1"):
+        with pytest.raises(InvalidArgument, match="is no schedule"):
+            parse_schedule(bad)

@@ -1,0 +1,172 @@
+"""Pipeline files: what they may say, parameters, and secrets that nobody sees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stateflow.errors import InvalidArgument, OperatorFailed, PipelineFailed
+from stateflow.spark.pipeline import failure_of
+from stateflow.spark.pipeline_file import PipelineFile, load_pipeline
+
+ENVIRONMENT = {"DB_PASSWORD": "hunter2", "DB_USER": "me"}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "tallies",
+        "cluster": "localhost:7070",
+        "parameters": {"day": "2024-01-01", "width": 4},
+        "connections": {
+            "warehouse": {"url": "jdbc:x://db", "user": "${ENV:DB_USER}", "password": "${env.DB_PASSWORD}"}
+        },
+        "source": {"format": "parquet", "path": "in/${param.day}", "schema": "k string, v long"},
+        "operators": [{"operator": "ops:Tally", "order_by": "v", "tasks": "${param.width}"}],
+        "sink": {"format": "jdbc", "connection": "warehouse", "options": {"dbtable": "t"}, "checkpoint": "c"},
+        **changes,
+    }
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Any:
+    def call(content: Any, settings: dict[str, str] | None = None, **environment: str) -> PipelineFile:
+        file = tmp_path / "pipeline.yml"
+        file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+        return load_pipeline(file, settings or {}, {**ENVIRONMENT, **environment})
+
+    return call
+
+
+def test_parameters_have_defaults_and_are_set_with_their_type(load: Any) -> None:
+    config = load(document()).config
+    assert (config.source.path, config.operators[0].tasks) == ("in/2024-01-01", 4)
+    config = load(document(), {"day": "2024-02-02", "width": "8"}).config
+    assert (config.source.path, config.operators[0].tasks) == ("in/2024-02-02", 8)
+    assert config.parameters == {"day": "2024-02-02", "width": 8}
+
+
+def test_options_of_a_connection_come_first(load: Any) -> None:
+    changed = document()
+    changed["sink"]["options"]["user"] = "other"
+    config = load(changed).config
+    assert config.options(config.sink) == {
+        "url": "jdbc:x://db",
+        "user": "other",
+        "password": "hunter2",
+        "dbtable": "t",
+    }
+
+
+def test_what_is_shown_has_no_secrets(load: Any) -> None:
+    changed = document()
+    changed["source"]["options"] = {
+        "servers": "nats://me:secret1@host:4222",
+        "api_token": "secret2",
+        "header": "Bearer ${DB_PASSWORD}",
+    }
+    shown = load(changed).shown
+    text = json.dumps(shown)
+    for secret in ("hunter2", "secret1", "secret2"):
+        assert secret not in text
+    assert shown["connections"]["warehouse"] == {"url": "jdbc:x://db", "user": "***", "password": "***"}
+    assert shown["source"]["options"]["header"] == "Bearer ***"
+    assert shown["source"]["path"] == "in/2024-01-01"
+    assert shown["trigger"] == "0 seconds", "defaults are shown"
+    assert load(changed).secrets.masked("connect me/hunter2") == "connect ***/***"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sorce": {}}, "sorce is unknown: did you mean 'source'?"),
+        ({"source": {"fromat": "csv"}}, "source.format is missing: add it"),
+        ({"source": {"format": "csv", "shema": "k int"}}, "source.shema is unknown: did you mean 'schema'?"),
+        (
+            {"operators": [{"operator": "a:B"}, {"operator": "a:C", "order": "v"}]},
+            "operators[1].order is unknown: did you mean 'order_by'?",
+        ),
+        (
+            {"operators": [{"operator": "a:B", "initial_state": {"format": "csv", "xyz": 1}}]},
+            "operators[0].initial_state.xyz is unknown: leave it out; there is format, path, schema",
+        ),
+        ({"source": {"format": 3}}, "source.format is wrong: Input should be a valid string"),
+        ({"trigger": "often"}, "trigger is wrong: "),
+        ({"cluster": None}, "cluster is missing"),
+        ({"sink": {"format": "parquet"}}, "sink.checkpoint is missing: a streaming pipeline could not go on"),
+        (
+            {"sink": {"format": "jdbc", "connection": "warehous", "checkpoint": "c"}},
+            "sink.connection: there is no connection profile 'warehous': did you mean 'warehouse'?",
+        ),
+        ({"name": "${env.NOWHERE}"}, "NOWHERE is not set in the environment (at=name): set it"),
+        ({"source": {"format": "csv", "path": "${param.dya}"}}, "(at=source.path): did you mean 'day'?"),
+        ({"parameters": {"day": None, "width": 1}}, "the parameter 'day' has no value: add --set day=…"),
+        (
+            {"source": {"format": "csv", "streaming": False}, "state_manager": {}},
+            "state_manager records streaming pipelines",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(load: Any, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        load(document(**changes))
+    line = str(caught.value)
+    assert said in line
+    assert line.startswith("invalid_argument: ")
+    assert "hunter2" not in line
+
+
+def test_a_batch_pipeline_needs_no_checkpoint(load: Any) -> None:
+    config = load(
+        document(source={"format": "csv", "streaming": False}, sink={"format": "parquet", "path": "out"})
+    ).config
+    assert config.sink.checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"dya": "1"}, "did you mean 'day'"), ({"width": "wide"}, "'wide' is no value for width: give a int")],
+)
+def test_wrong_settings(load: Any, settings: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        load(document(), settings)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("[1]", "declares no pipeline"), ("a: [", "is no YAML"), ("", "declares")]
+)
+def test_files_that_are_none(load: Any, content: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        load(content)
+
+
+def test_the_state_manager_is_the_ledgers(load: Any, tmp_path: Path) -> None:
+    section = {"name": "s", "type": "SqLiteStateManager", "conf": {"connection": "ledger"}}
+    changed = document(state_manager=section)
+    changed["connections"]["ledger"] = {"database": "${LEDGER}"}
+    file = load(changed, LEDGER=str(tmp_path / "ledger.db"))
+    manager = file.state_manager()
+    assert manager is not None
+    assert (tmp_path / "ledger.db").exists()
+    assert str(tmp_path) not in json.dumps(file.shown)
+    assert load(document()).state_manager() is None
+
+
+def test_the_error_of_a_task_is_found_in_sparks() -> None:
+    text = (
+        "Job aborted\nTraceback (most recent call last):\n  File x\n"
+        "stateflow.errors.OperatorFailed: operator_failed: process() raised ValueError: no (operator=Tally): mend it\n"
+        "\tat org.apache.spark"
+    )
+    found = failure_of(RuntimeError(text))
+    assert isinstance(found, OperatorFailed)
+    assert str(found) == "operator_failed: process() raised ValueError: no (operator=Tally): mend it"
+    other = failure_of(RuntimeError("\n[TABLE_NOT_FOUND] there is none\nat x"))
+    assert isinstance(other, PipelineFailed)
+    assert (
+        str(other)
+        == "pipeline_failed: [TABLE_NOT_FOUND] there is none: set spark.log.level to ERROR for Spark's own log"
+    )

@@ -1,0 +1,98 @@
+"""Rounds, matchings, shares: what is moved where, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconfig import plan, policies
+from reconfig.migration import Kind
+from reconfig.plan import Load, Transfer
+from stateflow.errors import InvalidArgument
+from stateflow.types import PartitionId, ReplicaInfo
+
+
+def transfer(number: int, source: str, target: str, rate: float = 0.0) -> Transfer:
+    return Transfer(PartitionId("Op", number), source, target, Load(100, rate))
+
+
+def infos(**weights: int) -> list[ReplicaInfo]:
+    return [ReplicaInfo(name, f"site-{name[0]}", f"{name}:1", weight) for name, weight in weights.items()]
+
+
+def test_orders() -> None:
+    some = [transfer(2, "a", "b", 1.0), transfer(0, "a", "b", 5.0), transfer(1, "a", "b", 3.0)]
+    numbers = {order: [t.partition.partition for t in plan.ordered(some, order)] for order in plan.ORDERS}
+    assert numbers == {"hot-first": [0, 1, 2], "hot-last": [2, 1, 0], "number": [0, 1, 2]}
+
+
+pairs = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("wxyz")), max_size=12)
+
+
+@given(pairs)
+def test_every_strategy_moves_everything_once(ends: list[tuple[str, str]]) -> None:
+    transfers = [transfer(number, *pair) for number, pair in enumerate(ends)]
+    for strategy in policies.STRATEGIES.values():
+        rounds = strategy.rounds(transfers)
+        assert Counter(itertools.chain(*rounds)) == Counter(transfers)
+        assert all(rounds), "no empty round"
+
+
+@given(pairs)
+def test_a_matched_round_uses_each_replica_once_and_is_as_large_as_can_be(ends: list[tuple[str, str]]) -> None:
+    left = [transfer(number, *pair) for number, pair in enumerate(ends)]
+    for round_ in plan.matched(left):
+        assert len({t.source for t in round_}) == len({t.target for t in round_}) == len(round_)
+        assert len(round_) == _largest({(t.source, t.target) for t in left})
+        left = [t for t in left if t not in round_]
+
+
+def _largest(edges: set[tuple[str, str]]) -> int:
+    """By trying everything."""
+    if not edges:
+        return 0
+    source = min(edges)[0]
+    without = {edge for edge in edges if edge[0] != source}
+    with_one = [1 + _largest({e for e in without if e[1] != target}) for s, target in edges if s == source]
+    return max(_largest(without), *with_one)
+
+
+def test_standbys_are_never_with_their_owner_and_rather_elsewhere() -> None:
+    replicas = infos(a1=1, a2=1, b1=1)
+    partitions = {PartitionId("Op", n): "a1" for n in range(4)}
+    one = plan.spread_standbys(partitions, {}, 1, replicas)
+    assert {replica for _, replica in one} == {"b1"}
+    two = plan.spread_standbys(partitions, {p: [r] for p, r in one}, 2, replicas)
+    assert [replica for _, replica in two] == ["a2"] * 4
+    assert plan.spread_standbys(partitions, {p: ["b1", "a2"] for p in partitions}, 3, replicas) == []
+
+
+# -- policies -----------------------------------------------------------------------------------------------
+
+
+def test_names() -> None:
+    assert policies.strategy_named("auto") is None
+    assert policies.strategy_named("fluid") is policies.STRATEGIES["fluid"]
+    with pytest.raises(InvalidArgument, match="stop-and-restart"):
+        policies.strategy_named("magic")
+    assert [s.name for s in policies.STRATEGIES.values() if s.kind is Kind.WARM] == ["warm-up"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "change", "budget", "bandwidth", "chosen"),
+    [
+        ([10**9], 0.0, 0.0, 0.0, "warm-up"),
+        ([10**9], 5e7, 0.0, 1e8, "warm-up"),
+        ([10**6], 2e8, 0.0, 1e8, "pause-and-copy"),  # changes never cross as fast as they come
+        ([10**6], 2e8, 50.0, 1e8, "warm-up"),  # a budget is waited for, or refused
+        ([10**10], 5e7, 0.0, 1e8, "warm-up"),
+        ([], 0.0, 0.0, 0.0, "warm-up"),
+    ],
+)
+def test_auto(sizes: list[int], change: float, budget: float, bandwidth: float, chosen: str) -> None:
+    loads = [Load(size) for size in sizes]
+    assert policies.choose(loads, change, budget, bandwidth).name == chosen

@@ -1,0 +1,195 @@
+"""The recovery cut: what was counted before a checkpoint is not counted again, what came after it is counted once.
+
+A consumer reads timed records in batches, counts them per key in a partition on RocksDB, checkpoints now and then and
+delivers the outputs. It is crashed before and after every step it takes, with its disk or without, and started again
+until it has read everything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateflow import Context, Operator, state
+from stateflow.changes import Mutations
+from stateflow.runtime.host import Batch, PartitionHost
+from stateflow.runtime.output import OutputReader
+from stateflow.storage import PartitionStore, RocksEngine
+from stateflow.types import PartitionId
+
+ID = PartitionId("Counted", 0)
+
+
+class Counted(Operator):
+    key = "k"
+    output = "k string, at long, n long"
+
+    n = state.counter()
+    seen = state.list(int)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self.n.value += 1
+        self.seen.append(row.at)
+        ctx.set_timer(row.at + 15, name=str(row.at))
+        yield row.k, row.at, self.n.value
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        yield ctx.key, -int(timer.name), self.n.value
+
+
+class Crash(BaseException):
+    """The process is gone: nothing after it happens."""
+
+
+class Steps:
+    """Counts what the consumer does and crashes at one of them."""
+
+    def __init__(self, crash_at: int | None) -> None:
+        self._crash_at = crash_at
+        self.taken = 0
+
+    def step(self) -> None:
+        self.taken += 1
+        if self.taken == self._crash_at:
+            raise Crash
+
+
+class Crashing:
+    """A store whose process may crash right before and right after each write."""
+
+    def __init__(self, store: PartitionStore, steps: Steps) -> None:
+        self._store, self._steps = store, steps
+        self.get, self.scan, self.scan_from = store.get, store.scan, store.scan_from
+
+    def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
+        self._steps.step()
+        self._store.apply(mutations, sync=sync)
+        self._steps.step()
+
+    def snapshot(self, directory: Path) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+#: batches of (time, key); a checkpoint is taken where it says so
+SCRIPT: list[Any] = [
+    [(90, "a"), (95, "b")],
+    "checkpoint",
+    [(110, "a")],
+    [(111, "a"), (112, "b")],
+    "checkpoint",
+    [(130, "a")],
+]
+
+
+class Consumer:
+    """What is durable: the source, the disk (``live``), the checkpoints, and what was delivered downstream."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.delivered: dict[int, list[dict[str, Any]]] = {}
+
+    def run(self, steps: Steps) -> None:
+        """From wherever the partition is, to the end of the script. Raises Crash."""
+        live = self.root / "live"
+        checkpoints = sorted(self.root.glob("checkpoint-*"))
+        if not live.exists() and checkpoints:
+            shutil.copytree(checkpoints[-1], live)
+        store = RocksEngine(8 << 20, 8 << 20).open(live, create=not live.exists())
+        try:
+            host = PartitionHost(Counted, ID, Crashing(store, steps), 1)
+            done = host.position("s")
+            batch = -1
+            for entry in SCRIPT:
+                if entry == "checkpoint":
+                    if batch > (-1 if done is None else done) or not checkpoints:
+                        self._checkpoint(store, batch, steps)
+                    continue
+                batch += 1
+                if done is not None and batch < done:
+                    continue  # the newest is sent again: nobody knows whether it was delivered
+                rows = pa.RecordBatch.from_pylist([{"k": key, "at": at} for at, key in entry])
+                sent = Batch("s", batch, watermark_us=entry[-1][0])
+                applied = host.apply(sent, rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), 0)
+                steps.step()
+                out, _ = OutputReader(pa.schema(rows_schema()), {}).rows([applied.output])
+                self.delivered[batch] = out  # idempotent by batch number, as Spark's sinks are
+                steps.step()
+        finally:
+            store.close()
+
+    def _checkpoint(self, store: PartitionStore, batch: int, steps: Steps) -> None:
+        steps.step()
+        target = self.root / f"checkpoint-{batch}"
+        if not target.exists():
+            store.snapshot(target)
+        steps.step()
+
+    def lose_the_disk(self) -> None:
+        shutil.rmtree(self.root / "live", ignore_errors=True)
+
+    def result(self) -> tuple[dict[int, list[dict[str, Any]]], dict[str, tuple[int, list[int]]]]:
+        store = RocksEngine(8 << 20, 8 << 20).open(self.root / "live")
+        host = PartitionHost(Counted, ID, store, 1)
+        states = {key: host.state.peek(key) for key in "ab"}
+        found = {key: (each.n.value, list(each.seen)) for key, each in states.items()}
+        store.close()
+        return self.delivered, found
+
+
+def rows_schema() -> list[tuple[str, pa.DataType]]:
+    return [("k", pa.string()), ("at", pa.int64()), ("n", pa.int64())]
+
+
+def uninterrupted(root: Path) -> tuple[Any, int]:
+    consumer, steps = Consumer(root), Steps(None)
+    consumer.run(steps)
+    return consumer.result(), steps.taken
+
+
+def test_the_cut_itself(tmp_path: Path) -> None:
+    """Records at 90 and 110, a checkpoint at 100, a crash, a replay from there: 110 counts once."""
+    consumer = Consumer(tmp_path)
+    with pytest.raises(Crash):
+        consumer.run(Steps(10))  # the batch with 110 is committed and delivered
+    assert [row["at"] for row in consumer.delivered[1]] == [110, -90, -95]
+    consumer.lose_the_disk()
+    consumer.run(Steps(None))
+    _, found = consumer.result()
+    assert found == {"a": (4, [90, 110, 111, 130]), "b": (2, [95, 112])}
+
+
+@pytest.mark.parametrize("disk", ["kept", "lost"])
+def test_a_crash_at_every_step(tmp_path: Path, disk: str) -> None:
+    wanted, steps = uninterrupted(tmp_path / "reference")
+    assert steps >= 4 * 4 + 2 * 2
+    fired = Counter(row["at"] for out in wanted[0].values() for row in out)
+    assert set(fired.values()) == {1}
+    for crash_at in range(1, steps + 1):
+        consumer = Consumer(tmp_path / f"crash-{crash_at}")
+        with pytest.raises(Crash):
+            consumer.run(Steps(crash_at))
+        if disk == "lost":
+            consumer.lose_the_disk()
+        consumer.run(Steps(None))
+        assert consumer.result() == wanted, f"crashed at step {crash_at}"
+
+
+def test_crashes_at_two_steps(tmp_path: Path) -> None:
+    wanted, steps = uninterrupted(tmp_path / "reference")
+    for first, second in itertools.product(range(1, steps + 1, 3), range(1, steps + 1, 4)):
+        consumer = Consumer(tmp_path / f"crash-{first}-{second}")
+        for crash_at in (first, second):
+            try:
+                consumer.run(Steps(crash_at))
+            except Crash:
+                consumer.lose_the_disk() if crash_at % 2 else None
+        consumer.run(Steps(None))
+        assert consumer.result() == wanted, f"crashed at steps {first} and {second}"

@@ -1,0 +1,93 @@
+"""What is taken out of a Spark checkpoint to go back to a batch, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stateflow.clock import ManualClock
+from stateflow.errors import InvalidArgument
+from stateflow.spark import rewind
+from stateflow.spark.rewind import plan_rewind
+
+
+def checkpoint_of(planned: int, finished: int, oldest: int = 0) -> set[str]:
+    names = {"metadata"}
+    for folder, last in (("offsets", planned), ("commits", finished)):
+        for number in range(oldest, last + 1):
+            names |= {f"{folder}/{number}", f"{folder}/.{number}.crc"}
+    return names
+
+
+def test_offsets_up_to_it_and_commits_below_it_stay() -> None:
+    plan = plan_rewind(checkpoint_of(6, 5), 4)
+    assert set(checkpoint_of(6, 5)) - set(plan.moved) == checkpoint_of(4, 3)
+    assert plan.last_batch == 6
+    plain = [name for name in plan.moved if "." not in name]
+    assert plain == ["commits/5", "commits/4", "offsets/6", "offsets/5"], "newest first: it can be cut short anywhere"
+
+
+def test_state_versions_behind_it_go() -> None:
+    kept = ["state/0/0/3.delta", "state/0/0/4.zip", "state/0/0/4_ab-cd.changelog", "state/0/_metadata/metadata"]
+    gone = ["state/0/0/5.delta", "state/0/1/17.snapshot", "state/0/0/left/5_ab-cd.changelog", "state/0/0/5.zip"]
+    plan = plan_rewind(checkpoint_of(6, 6) | set(kept) | set(gone), 4)
+    assert set(gone) <= set(plan.moved)
+    assert not set(kept) & set(plan.moved)
+
+
+def test_to_the_first_batch_and_to_where_it_is() -> None:
+    assert "commits/0" in plan_rewind(checkpoint_of(2, 2), 0).moved
+    assert plan_rewind(checkpoint_of(2, 2), 3).moved == ()
+    assert plan_rewind(checkpoint_of(2, 1), 2).moved == ()
+
+
+@pytest.mark.parametrize(
+    ("files", "to"),
+    [
+        (set(), 0),
+        ({"metadata"}, 0),
+        (checkpoint_of(3, 3) - {"metadata"}, 1),
+        (checkpoint_of(3, 3), 5),
+        (checkpoint_of(3, 3), -1),
+        (checkpoint_of(30, 30, oldest=10), 10),
+        (checkpoint_of(30, 30, oldest=10), 3),
+        (checkpoint_of(3, 3) - {"commits/1"}, 2),
+    ],
+)
+def test_what_cannot_be(files: set[str], to: int) -> None:
+    with pytest.raises(InvalidArgument):
+        plan_rewind(files, to)
+
+
+def test_a_sinks_log() -> None:
+    plain = {str(number) for number in range(13)}
+    log = plain | {"9.compact", ".3.crc"}
+    assert plan_rewind(checkpoint_of(12, 12), 11, log).sink_moved == ("12", "11")
+    assert set(plan_rewind(checkpoint_of(12, 12), 3, log).sink_moved) == (
+        {str(number) for number in range(3, 13)} | {"9.compact", ".3.crc"}
+    )
+    with pytest.raises(InvalidArgument, match="no longer has batch 1 "):
+        plan_rewind(checkpoint_of(12, 12), 3, log - {"1"})
+    assert plan_rewind(checkpoint_of(12, 12), 11, log - {"1"}).sink_moved == ("12", "11")
+
+
+def test_nothing_is_deleted(tmp_path: Path) -> None:
+    for name in checkpoint_of(3, 3):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    rewind(tmp_path, 2, apply=True, clock=ManualClock(0))
+    aside = tmp_path / "_rewound" / "19700101T000000.000000Z"
+    assert (aside / "commits" / "3").read_text() == "commits/3"
+    left = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file() and aside not in p.parents}
+    assert left == checkpoint_of(2, 1)
+    for name in ("commits/2", "commits/3", "offsets/3"):
+        (aside / name).rename(tmp_path / name)
+    assert rewind(tmp_path, 4).moved == (), "moved back it is as it was"
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/checkpoint", "/nonexistent/dir"])
+def test_places_that_cannot_be(place: str) -> None:
+    with pytest.raises(InvalidArgument, match="on this machine"):
+        rewind(place, 1)

@@ -1,0 +1,57 @@
+"""What is refused before the first batch, without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateflow.errors import InvalidArgument
+from stateflow.spark import apply_operator, read_state
+from stateflow.spark.checks import check_executors, not_importable
+from tests.unit.operators import Count
+
+
+def test_spark_connect_is_refused() -> None:
+    remote = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
+    with pytest.raises(InvalidArgument, match=r"^invalid_argument: this is Spark Connect.*classic session"):
+        apply_operator(remote, Count, cluster="127.0.0.1:1")
+    with pytest.raises(InvalidArgument, match="this is Spark Connect"):
+        read_state(remote, cluster="127.0.0.1:1", operator="Tally", state="n")
+
+
+class Remote:
+    """A session whose executors fail with this message, or are not to be asked."""
+
+    def __init__(self, master: str, said: str = "") -> None:
+        self.sparkContext = self
+        self.master, self.applicationId = master, f"app of {said}"
+        self.said, self.asked = said, 0
+
+    def parallelize(self, *_: object) -> Remote:
+        self.asked += 1
+        return self
+
+    def map(self, *_: object) -> Remote:
+        return self
+
+    def collect(self) -> None:
+        if self.said:
+            raise RuntimeError(self.said)
+
+
+def test_executors_without_the_package_are_told_apart_from_other_failures() -> None:
+    lacking = Remote("spark://m:7077", "Job aborted\nModuleNotFoundError: No module named 'stateflow'\n\tat org.apache")
+    with pytest.raises(Exception, match=r"^operator_not_importable: .*'stateflow': install"):
+        check_executors(lacking)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        check_executors(Remote("yarn", "out of memory"))  # type: ignore[arg-type]
+    assert not_importable("ValueError: no") is None
+
+
+def test_executors_are_asked_once_and_only_where_they_are_others() -> None:
+    fine = Remote("local-cluster[2,1,1024]")
+    for _ in range(3):
+        check_executors(fine)  # type: ignore[arg-type]
+    assert fine.asked == 1
+    here = Remote("local[2]", "never asked")
+    check_executors(here)  # type: ignore[arg-type]
+    assert here.asked == 0

@@ -1,0 +1,158 @@
+"""What operators see of ttl, tags and namespaces, through the harness on both backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateflow import BatchOperator, Context, Namespace, Operator, state
+from stateflow.errors import DeclarationError, EncodeError, InvalidArgument
+from stateflow.runtime.host import Batch, PartitionHost
+from stateflow.storage import MemoryStore
+from stateflow.testing import OperatorHarness
+from stateflow.types import PartitionId
+
+T0 = datetime(2013, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Expiring(Operator):
+    key = "k"
+    output = "k string, n long, pages array<string>, seen array<string>"
+
+    n = state.counter(ttl=60)
+    pages = state.map(str, int, ttl=60, ttl_refresh="read_write")
+    seen = state.set(str, ttl=timedelta(hours=1), ttl_domain="event")
+    kept = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self.n.value += 1
+        self.kept.value += 1
+        self.pages[row.page] = self.pages.get(row.page, 0) + 1
+        self.seen.add(row.page)
+        yield row.k, self.n.value, list(self.pages), list(self.seen)
+
+
+def stored(harness: OperatorHarness) -> int:
+    return sum(1 for store in harness._stores for _ in store.scan(b"c"))
+
+
+def test_what_expires_is_gone_at_once_and_from_disk_later(backend: str) -> None:
+    with OperatorHarness(Expiring, partitions=2, backend=backend) as h:
+        h.advance_watermark(T0)
+        for number in range(20):
+            h.send([{"k": f"k{number}", "page": "p"}])
+        assert stored(h) == 20 * 4
+        h.advance_processing_time(59)
+        assert h.send([{"k": "k0", "page": "p"}])[0]["n"] == 2
+        h.advance_processing_time(1)
+        (row,) = h.send([{"k": "k1", "page": "q"}])
+        assert (row["n"], row["pages"], row["seen"]) == (1, ["q"], ["p", "q"])
+        h.advance_watermark(T0 + timedelta(hours=2))
+        for _ in range(20):
+            h.advance_processing_time(0)
+        # k0 and k1 have been written since; a set's member in event time expires with the watermark
+        assert stored(h) == 20 + 2 * 2
+        assert h.state("k5").n.value == 0
+        assert h.state("k5").kept.value == 1
+
+
+TOTAL = state.counter(name="total")
+LAST = state.value(str, name="last")
+
+
+class Tagged(Operator):
+    key = "k"
+    output = "k string, total long, day long"
+
+    total = state.map(str, int)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        total = ctx.state(TOTAL)
+        total.value += 1
+        day = ctx.state(TOTAL, Namespace.named(row.day))
+        day.value += 1
+        ctx.state(LAST).value = row.day
+        self.total[row.day] = -1
+        if row.day == "forget":
+            ctx.clear_state(Namespace.named("mon"))
+        if row.day == "fail":
+            raise ValueError("no")
+        yield row.k, total.value, day.value
+
+
+def test_tags_and_namespaces(backend: str) -> None:
+    with OperatorHarness(Tagged, backend=backend) as h:
+        rows = [{"k": "a", "day": day} for day in ("mon", "mon", "tue")]
+        assert [(r["total"], r["day"]) for r in h.send(rows)] == [(1, 1), (2, 2), (3, 1)]
+        with pytest.raises(Exception, match="ValueError: no"):
+            h.send([{"k": "a", "day": "fail"}])
+        h.send([{"k": "a", "day": "forget"}])
+        assert [(r["total"], r["day"]) for r in h.send([{"k": "a", "day": "mon"}])] == [(5, 1)]
+        # keys 1 and "1" share nothing; a map and a counter of one name neither
+        assert h.send([{"k": "b", "day": "mon"}])[0]["total"] == 1
+        again = OperatorHarness.restore(Tagged, h.checkpoint())
+        assert again.send([{"k": "a", "day": "tue"}])[0] == {"k": "a", "total": 6, "day": 2}
+        again.close()
+
+
+class Misuser(Operator):
+    key = "k"
+    output = "k string"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        match row.what:
+            case "no name":
+                ctx.state(state.counter())
+            case "value":
+                self.n.value = "text"  # type: ignore[assignment]
+            case "big":
+                ctx.state(LAST).value = "x" * 1000
+
+    def on_watermark(self, watermark: Any, ctx: Context) -> None:
+        ctx.state(TOTAL)
+
+
+def test_misuse_is_refused_and_says_where() -> None:
+    with OperatorHarness(Misuser, partitions=1) as h:
+        for what, error, text in [
+            ("no name", DeclarationError, "operator=Misuser partition=0 key='a'"),
+            ("value", EncodeError, "operator=Misuser state=n key=a"),
+        ]:
+            with pytest.raises(error, match=text):
+                h.send([{"k": "a", "what": what}])
+        with pytest.raises(InvalidArgument, match="no current key"):
+            h.advance_watermark(T0)
+        assert stored(h) == 0
+
+
+def test_a_value_that_is_too_large_is_refused() -> None:
+    host = PartitionHost(Misuser, PartitionId("Misuser", 0), MemoryStore(), 1, max_value_bytes=100)
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "what": "big"}])
+    with pytest.raises(EncodeError, match=r"takes 1000 bytes, at most 100 .*state=last key=a"):
+        host.apply(Batch("s", 0), rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), 0)
+    assert host.position("s") is None
+
+
+class Columns(BatchOperator):
+    key = "k"
+    output = "k string"
+    n = state.value(int)
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        ctx.key = "a"
+        ctx.state(TOTAL)
+
+
+def test_a_batch_operator_has_no_tags() -> None:
+    with OperatorHarness(Columns) as h, pytest.raises(InvalidArgument, match="batch operator has no keyed state"):
+        h.send([{"k": "a"}])

@@ -1,0 +1,251 @@
+"""A replica's side of failover and of transfers cut short, without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateflow.changes import Mutations
+from stateflow.checkpoint import CheckpointStore
+from stateflow.errors import (
+    DigestMismatch,
+    DiskFull,
+    LeaseLost,
+    MoveAborted,
+    MoveUnknown,
+    PositionGap,
+    StaleCheckpoint,
+    StaleEpoch,
+    StateMissing,
+)
+from stateflow.runtime.host import Batch
+from stateflow.runtime.lifecycle import State
+from tests.unit.test_replica import SCHEMA, P, Two
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(str(tmp_path / "checkpoints"))
+
+
+def position(two: Two, source: str) -> int | None:
+    found = two.a.position(P, source)
+    return None if found is None else found.batch
+
+
+# -- a standby ----------------------------------------------------------------------------------------------
+
+
+def followed(two: Two) -> None:
+    """``b`` follows ``a`` for the standby move s1, and has everything."""
+    two.send(two.a, 1, 2, 3)
+    base = two.warm(two.a, two.b, "s1")
+    two.b.receiver.open_incoming(P, "s1", base)
+    two.send(two.a, 4)
+    two.follow(two.a, two.b, "s1", base, base.sequence)
+
+
+def test_a_standby_takes_over_with_what_it_has(two: Two) -> None:
+    followed(two)
+    expected = two.states(two.a)
+    taken = two.b.successor.from_standby(P, "t1", 2, "s1")
+    assert (taken.epoch, taken.positions) == (2, {"s": 1})
+    assert two.b.successor.from_standby(P, "t1", 2, "s1") == taken, "asked for twice, done once"
+    assert two.states(two.b) == expected
+    two.send(two.b, 5, epoch=2)
+    with pytest.raises(MoveUnknown):
+        two.b.receiver.apply_changes(P, "s1", [])
+    assert two.restart("b").lifecycle(P).epoch == 2
+
+
+def test_a_take_over_that_was_cancelled_never_happens_however_late_it_comes(two: Two) -> None:
+    followed(two)
+    assert two.b.cancel(P, "t1")
+    with pytest.raises(MoveAborted):
+        two.b.successor.from_standby(P, "t1", 2, "s1")
+    with pytest.raises(MoveUnknown):
+        two.b.successor.from_standby(P, "t2", 2, "s9")
+    assert two.b.lifecycle(P).state is State.WARMING
+
+
+def test_an_old_owner_that_comes_back_seals_durably_what_it_lost(two: Two) -> None:
+    followed(two)
+    two.b.successor.from_standby(P, "t1", 2, "s1")
+    assert two.a.successor.supersede(P, 2, two.b.info)
+    assert not two.a.successor.supersede(P, 2, two.b.info), "it has heard it"
+    assert two.send(two.a, 9) == two.b.info
+    again = two.restart("a").lifecycle(P)
+    assert (again.state, again.epoch, again.successor) == (State.SEALED, 2, two.b.info)
+    two.move(two.b, two.a, "m2", 2)
+    assert two.states(two.a)
+
+
+def test_a_sealed_owner_serves_again_when_its_move_can_never_end(two: Two) -> None:
+    two.send(two.a, 1, 2)
+    expected = two.states(two.a)
+    assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+    with pytest.raises(StaleEpoch):
+        two.a.successor.from_local(P, "t0", 2)
+    taken = two.a.successor.from_local(P, "t1", 3)
+    assert taken.epoch == 3
+    assert two.states(two.a) == expected
+    assert two.send(two.a, 3, epoch=3).rows == 1
+
+
+# -- a checkpoint -------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_served_under_the_new_epoch_and_fences_the_old_owner(
+    two: Two, checkpoints: CheckpointStore
+) -> None:
+    two.send(two.a, 1, 2)
+    two.a.checkpointer.take(P, checkpoints)
+    expected = two.states(two.a)
+    two.send(two.a, 7)
+    taken = two.b.successor.from_checkpoint(two.spec, P, "t1", 2, checkpoints)
+    assert (taken.epoch, taken.positions) == (2, {"s": 0})
+    assert two.b.successor.from_checkpoint(two.spec, P, "t1", 2, checkpoints).epoch == 2
+    assert two.states(two.b) == expected
+    newest = next(checkpoints.newest(P))
+    assert (newest.epoch, newest.replica) == (2, "b")
+    with pytest.raises(PositionGap, match="expects batch 1"):
+        two.send(two.b, 9, epoch=2, number=2)
+    two.send(two.b, 7, epoch=2, number=1)
+    try:
+        saved = two.a.checkpointer.take(P, checkpoints)
+    except StaleCheckpoint:
+        saved = None
+    assert saved is None or saved.bytes_new == 0
+    assert next(checkpoints.newest(P)).epoch == 2, "the old owner's is not the newest"
+
+
+def test_without_a_checkpoint_nothing_is_taken_over(two: Two, checkpoints: CheckpointStore) -> None:
+    with pytest.raises(StateMissing, match="no checkpoint"):
+        two.b.successor.from_checkpoint(two.spec, P, "t1", 2, checkpoints)
+    assert two.b.lifecycle(P).state is State.ABSENT
+
+
+# -- gaps of sources that may skip --------------------------------------------------------------------------
+
+
+def test_a_sparse_source_may_skip_but_not_what_was_acknowledged(two: Two) -> None:
+    schema = SCHEMA.serialize().to_pybytes()
+    two.a.apply(P, 1, Batch("x", 3, sparse=True), schema, b"")
+    two.a.apply(P, 1, Batch("x", 7, sparse=True), schema, b"", 3)
+    with pytest.raises(PositionGap) as caught:
+        two.a.apply(P, 1, Batch("x", 12, sparse=True), schema, b"", 9)
+    assert caught.value.where["expected"] == 8
+    again = two.a.apply(P, 1, Batch("x", 5, sparse=True, rewind=True), schema, b"")
+    assert again is not None
+    assert position(two, "x") == 7
+
+
+# -- leases -------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_that_lapses_during_a_batch_lets_nothing_be_said(two: Two) -> None:
+    two.a.lease.until = -1.0
+    with pytest.raises(LeaseLost):
+        two.send(two.a, 1)
+    assert position(two, "s") is None
+
+    class Lapsing:
+        asked = 0
+
+        def check(self, now: float) -> None:
+            self.asked += 1
+            if self.asked == 2:
+                raise LeaseLost("meanwhile")
+
+    two.a.lease = Lapsing()  # type: ignore[assignment]
+    with pytest.raises(LeaseLost):
+        two.send(two.a, 1)
+    assert position(two, "s") == 0, "committed, but not said"
+
+
+# -- transfers ----------------------------------------------------------------------------------------------
+
+
+def test_files_of_a_transfer_cut_short_are_there_for_the_next(two: Two) -> None:
+    for n in range(400):
+        two.send(two.a, *range(n, n + 20))
+    base = two.warm(two.a, two.b, "m1")
+    for file in base.files:
+        two.b.receiver.keep_received(P, "m1", file)
+    two.b.receiver.abandon(P, "m1")
+    large = {file.digest for file in base.files if file.size >= 4096}
+    assert large
+    assert large <= set(two.b.receiver.warm_base(P))
+    assert large <= set(two.restart("b").receiver.warm_base(P)), "also after a restart"
+    two.move(two.a, two.b, "m2", 1)
+    assert not (two.root / "b" / "operators" / "Op" / "p00000" / "received").exists()
+
+
+def test_a_copy_that_differs_is_kept_as_evidence(two: Two) -> None:
+    two.send(two.a, 1)
+    base = two.warm(two.a, two.b, "m1")
+    two.b.receiver.open_incoming(P, "m1", base)
+    two.send(two.a, 2)
+    two.follow(two.a, two.b, "m1", base, base.sequence)
+    reading = two.a.sender.change_log(base.snapshot_id).read(base.sequence, 1 << 20)
+    two.b.receiver.check_chain(P, "m1", reading.head_sequence, reading.chain)
+    with pytest.raises(DigestMismatch) as caught:
+        two.b.receiver.check_chain(P, "m1", reading.head_sequence, bytes(16))
+    kept = Path(caught.value.where["evidence"])
+    assert (kept / "CURRENT").exists()
+    two.b.receiver.abandon(P, "m1")
+    assert kept.exists()
+    two.move(two.a, two.b, "m2", 1)
+
+
+def test_a_disk_that_is_too_small(two: Two) -> None:
+    with pytest.raises(DiskFull, match="are free"):
+        two.b.receiver.check_room(P, 1 << 60)
+    two.b.receiver.check_room(P, 1)
+
+
+def test_a_log_that_nobody_reads_is_dropped(two: Two) -> None:
+    """The word that its move is over may be lost."""
+    two.send(two.a, 1)
+    base = two.a.sender.snapshot(P, "m1")
+    changes = two.a.sender.change_log(base.snapshot_id)
+    with two.a.sender.reading(base.snapshot_id):
+        assert two.a.sender.is_followed(P, "m1")
+        changes.read_at = -1e9
+        two.a.sender.drop_unread()
+        assert not changes.closed
+    two.a.sender.drop_unread()
+    assert not changes.closed, "it was read a moment ago"
+    changes.read_at = -1e9
+    two.a.sender.drop_unread()
+    assert changes.closed
+    with pytest.raises(MoveUnknown):
+        two.a.sender.change_log(base.snapshot_id)
+
+
+def test_a_flush_after_the_close_is_no_error(two: Two) -> None:
+    slot = two.a._shelf.slot(P)
+    assert slot.store is not None
+    slot.store.apply(Mutations(puts=[(b"a", b"b")]))
+    store, slot.store = slot.store, None
+    store.close()
+    store.flush()
+
+
+def test_only_what_a_standby_confirmed_is_confirmed(two: Two) -> None:
+    two.send(two.a, 1)
+    plain, standby = two.a.sender.snapshot(P, "m1"), two.a.sender.snapshot(P, "s1", True)
+    two.a.sender.confirm(plain.snapshot_id, 5)
+    assert not two.a.sender.confirmed(P, 1)
+    two.a.sender.confirm(standby.snapshot_id, 1)
+    assert two.a.sender.confirmed(P, 1)
+    assert not two.a.sender.confirmed(P, 2)
