@@ -1,7 +1,10 @@
-"""``python -m benchmarks NAME [--experiment ID] [--quick] --json``
+"""``python -m benchmarks NAME [--experiment ID] [--quick] [--keep] --json``
 
 One JSON object goes to standard output, progress to standard error. The exit status is 0 only when everything
 was measured and every result was correct; a missed target does not change it.
+
+``suite`` runs one experiment after another, ``report`` makes a page of the results that were kept, ``compare`` holds
+two such files against each other.
 """
 
 from __future__ import annotations
@@ -14,24 +17,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.record import Record
+from benchmarks.results import keep
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """``module``: ``run(experiment, quick=, seed=, only=) -> Record``. First experiment: the default."""
+    """``module``: ``run(experiment, quick=, seed=, only=) -> Record``. First experiment: the default.
+
+    ``full_only``: experiments that have no quick size and are left out of the quick suite.
+    """
 
     module: str
     experiments: tuple[str, ...]
     question: str
+    full_only: tuple[str, ...] = ()
 
 
 REGISTRY = {
+    "state": Benchmark("benchmarks.state", ("P1",), "what does tracked state cost beside plain Python?"),
+    "ledger": Benchmark(
+        "benchmarks.ledger", ("G1", "G1-1e7"), "does the ledger scale, in appends and look-ups?", full_only=("G1-1e7",)
+    ),
+    "checkpoint": Benchmark("benchmarks.checkpoint", ("C1",), "what does durability cost?"),
+    "migrate": Benchmark("benchmarks.migrate", ("M1", "M2", "M6", "M7", "M8"), "how long do partitions stand still?"),
+    "failover": Benchmark("benchmarks.failover", ("F1",), "how long until a dead replica's partitions answer again?"),
+    "soak": Benchmark(
+        "benchmarks.soak", ("SOAK",), "is anything lost under random moves, kills and stops?", full_only=("SOAK",)
+    ),
     "spark": Benchmark("benchmarks.spark", ("T1",), "faster than Spark's Python state API and its own aggregation?"),
+    "direct": Benchmark("benchmarks.direct", ("T2",), "what does a record cost without Spark?"),
+    "scale": Benchmark("benchmarks.scale", ("T3",), "does it scale with replicas, keys and state?"),
+    "plan": Benchmark("benchmarks.plan", ("S1",), "how long does planning take for 10,000 replicas, and what moves?"),
+    "nexmark": Benchmark("benchmarks.nexmark", ("M4",), "do realistic operators give the same while they move?"),
+    "edge": Benchmark("benchmarks.edge", ("M5",), "how long is a pause between edge sites, over a shaped link?"),
+    "latency": Benchmark("benchmarks.latency", ("L1",), "how long does a batch take at 25, 50, 75 % of saturation?"),
+}
+#: commands beside the benchmarks: ``main(arguments) -> exit status``
+COMMANDS = {
+    "suite": ("benchmarks.suite", "every experiment, one after another, and the report"),
+    "report": ("benchmarks.report", "a page, pictures and a table of the results that were kept"),
+    "compare": ("benchmarks.compare", "two files of results, with what is only noise"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given and given[0] in COMMANDS:
+        module, _ = COMMANDS[given[0]]
+        return int(importlib.import_module(module).main(given[1:]))
+    options = _parser().parse_args(given)
     benchmark = REGISTRY[options.name]
     experiment = options.experiment or benchmark.experiments[0]
     if experiment not in benchmark.experiments:
@@ -42,23 +76,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     run = importlib.import_module(benchmark.module).run
-    record: Record = run(experiment, quick=options.quick, seed=options.seed, only=options.only)
+    extra = {} if options.minutes is None else {"minutes": options.minutes}
+    record: Record = run(experiment, quick=options.quick, seed=options.seed, only=options.only, **extra)
+    if options.keep:
+        keep(options.name, record)
     print(json.dumps(record.to_json(), allow_nan=False) if options.json else _for_people(record))
     return 0 if record.complete else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     names = "\n".join(f"  {name:10} {entry.question}" for name, entry in REGISTRY.items())
+    commands = "\n".join(f"  {name:10} {what}" for name, (_, what) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"benchmarks:\n{names}",
+        description=f"benchmarks:\n{names}\n\ncommands:\n{commands}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=sorted(REGISTRY))
     parser.add_argument("--experiment", help="id; the benchmark's first when left out")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--keep", action="store_true", help="also append it to bench-out/results.jsonl")
     parser.add_argument("--seed", type=int, default=20130101)
+    parser.add_argument("--minutes", type=float, help="of a soak; default 15")
     parser.add_argument("--only", action="append", metavar="CONTESTANT", help="run these alone; may be repeated")
     return parser
 
@@ -71,6 +111,8 @@ def _for_people(record: Record) -> str:
         verdict = "met" if target.met else "NOT MET"
         lines.append(f"  {target.name:44} {value:>14}  ({sign} {target.target:g})  {verdict}")
     lines.append(f"  correctness {record.correctness.to_json()}")
+    if record.skipped:
+        lines.append(f"  skipped: {record.skipped}")
     lines += [f"  failed: {failure}" for failure in record.failures]
     return "\n".join(lines)
 

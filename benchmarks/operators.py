@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
-from stateflow import Operator, state
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow import BatchOperator, Operator, state
 
 
 class CountSum(Operator):
@@ -19,4 +23,49 @@ class CountSum(Operator):
     def process(self, row: Any, ctx: Any) -> Iterator[tuple[int, int, float]]:
         n, total = self.figures.value
         self.figures.value = n, total = n + 1, total + row.v
+        yield row.k, n, total
+
+
+class CountSumColumns(BatchOperator):
+    """The same a batch at a time; one output row for every key of the batch."""
+
+    key = "k"
+    output = "k long, n long, total double"
+
+    figures = state.value(tuple[int, float], default=(0, 0.0))
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Any) -> pa.Table:
+        sums = pa.table({"k": batch["k"], "v": batch["v"]}).group_by("k").aggregate([("v", "count"), ("v", "sum")])
+        keys = sums["k"].combine_chunks()
+        n, total = self.figures.get_many(keys).flatten()
+        n, total = pc.add(n, sums["v_count"].combine_chunks()), pc.add(total, sums["v_sum"].combine_chunks())
+        self.figures.put_many(keys, pa.StructArray.from_arrays([n, total], names=["_0", "_1"]))
+        return pa.table({"k": keys, "n": n, "total": total})
+
+
+class Keep(Operator):
+    """Keeps the last payload of each key; no output. State as large as one likes, changed as much as one likes."""
+
+    key = "k"
+    output = "k long"
+    payload = state.value(bytes, default=b"")
+
+    def process(self, row: Any, ctx: Any) -> None:
+        self.payload.value = row.payload
+
+
+class Ballast(Operator):
+    """CountSum over keys that each carry a payload, made at a key's first row: incompressible, and the same always."""
+
+    key = "k"
+    output = "k long, n long, total double"
+
+    figures = state.value(tuple[int, float], default=(0, 0.0))
+    payload = state.value(bytes, default=b"")
+
+    def process(self, row: Any, ctx: Any) -> Iterator[tuple[int, int, float]]:
+        n, total = self.figures.value
+        self.figures.value = n, total = n + 1, total + row.v
+        if row.size:
+            self.payload.value = random.Random(row.k * 1_000_003 + n).randbytes(row.size)
         yield row.k, n, total

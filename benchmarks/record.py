@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-_PACKAGES = ("stateflow", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict")
+_PACKAGES = ("stateflow", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict", "SQLAlchemy", "bytewax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,10 @@ class Correctness:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Result of one experiment. ``failures`` says, one line each, what could not be measured and why."""
+    """Result of one experiment. ``failures`` says, one line each, what could not be measured and why.
+
+    ``skipped``: why this machine cannot run it, or not all of it; nothing is wrong then.
+    """
 
     experiment: str
     figures: Mapping[str, Any]
@@ -95,10 +98,12 @@ class Record:
     settings: Mapping[str, Any]
     seed: int
     failures: Sequence[str] = field(default_factory=list)
+    skipped: str = ""
 
     @property
     def complete(self) -> bool:
-        return not self.failures and self.correctness.sound
+        nothing_ran = bool(self.skipped) and self.correctness == Correctness(None, None, None, None)
+        return not self.failures and (nothing_ran or self.correctness.sound)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -107,6 +112,7 @@ class Record:
             "targets": [target.to_json() for target in self.targets],
             "correctness": self.correctness.to_json(),
             "failures": list(self.failures),
+            **({"skipped": self.skipped} if self.skipped else {}),
             "settings": dict(self.settings) | machine(),
             "versions": versions(),
             "commit": commit(),

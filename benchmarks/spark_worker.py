@@ -19,8 +19,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.state import GroupStateTimeout
 
-from benchmarks.spark import NATIVE, OURS, TRANSFORM, Job
+from benchmarks.operators import CountSum, CountSumColumns
+from benchmarks.spark import APPLY_PANDAS, COLUMNS, NATIVE, OURS, TRANSFORM, TRANSFORM_PANDAS, Job
+from stateflow import Operator
 
 INPUT = "k long, v double"
 OUTPUT = "k long, n long, total double"
@@ -102,38 +105,89 @@ class Native(Contestant):
         return stored.select("key.k", sf.col("value.count").alias("n"), sf.col("value.sum").alias("total"))
 
 
+class InPandasProcessor(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._figures = handle.getValueState("figures", "n long, total double")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+        n, total = self._figures.get() or (0, 0.0)
+        for frame in rows:
+            n += len(frame)
+            total += float(frame["v"].sum())
+        self._figures.update((n, total))
+        yield pd.DataFrame({"k": [key[0]], "n": [n], "total": [total]})
+
+    def close(self) -> None:
+        pass
+
+
+class TransformWithStateInPandas(TransformWithState):
+    def apply(self, stream: DataFrame) -> DataFrame:
+        return stream.groupBy("k").transformWithStateInPandas(
+            statefulProcessor=InPandasProcessor(), outputStructType=OUTPUT, outputMode="Update", timeMode="None"
+        )
+
+
+class ApplyInPandasWithState(Contestant):
+    def apply(self, stream: DataFrame) -> DataFrame:
+        return stream.groupBy("k").applyInPandasWithState(
+            count_and_sum, OUTPUT, "n long, total double", "update", GroupStateTimeout.NoTimeout
+        )
+
+    def state(self, checkpoint: Path) -> DataFrame:
+        stored = self.spark.read.format("statestore").load(str(checkpoint))
+        figures = sf.col("value.groupState")
+        return stored.select("key.k", figures["n"].alias("n"), figures["total"].alias("total"))
+
+
+def count_and_sum(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    n, total = state.getOption or (0, 0.0)
+    for frame in frames:
+        n += len(frame)
+        total += float(frame["v"].sum())
+    state.update((n, total))
+    yield pd.DataFrame({"k": [key[0]], "n": [n], "total": [total]})
+
+
 class Ours(Contestant):
     output_mode = "append"
     rows_out_per_row_in = True
+    operator: type[Operator] = CountSum
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        from benchmarks.operators import CountSum
         from stateflow.testing import LocalCluster
 
-        with LocalCluster(CountSum, sites={"cloud": 2}, partitions=8) as cluster:
+        with LocalCluster(self.operator, sites={"cloud": 2}, partitions=8) as cluster:
             self._address = cluster.address
             yield
 
     def apply(self, stream: DataFrame) -> DataFrame:
-        from benchmarks.operators import CountSum
         from stateflow.spark import apply_operator
 
-        applied: DataFrame = apply_operator(stream, CountSum, cluster=self._address)
+        applied: DataFrame = apply_operator(stream, self.operator, cluster=self._address)
         return applied
 
     def state(self, checkpoint: Path) -> DataFrame:
         from stateflow.spark import read_state
 
-        stored = read_state(self.spark, cluster=self._address, operator="CountSum", state="figures")
+        stored = read_state(self.spark, cluster=self._address, operator=self.operator.__name__, state="figures")
         n, total = sf.col("value")[0].cast("long").alias("n"), sf.col("value")[1].alias("total")
         return stored.select(sf.col("key").alias("k"), n, total)
+
+
+class OursInColumns(Ours):
+    rows_out_per_row_in = False
+    operator = CountSumColumns
 
 
 CONTESTANTS: dict[str, Callable[[SparkSession], Contestant]] = {
     TRANSFORM: TransformWithState,
     NATIVE: Native,
+    TRANSFORM_PANDAS: TransformWithStateInPandas,
+    APPLY_PANDAS: ApplyInPandasWithState,
     OURS: Ours,
+    COLUMNS: OursInColumns,
 }
 
 
@@ -156,8 +210,8 @@ def work(job: Job) -> dict[str, Any]:
     seconds = [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress]
     rows = [entry["numInputRows"] for entry in progress]
     return {
-        "rows_per_s": [count / took for count, took in zip(rows[1:], seconds[1:], strict=True)],
-        "warm_up_s": seconds[0],
+        "rows_per_s": [count / took for count, took in zip(rows, seconds, strict=True)][job.warm_up :],
+        "warm_up_s": seconds[: job.warm_up],
         "correctness": {
             "lost": lost,
             "duplicated": duplicated,

@@ -1,0 +1,91 @@
+"""``python -m benchmarks compare A B``: two files of results, figure by figure.
+
+Where the ranges of two figures overlap nothing is claimed: "no difference shown". A figure measured once has no range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import Spread, newest, read, spreads
+
+NO_DIFFERENCE = "no difference shown"
+NOISE_UNKNOWN = "measured once: noise unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    experiment: str
+    figure: str
+    before: Spread
+    after: Spread
+
+    @property
+    def ratio(self) -> float | None:
+        return self.after.median / self.before.median if self.before.median else None
+
+    @property
+    def verdict(self) -> str:
+        if self.before.runs < 2 or self.after.runs < 2:
+            return NOISE_UNKNOWN
+        if self.before.least <= self.after.most and self.after.least <= self.before.most:
+            return NO_DIFFERENCE
+        return "higher" if self.after.median > self.before.median else "lower"
+
+
+def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[Difference]:
+    """Of every figure that both have, with a range."""
+    for experiment in before.keys() & after.keys():
+        old = {spread.path: spread for spread in spreads(before[experiment]["figures"])}
+        for spread in spreads(after[experiment]["figures"]):
+            if spread.path in old:
+                yield Difference(experiment, spread.name, old[spread.path], spread)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=__doc__)
+    parser.add_argument("before", type=Path, metavar="A")
+    parser.add_argument("after", type=Path, metavar="B")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    options = parser.parse_args(arguments)
+    before, after = newest(read(options.before)), newest(read(options.after))
+    found = sorted(differences(before, after), key=lambda d: (d.experiment, d.figure))
+    unlike = _unlike(before, after)
+    if options.json:
+        said = [asdict(d) | {"ratio": d.ratio, "verdict": d.verdict} for d in found]
+        print(json.dumps({"differences": said, "warnings": unlike}))
+        return 0
+    for line in unlike:
+        print(f"not the same: {line}")
+    for each in found:
+        change = "" if each.ratio is None else f"×{each.ratio:.2f}"
+        print(
+            f"{each.experiment:5} {each.figure:50.50} {_range(each.before)} → {_range(each.after)} {change:>7}  ",
+            end="",
+        )
+        print(each.verdict)
+    for experiment in sorted(before.keys() ^ after.keys()):
+        print(f"{experiment:5} only in {options.before if experiment in before else options.after}")
+    return 0
+
+
+def _unlike(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[str]:
+    """Settings that make two results of an experiment two different things."""
+    lines = []
+    for experiment in sorted(before.keys() & after.keys()):
+        old, new = before[experiment]["settings"], after[experiment]["settings"]
+        names = sorted(
+            name for name in old.keys() | new.keys() if name != "load_1min_at_end" and old.get(name) != new.get(name)
+        )
+        if names:
+            lines.append(f"{experiment}: settings {', '.join(names)}")
+    return lines
+
+
+def _range(spread: Spread) -> str:
+    return f"{spread.median:12,.4g} [{spread.least:,.4g}–{spread.most:,.4g}]"

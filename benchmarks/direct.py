@@ -1,0 +1,112 @@
+"""T2: what a record costs without Spark: keyed count and sum in one process, one way after another.
+
+Every contestant runs in a process of its own, over the same numbers. The figure of a run is rows over seconds from the
+end of the warm-up to the end of the run, so that a rival's last snapshot counts. Ours commits every batch to RocksDB;
+the plain loop keeps nothing and is the limit of what Python can do.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import REPOSITORY, Correctness, Record, Target, ratio, spread
+
+PLAIN, ROWS, COLUMNS = "dict loop", "stateflow rows", "stateflow columns"
+BYTEWAX, RECOVERY, RECOVERY_1S = "bytewax", "bytewax recovery", "bytewax recovery 1 s"
+CONTESTANTS = (PLAIN, ROWS, COLUMNS, BYTEWAX, RECOVERY, RECOVERY_1S)
+KEY_COUNTS = (1_000, 100_000)
+BATCH_ROWS = 100_000
+_TIMEOUT_S = 600
+
+RIVALS = {
+    "bytewax": "stateful_map, one worker, string keys made beforehand, source batches of 1,000, no recovery",
+    "bytewax recovery": "the same, one recovery partition, the default epoch of 10 s; a snapshot at the end of the run",
+    "bytewax recovery 1 s": "the same with an epoch of 1 s",
+    "quix streams": "left out: every release wants pydantic below the one this project is pinned to",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one worker process does; JSON for ``benchmarks.direct_worker``."""
+
+    contestant: str
+    keys: int
+    seed: int
+    warm_up: int
+    batches: int  # counted ones
+    directory: str
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    contestants = [name for name in CONTESTANTS if not only or name in only]
+    if unknown := sorted(set(only or ()) - set(CONTESTANTS)):
+        raise SystemExit(f"invalid_argument: no contestant {unknown[0]!r}: choose {', '.join(CONTESTANTS)}")
+    runs, warm_up, batches = (2, 2, 4) if quick else (5, 5, 40)
+    rates: dict[str, dict[str, list[float]]] = {}
+    parts: list[Correctness] = []
+    failures: list[str] = []
+    for keys in KEY_COUNTS:
+        for number in range(runs):  # in turns, so that a slow minute hits all alike
+            for name in contestants:
+                with tempfile.TemporaryDirectory(prefix="stateflow-t2-") as directory:
+                    found = run_worker(Job(name, keys, seed + number, warm_up, batches, directory))
+                if "error" in found:
+                    failures.append(f"{name} at {keys:,} keys: {found['error']}")
+                    continue
+                rates.setdefault(str(keys), {}).setdefault(name, []).append(found["rows_per_s"])
+                parts.append(Correctness(found["lost"], found["duplicated"], 0, found["state_equal"]))
+                print(f"  {name} at {keys:,} keys: {found['rows_per_s']:,.0f} rows/s", file=sys.stderr, flush=True)
+    figures = {keys: {name: spread(values) for name, values in each.items()} for keys, each in rates.items()}
+    return Record(
+        experiment=experiment,
+        figures={"rows_per_s": figures},
+        targets=_targets(figures),
+        correctness=Correctness.of_all(parts),
+        settings={
+            "quick": quick,
+            "rows_per_batch": BATCH_ROWS,
+            "batches": batches,
+            "warm_up_batches": warm_up,
+            "runs": runs,
+            "rivals": RIVALS,
+        },
+        seed=seed,
+        failures=failures,
+    )
+
+
+def _targets(figures: dict[str, dict[str, Any]]) -> list[Target]:
+    def over(keys: int, above: str, below: str) -> float | None:
+        each = figures.get(str(keys), {})
+        return ratio(each.get(above, {}).get("median"), each.get(below, {}).get("median"))
+
+    targets = [
+        Target(f"{ROWS} / {BYTEWAX} @1,000 keys", over(1_000, ROWS, BYTEWAX), 1.0),
+        Target(f"{COLUMNS} / {BYTEWAX} @1,000 keys", over(1_000, COLUMNS, BYTEWAX), 1.0),
+        Target(f"{ROWS} / {RECOVERY} @100,000 keys", over(100_000, ROWS, RECOVERY), 4.0),
+        Target(f"{COLUMNS} / {RECOVERY} @100,000 keys", over(100_000, COLUMNS, RECOVERY), 4.0),
+    ]
+    for keys in KEY_COUNTS:
+        targets.append(Target(f"{ROWS} / {PLAIN} @{keys:,} keys", over(keys, ROWS, PLAIN), 0.2))
+        targets.append(Target(f"{COLUMNS} / {ROWS} @{keys:,} keys", over(keys, COLUMNS, ROWS), 5.0))
+    return targets
+
+
+def run_worker(job: Job) -> dict[str, Any]:
+    """The worker's result, or ``{"error": …}``."""
+    command = [sys.executable, "-m", "benchmarks.direct_worker", json.dumps(asdict(job))]
+    try:
+        subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        return dict(json.loads((Path(job.directory) / "result.json").read_text()))
+    except subprocess.CalledProcessError as error:
+        return {"error": " | ".join(error.stderr.strip().splitlines()[-2:])}
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {_TIMEOUT_S} s"}

@@ -1,0 +1,229 @@
+"""One contestant of T2 in a process of its own: ``python -m benchmarks.direct_worker JOB``, JSON both ways.
+
+Runs once for the time, and once more, small, with every output row held against the reference.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.direct import BATCH_ROWS, BYTEWAX, COLUMNS, PLAIN, RECOVERY, RECOVERY_1S, ROWS, Job
+from benchmarks.operators import CountSum, CountSumColumns
+from stateflow import Operator
+from stateflow.runtime.host import Applied, Batch
+from stateflow.runtime.operator import describe, output_schema
+from stateflow.runtime.output import OutputReader
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.settings import ReplicaSettings
+from stateflow.types import PartitionId, ReplicaInfo
+
+PARTITIONS = 8
+VERIFY_ROWS, VERIFY_KEYS, VERIFY_BATCHES = 2_000, 100, 4
+SOURCE_BATCH = 1_000
+Columns = list[tuple[Any, Any]]
+State = dict[int, tuple[int, float]]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """``began_s``: end of the warm-up. ``outputs``: (key, count, sum) in any order; ``state`` where it can be read."""
+
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    outputs: list[tuple[int, int, float]] = field(default_factory=list)
+    state: State | None = None
+
+
+def columns_of(seed: int, keys: int, rows: int, batches: int) -> Columns:
+    """Keys and values, batch by batch. Sums of quarters are exact in any order."""
+    numbers = np.random.default_rng(seed)
+    return [(numbers.integers(0, keys, rows), numbers.integers(-4_000, 4_000, rows) / 4) for _ in range(batches)]
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    directory = Path(job.directory)
+    contest = CONTEST[job.contestant]
+    timed = columns_of(job.seed, job.keys, BATCH_ROWS, job.warm_up + job.batches)
+    outcome = contest(timed, job.warm_up, directory / "timed", False)
+    found = {"rows_per_s": job.batches * BATCH_ROWS / (outcome.ended_s - outcome.began_s)}
+    small = columns_of(job.seed + 1, VERIFY_KEYS, VERIFY_ROWS, VERIFY_BATCHES)
+    checked = contest(small, 1, directory / "verify", True)
+    expected, state = reference(small, last_only=job.contestant == COLUMNS)
+    here, wanted = Counter(checked.outputs), Counter(expected)
+    found["lost"] = sum((wanted - here).values())
+    found["duplicated"] = sum((here - wanted).values())
+    found["state_equal"] = checked.state in (None, state) and (
+        outcome.state is None or outcome.state == reference(timed, last_only=True)[1]
+    )
+    (directory / "result.json").write_text(json.dumps(found))
+
+
+def reference(batches: Columns, *, last_only: bool) -> tuple[list[tuple[int, int, float]], State]:
+    state: State = {}
+    outputs = []
+    for k, v in batches:
+        of_batch = {}
+        for key, value in zip(k.tolist(), v.tolist(), strict=True):
+            n, total = state.get(key, (0, 0.0))
+            state[key] = n, total = n + 1, total + value
+            of_batch[key] = (key, n, total)
+            if not last_only:
+                outputs.append((key, n, total))
+        if last_only:
+            outputs += of_batch.values()
+    return outputs, state
+
+
+# -- contestants --------------------------------------------------------------------------------------------
+
+
+def plain(batches: Columns, warm_up: int, _: Path, keep: bool) -> Outcome:
+    state: State = {}
+    outcome = Outcome(state=state)
+    tuples = [list(zip(k.tolist(), v.tolist(), strict=True)) for k, v in batches]
+    for number, rows in enumerate(tuples):
+        if number == warm_up:
+            outcome.began_s = time.perf_counter()
+        outputs = []
+        for k, v in rows:
+            n, total = state.get(k, (0, 0.0))
+            state[k] = n, total = n + 1, total + v
+            outputs.append((k, n, total))
+        if keep:
+            outcome.outputs += outputs
+    outcome.ended_s = time.perf_counter()
+    return outcome
+
+
+def replica(operator: type[Operator]) -> Callable[[Columns, int, Path, bool], Outcome]:
+    """A replica without its sockets. Rows come as they do from a router: Arrow messages by partition."""
+
+    def contest(batches: Columns, warm_up: int, directory: Path, keep: bool) -> Outcome:
+        name = operator.__name__
+        node = ReplicaNode(ReplicaInfo("r", "here", "none"), directory, ReplicaSettings(checkpoint_interval_s=0))
+        node.create(describe(operator, PARTITIONS), range(PARTITIONS), 1)
+        messages = [_messages(k, v) for k, v in batches]
+        outcome = Outcome(state={})
+        outputs: list[bytes] = []
+        for number, (schema, parts) in enumerate(messages):
+            if number == warm_up:
+                outcome.began_s = time.perf_counter()
+            for partition, rows in enumerate(parts):
+                applied = node.apply(PartitionId(name, partition), 1, Batch("s", number), schema, rows)
+                assert isinstance(applied, Applied)
+                if keep:
+                    outputs.append(applied.output)
+        outcome.ended_s = time.perf_counter()
+        rows, _ = OutputReader(output_schema(operator), {}).rows(outputs)
+        outcome.outputs = [(row["k"], row["n"], row["total"]) for row in rows]
+        outcome.state = {
+            key: tuple(value)
+            for partition in range(PARTITIONS)
+            for key, _, value in node.scan(PartitionId(name, partition), "figures")
+        }
+        node.close()
+        return outcome
+
+    return contest
+
+
+def _messages(k: Any, v: Any) -> tuple[bytes, list[bytes]]:
+    whole = pa.record_batch({"k": k, "v": v})
+    parts = [whole.filter(pa.array(k % PARTITIONS == p)).serialize().to_pybytes() for p in range(PARTITIONS)]
+    return whole.schema.serialize().to_pybytes(), parts
+
+
+def bytewax(epoch_s: float | None) -> Callable[[Columns, int, Path, bool], Outcome]:
+    """``epoch_s``: a snapshot so often; None: no recovery."""
+
+    def contest(batches: Columns, warm_up: int, directory: Path, keep: bool) -> Outcome:
+        import bytewax.operators as op
+        from bytewax.dataflow import Dataflow
+        from bytewax.inputs import FixedPartitionedSource, StatefulSourcePartition
+        from bytewax.outputs import DynamicSink, StatelessSinkPartition
+        from bytewax.recovery import RecoveryConfig, init_db_dir
+        from bytewax.testing import cluster_main
+
+        items = [item for k, v in batches for item in zip(map(str, k.tolist()), v.tolist(), strict=True)]
+        warm_rows = sum(len(k) for k, _ in batches[:warm_up])
+        outcome = Outcome()
+
+        class Rows(StatefulSourcePartition):  # type: ignore[type-arg]
+            def __init__(self) -> None:
+                self.at = 0
+
+            def next_batch(self) -> Any:
+                if self.at >= len(items):
+                    raise StopIteration
+                start, self.at = self.at, self.at + SOURCE_BATCH
+                return items[start : self.at]
+
+            def snapshot(self) -> int:
+                return self.at
+
+        class Source(FixedPartitionedSource):  # type: ignore[type-arg]
+            def list_parts(self) -> list[str]:
+                return ["one"]
+
+            def build_part(self, step_id: str, for_part: str, resume_state: Any) -> Rows:
+                return Rows()
+
+        class Kept(StatelessSinkPartition):  # type: ignore[type-arg]
+            seen = 0
+
+            def write_batch(self, values: list[Any]) -> None:
+                self.seen += len(values)
+                if not outcome.began_s and self.seen >= warm_rows:
+                    outcome.began_s = time.perf_counter()
+                if keep:
+                    outcome.outputs.extend((int(key), n, total) for key, (n, total) in values)
+
+        class Sink(DynamicSink):  # type: ignore[type-arg]
+            def build(self, step_id: str, worker_index: int, worker_count: int) -> Kept:
+                return Kept()
+
+        def add(state: Any, value: float) -> Any:
+            n, total = state or (0, 0.0)
+            state = n + 1, total + value
+            return state, state
+
+        flow = Dataflow("t2")
+        op.output("out", op.stateful_map("sum", op.input("in", flow, Source()), add), Sink())
+        settings: dict[str, Any] = {}
+        if epoch_s is not None:
+            directory.mkdir()
+            init_db_dir(directory, 1)
+            settings = {
+                "recovery_config": RecoveryConfig(directory),
+                "epoch_interval": timedelta(seconds=epoch_s),
+            }
+        cluster_main(flow, [], 0, worker_count_per_proc=1, **settings)
+        outcome.ended_s = time.perf_counter()
+        return outcome
+
+    return contest
+
+
+CONTEST: dict[str, Callable[[Columns, int, Path, bool], Outcome]] = {
+    PLAIN: plain,
+    ROWS: replica(CountSum),
+    COLUMNS: replica(CountSumColumns),
+    BYTEWAX: bytewax(None),
+    RECOVERY: bytewax(10.0),
+    RECOVERY_1S: bytewax(1.0),
+}
+
+if __name__ == "__main__":
+    main()

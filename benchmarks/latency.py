@@ -1,0 +1,123 @@
+"""L1: latency of a StreamClient under steady load.
+
+Saturation is measured first: senders that send again as soon as they are answered. Then the same senders send at fixed
+times, at a share of it; latency counts from the time a batch was scheduled. The clients run in this process: their cost
+is part of the figures, and where the process itself was held up the record says so.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.load import Ledger, Load, Source, ccdf, correctness_of, summary
+from benchmarks.operators import CountSum
+from benchmarks.record import Correctness, Record, Target, spread
+from benchmarks.stall import StallWatch
+from stateflow.testing import LocalCluster
+
+OPERATOR = "CountSum"
+PARTITIONS = 8
+SENDERS = 2
+ROWS = 20  # per batch
+KEYS = 10_000
+SHARES = (0.25, 0.50, 0.75)
+SETTLE_S = 1.0  # not counted
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    seconds, runs = (6.0, 2) if quick else (60.0, 5)
+    rates: list[float] = []
+    levels: dict[str, list[dict[str, Any]]] = {f"{share:.0%}": [] for share in SHARES}
+    parts: list[Correctness] = []
+    for number in range(runs):
+        with LocalCluster(CountSum, sites={"cloud": 1}, partitions=PARTITIONS, checkpoint_interval_s=0) as local:
+            truth = Ledger()
+            saturation = _saturation(local, truth, seed + number, seconds)
+            rates.append(saturation * ROWS)
+            for share in SHARES:
+                load = _load(local, truth, f"s{share}", seed + number, SENDERS / (share * saturation))
+                levels[f"{share:.0%}"].append(found := _watched(load, seconds))
+                _say(f"  {share:.0%} of {rates[-1]:,.0f} rows/s: p99 {found['latency_ms']['p99']:.2f} ms")
+            parts.append(correctness_of(load, local.cluster, OPERATOR))
+    p99 = {share: spread([found["latency_ms"]["p99"] for found in each]) for share, each in levels.items()}
+    stalled = max(found["stalls"]["share"] for each in levels.values() for found in each)
+    return Record(
+        experiment=experiment,
+        figures={
+            "saturation_rows_per_s": spread(rates),
+            "p50_ms": {s: spread([f["latency_ms"]["p50"] for f in each]) for s, each in levels.items()},
+            "p99_ms": p99,
+            "p99_9_ms": {s: spread([f["latency_ms"]["p99_9"] for f in each]) for s, each in levels.items()},
+            "generator_stalled_share_worst": stalled,
+            "levels": {share: each[-1] for share, each in levels.items()},
+        },
+        targets=[Target("p99 at 25 % of saturation, ms", p99["25%"]["median"], 5.0, "at_most")],
+        correctness=Correctness.of_all(parts),
+        settings={
+            "quick": quick,
+            "partitions": PARTITIONS,
+            "senders": SENDERS,
+            "rows_per_batch": ROWS,
+            "keys": KEYS,
+            "seconds_per_level": seconds,
+            "runs": runs,
+        },
+        seed=seed,
+    )
+
+
+def _saturation(local: LocalCluster, truth: Ledger, seed: int, seconds: float) -> float:
+    """Batches a second, of all senders, when each waits only for its last answer."""
+    load = _load(local, truth, "saturate", seed, 0.0)
+    with load:
+        load.wait(seconds / 2)
+        before, began = _sent(load), time.monotonic()
+        load.wait(seconds)
+        return (_sent(load) - before) / (time.monotonic() - began)
+
+
+def _sent(load: Load) -> int:
+    return sum(len(source.latencies.at_s) for source in load.sources)
+
+
+def _load(local: LocalCluster, truth: Ledger, name: str, seed: int, interval_s: float) -> Load:
+    sources = [
+        Source(local.stream(OPERATOR, source=f"{name}-{number}"), _picker(number), interval_s)
+        for number in range(SENDERS)
+    ]
+    load = Load(sources, seed)
+    load.truth = truth  # state goes on from one load to the next
+    return load
+
+
+def _picker(number: int) -> Callable[[random.Random], list[dict[str, Any]]]:
+    """Each sender has the keys of its own remainder."""
+
+    def pick(rng: random.Random) -> list[dict[str, Any]]:
+        keys = [rng.randrange(KEYS // SENDERS) * SENDERS + number for _ in range(ROWS)]
+        return [{"k": key, "v": rng.randrange(-4000, 4000) / 4} for key in keys]
+
+    return pick
+
+
+def _watched(load: Load, seconds: float) -> dict[str, Any]:
+    with StallWatch() as watch, load:
+        load.wait(SETTLE_S + seconds)
+    begin = load.began_s + SETTLE_S
+    each = [took for source in load.sources for took in source.latencies.between(begin, begin + seconds)]
+    return {
+        "batches": len(each),
+        "rows_per_s": len(each) * ROWS / seconds,
+        "latency_ms": summary(each),
+        "ccdf": ccdf(each),
+        "timeline": load.sources[0].latencies.timeline(load.began_s),
+        "stalls": watch.found().to_json(),
+    }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

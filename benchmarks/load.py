@@ -1,0 +1,195 @@
+"""An open-loop load on a StreamClient, and what became of every record: latencies, losses, duplicates.
+
+Records carry the time at which they were *scheduled* to be sent. A generator that is held up sends late and the delay
+counts: a stalled system must not be able to hide it (coordinated omission; Tene, "How NOT to Measure Latency", 2015).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import Correctness
+from stateflow.client import Cluster, StreamClient
+from stateflow.errors import PositionGap, Unavailable
+
+BUCKET_S = 0.25
+PERCENTILES = {"p25": 25.0, "p50": 50.0, "p75": 75.0, "p99": 99.0, "p99_9": 99.9}
+
+
+@dataclass(slots=True)
+class Latencies:
+    """(scheduled at, acknowledged after) in seconds on one clock, of every batch of one kind of keys."""
+
+    at_s: list[float] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)
+
+    def add(self, at_s: float, took_s: float) -> None:
+        self.at_s.append(at_s)
+        self.took_s.append(took_s)
+
+    def between(self, begin_s: float, end_s: float) -> np.ndarray[Any, Any]:
+        """Milliseconds, of what was scheduled in this time."""
+        at, took = np.array(self.at_s), np.array(self.took_s)
+        return took[(at >= begin_s) & (at < end_s)] * 1e3
+
+    def timeline(self, begin_s: float) -> list[dict[str, float]]:
+        """Per BUCKET_S since ``begin_s``: percentiles and maximum, milliseconds."""
+        if not self.at_s:
+            return []
+        at, took = np.array(self.at_s) - begin_s, np.array(self.took_s) * 1e3
+        buckets = np.floor(at / BUCKET_S).astype(int)
+        return [
+            {"at_s": round(float(b) * BUCKET_S, 3), "count": int((buckets == b).sum()), **summary(took[buckets == b])}
+            for b in np.unique(buckets)
+        ]
+
+
+def summary(milliseconds: np.ndarray[Any, Any] | Sequence[float]) -> dict[str, float]:
+    """Percentiles, maximum and mean, milliseconds; empty without values."""
+    values = np.asarray(milliseconds)
+    if not len(values):
+        return {}
+    found = {name: round(float(np.percentile(values, p)), 3) for name, p in PERCENTILES.items()}
+    return {**found, "max": round(float(values.max()), 3), "mean": round(float(values.mean()), 3)}
+
+
+def ccdf(milliseconds: np.ndarray[Any, Any] | Sequence[float]) -> list[tuple[float, float]]:
+    """(latency, share of requests that took longer), at powers of ten of the share."""
+    values = np.sort(np.asarray(milliseconds))
+    shares = [share for share in (0.5, 0.1, 0.05, 0.01, 0.001, 0.0001) if share * len(values) >= 1]
+    return [(round(float(np.percentile(values, 100 * (1 - share))), 3), share) for share in shares]
+
+
+class Ledger:
+    """The uninterrupted run: count and sum per key, and the outputs it gives. One writer per key."""
+
+    def __init__(self) -> None:
+        self.state: dict[int, tuple[int, float]] = {}
+        self.lost = self.duplicated = 0
+
+    def preload(self, keys: Iterable[int], value: float) -> None:
+        for key in keys:
+            n, total = self.state.get(key, (0, 0.0))
+            self.state[key] = n + 1, total + value
+
+    def apply(self, rows: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]] | None) -> None:
+        """``outputs``: as they came; None: they were given before and are not given again."""
+        expected: dict[tuple[int, int, float], int] = {}
+        for row in rows:
+            n, total = self.state.get(row["k"], (0, 0.0))
+            self.state[row["k"]] = n, total = n + 1, total + row["v"]
+            expected[row["k"], n, total] = expected.get((row["k"], n, total), 0) + 1
+        if outputs is None:
+            return
+        for output in outputs:
+            got = output["k"], output["n"], output["total"]
+            if expected.get(got, 0):
+                expected[got] -= 1
+            else:
+                self.duplicated += 1
+        self.lost += sum(expected.values())
+
+    def equals(self, cluster: Cluster, operator: str, state: str = "figures") -> bool:
+        found = {r["key"]: tuple(r["value"]) for r in cluster.read_state(operator, state).to_pylist()}
+        return found == self.state
+
+
+@dataclass(slots=True)
+class Source:
+    """One sender with keys of its own. ``pick``: the rows of a batch."""
+
+    stream: StreamClient
+    pick: Callable[[random.Random], list[dict[str, Any]]]
+    interval_s: float
+    latencies: Latencies = field(default_factory=Latencies)
+    sent: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    rewinds: int = 0
+
+
+class Load:
+    """Sends batches at fixed times from a thread per source. A context manager.
+
+    Args:
+        keep_sent: remember batches, so that what a restored checkpoint lacks can be sent again.
+    """
+
+    def __init__(self, sources: Sequence[Source], seed: int, *, keep_sent: bool = False) -> None:
+        self.sources = sources
+        self.truth = Ledger()
+        self.errors: list[BaseException] = []
+        self.began_s = 0.0
+        self._keep = keep_sent
+        self._stop = threading.Event()
+        self._mutex = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._run, args=(source, random.Random(seed + number)), daemon=True)
+            for number, source in enumerate(sources)
+        ]
+
+    def __enter__(self) -> Load:
+        self.began_s = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(120)
+        if self.errors:
+            raise self.errors[0]
+
+    def wait(self, seconds: float) -> None:
+        """Let it go on for so long. Raises what a sender failed with."""
+        self._stop.wait(seconds)
+        if self.errors:
+            raise self.errors[0]
+
+    def _run(self, source: Source, rng: random.Random) -> None:
+        try:
+            number = 0
+            while not self._stop.is_set():
+                scheduled = self.began_s + number * source.interval_s
+                number += 1
+                delay = scheduled - time.monotonic()
+                if delay > 0 and self._stop.wait(delay):
+                    return
+                rows = source.pick(rng)
+                outputs = self._send(source, rows)
+                source.latencies.add(scheduled, time.monotonic() - scheduled)
+                with self._mutex:
+                    self.truth.apply(rows, outputs)
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self.errors.append(error)
+            self._stop.set()
+
+    def _send(self, source: Source, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+        """One batch, going back as far as a restored partition asks for."""
+        number = source.stream.position + 1
+        if self._keep:
+            source.sent[number] = rows
+        rewound = False
+        while True:
+            try:
+                outputs = source.stream.send(rows, sequence=number)
+                return None if rewound else outputs
+            except Unavailable as error:  # nobody answered for long: the batch stays the same
+                print(f"  {error}", file=sys.stderr, flush=True)
+            except PositionGap as gap:
+                source.rewinds += 1
+                rewound = True  # some partitions may have given this batch's outputs already
+                for earlier in range(int(gap.where["expected"]), number):
+                    source.stream.send(source.sent[earlier], sequence=earlier, rewind=True)
+
+
+def correctness_of(load: Load, cluster: Cluster, operator: str) -> Correctness:
+    equal = load.truth.equals(cluster, operator)
+    return Correctness(lost=load.truth.lost, duplicated=load.truth.duplicated, late=0, state_equal=equal)

@@ -1,0 +1,311 @@
+"""Moving partitions under load: M1 pause against state size, M2 against access ratio, M6 the way back, M7 bystanders,
+M8 budgets. docs/moving-state.md says what the strategies do.
+
+Partitions 0 and 1 hold the state; 0 moves first and warms everything up, 1 moves second and is reported. Partitions 2
+and 3 are bystanders. Every run is a cluster of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.load import Latencies, Load, Source, ccdf, correctness_of, summary
+from benchmarks.operators import Ballast
+from benchmarks.record import Correctness, Record, Target, ratio, spread
+from stateflow.client import MoveReport
+from stateflow.partitioner import partition_of
+from stateflow.testing import LocalCluster
+
+OPERATOR = "Ballast"
+PARTITIONS = 4
+PAYLOAD = 1000  # bytes per key
+PRELOAD_ROWS = 4000
+ROWS = 20  # per batch
+INTERVAL_S = 0.02
+STRATEGIES = ("stop-and-restart", "pause-and-copy", "fluid", "batched", "warm-up")
+MB = 1_000_000
+#: of every cluster of this run, in order
+_CHECKED: list[Correctness] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One run. ``hot``: share of the moved partitions' keys that the load touches. ``rewrites``: rows bring a new
+    payload, so that what changes weighs as much as what stays."""
+
+    size: int
+    hot: float = 0.02
+    rewrites: bool = False
+    interval_s: float = INTERVAL_S
+    settle_s: float = 2.0
+
+
+def keys_of(partition: int, count: int) -> list[int]:
+    found: list[int] = []
+    key = 0
+    while len(found) < count:
+        if partition_of(key, PARTITIONS) == partition:
+            found.append(key)
+        key += 1
+    return found
+
+
+@contextmanager
+def rig(shape: Shape, seed: int) -> Iterator[tuple[LocalCluster, Load]]:
+    """A loaded cluster and a load that runs on it: source ``moved`` on partitions 0 and 1, ``bystander`` on 2 and 3."""
+    with (
+        tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder,
+        LocalCluster(
+            Ballast,
+            sites={"cloud": 1, "edge": 1},
+            partitions=PARTITIONS,
+            data_dir=folder,
+            deploy_to=("cloud",),
+            checkpoint_interval_s=0,
+        ) as local,
+    ):
+        keys = {p: keys_of(p, max(50, shape.size // PAYLOAD) if p < 2 else 500) for p in range(PARTITIONS)}
+        preload = local.stream(OPERATOR, source="preload")
+        everything = [key for p in range(PARTITIONS) for key in keys[p]]
+        for at in range(0, len(everything), PRELOAD_ROWS):
+            preload.send([{"k": k, "v": 0.0, "size": PAYLOAD} for k in everything[at : at + PRELOAD_ROWS]])
+        hot = [key for p in (0, 1) for key in keys[p][: max(1, int(len(keys[p]) * shape.hot))]]
+        others = [*keys[2], *keys[3]]
+        size = PAYLOAD if shape.rewrites else 0
+
+        def pick(from_keys: list[int], payload: int) -> Callable[[random.Random], list[dict[str, Any]]]:
+            return lambda rng: [{"k": rng.choice(from_keys), "v": 1.0, "size": payload} for _ in range(ROWS)]
+
+        load = Load(
+            [
+                Source(local.stream(OPERATOR, source="moved"), pick(hot, size), shape.interval_s),
+                Source(local.stream(OPERATOR, source="bystander"), pick(others, 0), shape.interval_s),
+            ],
+            seed,
+        )
+        load.truth.preload(everything, 0.0)
+        with load:
+            load.wait(shape.settle_s)
+            yield local, load
+            load.wait(shape.settle_s)
+        _CHECKED.append(correctness_of(load, local.cluster, OPERATOR))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def move(local: LocalCluster, partitions: Sequence[int], to: str, **options: Any) -> list[MoveReport]:
+    report = local.migrate(OPERATOR, list(partitions), to, **options).wait()
+    if report.state != "COMPLETED":
+        raise RuntimeError("; ".join(m.error for m in report.moves if m.error))
+    return list(report.moves)
+
+
+def _one(shape: Shape, strategy: str, seed: int) -> dict[str, Any]:
+    """Two migrations, the second reported."""
+    with rig(shape, seed) as (local, load):
+        move(local, [0], "edge", strategy=strategy)
+        load.wait(shape.settle_s)
+        began = load.sources[0].latencies.at_s[-1]
+        (second,) = move(local, [1], "edge", strategy=strategy)
+        load.wait(shape.settle_s)
+        ended = began + second.duration_s + shape.settle_s
+        during = load.sources[0].latencies.between(began, ended)
+        figures = {
+            "strategy": strategy,
+            "size": shape.size,
+            "pause_ms": second.pause_ms,
+            "predicted_pause_ms": second.predicted_pause_ms,
+            "duration_s": second.duration_s,
+            "bytes_warm": second.bytes_warm,
+            "bytes_delta": second.bytes_delta,
+            "latency_ms_during": summary(during),
+            "latency_ccdf_during": ccdf(during),
+            "timeline": load.sources[0].latencies.timeline(load.began_s),
+        }
+    say(f"  {strategy:17} {shape.size / MB:7.0f} MB  pause {second.pause_ms:9.1f} ms  took {second.duration_s:6.2f} s")
+    return figures
+
+
+# -- experiments --------------------------------------------------------------------------------------------
+
+
+def _m1(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
+    sizes = [2 * MB, 20 * MB] if quick else [10 * MB, 100 * MB, 1000 * MB]
+    runs = 1 if quick else 5
+    results: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for strategy in only or STRATEGIES:
+        for size in sizes:
+            for run in range(runs):
+                results.setdefault(strategy, {}).setdefault(size, []).append(_one(Shape(size), strategy, seed + run))
+    pauses = {s: {size: [r["pause_ms"] for r in rs] for size, rs in by.items()} for s, by in results.items()}
+    small, large = sizes[0], sizes[-1]
+    warm = pauses.get("warm-up", {})
+    stop = pauses.get("stop-and-restart", {})
+    flat = ratio(statistics.median(warm[large]), statistics.median(warm[small])) if warm else None
+    shorter = ratio(statistics.median(stop[large]), statistics.median(warm[large])) if warm and stop else None
+    targets = [
+        Target(f"pause p100 at {large // MB} MB, ms", max(warm[large]) if warm else None, 50, "at_most"),
+        Target(f"pause {large // MB} MB over pause {small // MB} MB", flat, 1.5, "at_most"),
+        Target(f"stop-and-restart over warm-up at {large // MB} MB", shorter, 100, "at_least"),
+    ]
+    figures = {
+        "pause_ms": {s: {str(size): spread(v) for size, v in by.items()} for s, by in pauses.items()},
+        "runs": results,
+    }
+    return figures, targets
+
+
+def _m2(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
+    size = 5 * MB if quick else 100 * MB
+    ratios = [0.02, 0.5, 1.0] if quick else [0.02, 0.10, 0.25, 0.50, 1.0]
+    pauses: dict[str, dict[float, list[float]]] = {}
+    for hot in ratios:
+        for strategy in only or ("pause-and-copy", "warm-up", "auto"):
+            for run in range(1 if quick else 5):
+                shape = Shape(size, hot, rewrites=True)
+                pauses.setdefault(strategy, {}).setdefault(hot, []).append(
+                    _one(shape, strategy, seed + run)["pause_ms"]
+                )
+    worst = None
+    if {"pause-and-copy", "auto"} <= set(pauses):
+        medians = [
+            (statistics.median(pauses["auto"][h]), statistics.median(pauses["pause-and-copy"][h])) for h in ratios
+        ]
+        worst = max(auto / copy for auto, copy in medians)
+    figures = {"pause_ms": {s: {str(h): spread(v) for h, v in by.items()} for s, by in pauses.items()}}
+    return figures, [Target("auto over pause-and-copy, worst access ratio", worst, 1.1, "at_most")]
+
+
+def _m6(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
+    """A → B → A …, one per cent changed in between."""
+    size = 20 * MB if quick else 200 * MB
+    shape = Shape(size, hot=0.01, rewrites=True, interval_s=0.1)
+    trips = []
+    with rig(shape, seed) as (local, load):
+        move(local, [0, 1], "edge")
+        for trip in range(2 if quick else 6):
+            load.wait(max(2.0, size / MB / 50))
+            back = move(local, [0, 1], "cloud" if trip % 2 == 0 else "edge")
+            trips.append(
+                {
+                    "to": back[0].target,
+                    "bytes_warm": sum(m.bytes_warm for m in back),
+                    "bytes_reused": sum(m.bytes_reused for m in back),
+                    "bytes_delta": sum(m.bytes_delta for m in back),
+                    "base_bytes": sum(m.base_bytes for m in back),
+                }
+            )
+            sent_mb, reused_mb = trips[-1]["bytes_warm"] / MB, trips[-1]["bytes_reused"] / MB
+            say(f"  trip {trip}, MB: {sent_mb:.2f} sent, {reused_mb:.2f} reused")
+    changed = size * 2 * shape.hot
+    sent = [trip["bytes_warm"] + trip["bytes_delta"] for trip in trips]
+    figures = {"trips": trips, "bytes_changed_at_least": changed, "bytes_sent": spread(sent)}
+    worst = max(sent) / changed if changed else None
+    return figures, [Target("bytes of a return over bytes changed, worst trip", worst, 1.05, "at_most")]
+
+
+def _m7(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
+    """Latency of partitions that stay, before moves and while they go on."""
+    size = 20 * MB if quick else 500 * MB
+    runs = []
+    for run in range(1 if quick else 5):
+        with rig(Shape(size), seed + run) as (local, load):
+            bystander: Latencies = load.sources[1].latencies
+            load.wait(3 if quick else 15)
+            middle = bystander.at_s[-1]
+            moves = move(local, [0], "edge") + move(local, [1], "edge")
+            ended = max(bystander.at_s[-1], middle + 1.0)
+            before, during = bystander.between(load.began_s + 1, middle), bystander.between(middle, ended)
+            runs.append(
+                {
+                    "before": summary(before),
+                    "during": summary(during),
+                    "moving_s": sum(m.duration_s for m in moves),
+                    "timeline": bystander.timeline(load.began_s),
+                }
+            )
+            say(
+                f"  bystanders' p99, ms: {runs[-1]['before'].get('p99')} before, {runs[-1]['during'].get('p99')} during"
+            )
+    ratios = [r for run in runs if (r := ratio(run["during"].get("p99"), run["before"].get("p99"))) is not None]
+    worst = statistics.median(ratios) if ratios else None
+    return {"runs": runs, "p99_ratio": spread(ratios)}, [
+        Target("bystanders' p99, during over before", worst, 1.1, "at_most")
+    ]
+
+
+def _m8(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
+    """Budgets against what came, to and fro under a load that changes."""
+    budgets = [25.0, 100.0] if quick else [10.0, 25.0, 50.0, 100.0, 500.0]
+    admitted: list[tuple[float, float, float]] = []
+    refused: dict[str, int] = {}
+    for number, budget in enumerate(budgets):
+        shape = Shape(2 * MB if quick else 20 * MB, hot=0.2, rewrites=True, interval_s=(0.01, 0.02, 0.05)[number % 3])
+        with rig(shape, seed + number) as (local, _load):
+            for trip in range(4 if quick else 20):
+                to = "edge" if trip % 2 == 0 else "cloud"
+                report = local.migrate(OPERATOR, [0, 1], to, max_pause_ms=budget, patience_s=5.0).wait()
+                for m in report.moves:
+                    if m.state == "COMPLETED":
+                        admitted.append((budget, m.predicted_pause_ms, m.pause_ms))
+                    else:
+                        refused[f"{budget:g}"] = refused.get(f"{budget:g}", 0) + 1
+                if report.state != "COMPLETED":  # bring both to one side again, or the next trip is half of one
+                    left = [m.partition for m in report.moves if m.state != "COMPLETED"]
+                    move(local, left, to)
+        say(
+            f"  budget {budget:g} ms: {sum(b == budget for b, _, _ in admitted)} admitted, "
+            f"{refused.get(f'{budget:g}', 0)} refused"
+        )
+    within = [actual <= budget for budget, _, actual in admitted]
+    close = [0.5 <= predicted / actual <= 2.0 for _, predicted, actual in admitted if actual > 0]
+    figures = {
+        "moves": [{"budget_ms": b, "predicted_ms": p, "actual_ms": a} for b, p, a in admitted],
+        "refused": refused,
+        "share_predicted_within_2x": sum(close) / len(close) if close else None,
+    }
+    errors = [abs(p - a) for _, p, a in admitted]
+    figures["prediction_error_ms"] = spread(errors)
+    typical = statistics.median(max(p / a, a / p) for _, p, a in admitted if a > 0 and p > 0) if admitted else None
+    return figures, [
+        Target("share of admitted moves within budget", sum(within) / len(within) if within else None, 0.99),
+        Target("prediction against actual, median factor", typical, 2.0, "at_most"),
+    ]
+
+
+EXPERIMENTS: dict[str, Callable[[bool, int, Sequence[str] | None], tuple[dict[str, Any], list[Target]]]] = {
+    "M1": _m1,
+    "M2": _m2,
+    "M6": _m6,
+    "M7": _m7,
+    "M8": _m8,
+}
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    del _CHECKED[:]
+    failures: list[str] = []
+    figures: dict[str, Any] = {}
+    targets: list[Target] = []
+    try:
+        figures, targets = EXPERIMENTS[experiment](quick, seed, only)
+    except RuntimeError as error:
+        failures.append(str(error))
+    return Record(
+        experiment=experiment,
+        figures=figures,
+        targets=targets,
+        correctness=Correctness.of_all(_CHECKED),
+        settings={"quick": quick, "rows_per_batch": ROWS, "payload_bytes": PAYLOAD, **asdict(Shape(0))},
+        seed=seed,
+        failures=failures,
+    )

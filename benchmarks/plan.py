@@ -1,0 +1,94 @@
+"""S1: does the control plane scale? Where partitions go, planned for replicas that exist only as names.
+
+A partition's operator has at most 65,536 of them, so there are several operators. Placing new operators is the ring's
+work; when a replica joins or leaves ``rebalance`` says what moves. The optimum moves the newcomer's share, or what the
+one that left had.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.record import Correctness, Record, Target, spread
+from stateflow.ring import propose, rebalance
+from stateflow.types import PartitionId, ReplicaInfo
+
+OPERATORS = 16
+FULL, QUICK = (10_000, 1_000_000), (10_000, 1_000_000)
+Owners = dict[PartitionId, str]
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    rng = random.Random(seed)
+    replicas, partitions = QUICK if quick else FULL
+    runs = 2 if quick else 5
+    took: dict[str, list[float]] = {"place": [], "even_out": [], "join": [], "leave": []}
+    excess: dict[str, list[float]] = {"join": [], "leave": []}
+    parts: list[Correctness] = []
+    for number in range(runs):
+        names = [f"r{rng.randrange(10**9):09}" for _ in range(replicas)]
+        infos = [ReplicaInfo(name, "site", "none") for name in dict.fromkeys(names)]
+        owners = _timed(took["place"], lambda infos=infos: _place(infos, partitions))
+        owners |= _timed(took["even_out"], lambda owners=owners, infos=infos: rebalance(owners, infos))
+        parts.append(_checked(owners, infos, partitions))
+        for change in ("join", "leave"):
+            if change == "join":
+                after = [*infos, ReplicaInfo(f"new-{number}", "site", "none")]
+                least = partitions // len(after)
+            else:
+                gone = rng.choice(infos)
+                after = [info for info in infos if info is not gone]
+                least = sum(owner == gone.name for owner in owners.values())
+            moves = _timed(took[change], lambda owners=owners, after=after: rebalance(owners, after))
+            excess[change].append(len(moves) / least)
+            parts.append(_checked(owners | moves, after, partitions))
+        print(f"  run {number + 1}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in took.items()), file=sys.stderr)
+    return Record(
+        experiment=experiment,
+        figures={
+            "seconds": {name: spread(values) for name, values in took.items()},
+            "moved_over_least": {name: spread(values) for name, values in excess.items()},
+            "moved_share_least": 1 / (replicas + 1),
+        },
+        targets=[
+            Target("seconds to place everything, worst", max(took["place"]), 10.0, "at_most"),
+            Target("seconds to plan a join, worst", max(took["join"]), 10.0, "at_most"),
+            Target("seconds to plan a leave, worst", max(took["leave"]), 10.0, "at_most"),
+            Target("partitions moved by a join / the least, worst", max(excess["join"]), 1.1, "at_most"),
+            Target("partitions moved by a leave / the least, worst", max(excess["leave"]), 1.1, "at_most"),
+        ],
+        correctness=Correctness.of_all(parts),
+        settings={"quick": quick, "replicas": replicas, "partitions": partitions, "operators": OPERATORS, "runs": runs},
+        seed=seed,
+    )
+
+
+def _place(infos: Sequence[ReplicaInfo], partitions: int) -> Owners:
+    owners: Owners = {}
+    for number in range(OPERATORS):
+        name = f"operator-{number}"
+        placed = propose(name, range(partitions // OPERATORS), infos)
+        owners.update((PartitionId(name, partition), owner) for partition, owner in placed.items())
+    return owners
+
+
+def _timed(into: list[float], work: Any) -> Any:
+    began = time.perf_counter()
+    result = work()
+    into.append(time.perf_counter() - began)
+    return result
+
+
+def _checked(owners: Mapping[PartitionId, str], infos: Sequence[ReplicaInfo], partitions: int) -> Correctness:
+    """Every partition has one owner that exists, and nobody is a whole partition off its share."""
+    known = {info.name for info in infos}
+    counts = Counter(owners.values())
+    least, most = partitions // len(infos), -(-partitions // len(infos))
+    even = all(least <= counts[name] <= most for name in known)
+    lost = partitions - sum(owner in known for owner in owners.values())
+    return Correctness(lost, len(owners) - partitions if len(owners) > partitions else 0, 0, even)

@@ -1,0 +1,77 @@
+"""Results that are kept: one JSON object per line, the newest run of an experiment last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import REPOSITORY, Record
+
+DIRECTORY = REPOSITORY / "bench-out"
+RESULTS = DIRECTORY / "results.jsonl"
+
+
+def keep(name: str, record: Record, file: Path = RESULTS) -> None:
+    """Append a record, with its benchmark's name and the time."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    line = {"benchmark": name, "at": datetime.now(UTC).isoformat(timespec="seconds"), **record.to_json()}
+    with file.open("a") as out:
+        out.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Every record, oldest first. Raises SystemExit with one line when there is none to read."""
+    if not file.is_file():
+        raise SystemExit(f"no_results: {file} is not there: run `python -m benchmarks NAME --keep` first")
+    lines = [line for line in file.read_text().splitlines() if line.strip()]
+    return [json.loads(line) for line in lines]
+
+
+def newest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Experiment → its last record, in order of experiments."""
+    return dict(sorted({record["experiment"]: record for record in records}.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure that was measured several times. ``path``: where it stands in the record's figures."""
+
+    path: tuple[str, ...]
+    median: float
+    least: float
+    most: float
+    runs: int
+
+    @property
+    def name(self) -> str:
+        return " · ".join(self.path)
+
+
+def spreads(figures: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Spread]:
+    """Everything in ``figures`` that :func:`benchmarks.record.spread` made."""
+    if {"median", "min", "max"} <= figures.keys():
+        if figures["median"] is not None:
+            runs = len(figures.get("values") or ()) or 1
+            yield Spread(path, figures["median"], figures["min"], figures["max"], runs)
+        return
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from spreads(value, (*path, str(name)))
+
+
+def series(figures: Any, key: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[Any]]]:
+    """(where, list) of every non-empty list called ``key``, such as a ``timeline`` or a ``ccdf``."""
+    if isinstance(figures, Mapping):
+        for name, value in figures.items():
+            if str(name).startswith(key) and isinstance(value, list) and value:
+                yield " · ".join(path) or str(name), value
+            else:
+                yield from series(value, key, (*path, str(name)))
+    elif isinstance(figures, list):
+        for number, value in enumerate(figures):
+            if isinstance(value, Mapping):
+                yield from series(value, key, (*path, f"run {number + 1}"))

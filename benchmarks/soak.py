@@ -1,0 +1,153 @@
+"""Random moves, kills and stops on real processes under load, for as long as asked: nothing may be lost or doubled.
+
+One fault at a time: a partition has one standby, so that what two deaths at once take is another experiment's
+question. A stop or a kill may outlast the lease or not, as it comes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.load import Load, Source, correctness_of, summary
+from benchmarks.operators import Ballast
+from benchmarks.record import Correctness, Record, Target
+from stateflow.errors import StateflowError
+from stateflow.testing import LocalCluster
+
+OPERATOR = "Ballast"
+PARTITIONS = 8
+SITES = {"cloud": 1, "edge": 2}
+REPLICAS = ("cloud-0", "edge-0", "edge-1")
+LEASE_S = 3.0
+KEYS = 400
+SETTLE_S = 60.0
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None, minutes: float = 15.0) -> Record:
+    os.environ["STATEFLOW_CONTROLLER_LEASE_S"] = str(LEASE_S)
+    os.environ["STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S"] = "0.3"
+    os.environ["STATEFLOW_REPLICA_ACKNOWLEDGE"] = "standby"
+    rng = random.Random(seed)
+    done: Counter[str] = Counter()
+    failures: list[str] = []
+    correctness = Correctness(None, None, None, None)
+    figures: dict[str, Any] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="stateflow-soak-") as folder,
+        LocalCluster(Ballast, sites=SITES, partitions=PARTITIONS, data_dir=folder, checkpoint_interval_s=10) as local,
+    ):
+        local.cluster.standby(OPERATOR, 1)
+        _ready(local)
+
+        def pick(number: int) -> Callable[[random.Random], list[dict[str, Any]]]:
+            mine = range(number * KEYS, (number + 1) * KEYS)
+            return lambda rng: [{"k": rng.choice(mine), "v": 1.0, "size": 200} for _ in range(20)]
+
+        sources = [Source(local.stream(OPERATOR, source=f"s{n}"), pick(n), 0.05) for n in range(2)]
+        load = Load(sources, seed, keep_sent=True)
+        try:
+            with load:
+                ends = time.monotonic() + minutes * 60
+                while time.monotonic() < ends:
+                    what = _fault(local, rng, load)
+                    done[what] += 1
+                    print(f"  {what}", file=sys.stderr, flush=True)
+                    _ready(local)
+                    load.wait(rng.uniform(0.5, 2.0))
+            correctness = correctness_of(load, local.cluster, OPERATOR)
+        except (StateflowError, TimeoutError) as error:
+            failures.append(str(error))
+        kinds = Counter(f"{r.kind} {r.state}" for r in local.cluster.reconfigurations())
+        latencies = [took * 1e3 for source in sources for took in source.latencies.took_s]
+        figures = {
+            "minutes": minutes,
+            "batches": len(latencies),
+            "faults": dict(done),
+            "reconfigurations": dict(kinds),
+            "rewinds": sum(source.rewinds for source in sources),
+            "latency_ms": summary(latencies),
+        }
+    return Record(
+        experiment=experiment,
+        figures=figures,
+        targets=[Target("records lost or duplicated", _wrong(correctness), 0, "at_most")],
+        correctness=correctness,
+        settings={"quick": quick, "lease_s": LEASE_S, "partitions": PARTITIONS, "sites": SITES, "standbys": 1},
+        seed=seed,
+        failures=failures,
+    )
+
+
+def _wrong(correctness: Correctness) -> float | None:
+    if correctness.lost is None or correctness.duplicated is None:
+        return None
+    return float(correctness.lost + correctness.duplicated)
+
+
+def _fault(local: LocalCluster, rng: random.Random, load: Load) -> str:
+    """One of them, and what it takes to be whole again."""
+    kind = rng.choice(["move", "move", "move", "kill", "stop", "kill during a move", "controller", "rebalance"])
+    victim = rng.choice(REPLICAS)
+    outlast = rng.random() < 0.5
+    away_s = LEASE_S * 1.5 if outlast else rng.uniform(0.0, LEASE_S * 0.3)
+    match kind:
+        case "move":
+            _move(local, rng)
+        case "rebalance":
+            for migration in local.cluster.rebalance():
+                migration.wait()
+        case "controller":
+            _move(local, rng, wait=False)
+            local.kill("controller")
+            load.wait(rng.uniform(0.0, 1.0))
+            local.restart("controller")
+        case "stop":
+            local.freeze(victim)
+            load.wait(away_s)
+            local.thaw(victim)
+        case _:
+            if kind == "kill during a move":
+                _move(local, rng, wait=False)
+            local.kill(victim)
+            load.wait(away_s)
+            local.restart(victim)
+    lasting = kind in ("stop", "kill", "kill during a move") and outlast
+    return f"{kind}{', longer than the lease' if lasting else ''}"
+
+
+def _move(local: LocalCluster, rng: random.Random, wait: bool = True) -> None:
+    partitions = rng.sample(range(PARTITIONS), rng.randint(1, 3))
+    strategy = rng.choice(["auto", "warm-up", "pause-and-copy", "fluid", "batched"])
+    try:
+        migration = local.migrate(OPERATOR, partitions, rng.choice(REPLICAS), strategy=strategy)
+    except StateflowError:
+        return  # it is there already, or moving
+    if wait:
+        migration.wait()
+
+
+def _ready(local: LocalCluster) -> None:
+    """Every replica answers, nothing moves, each partition has its standby. Raises TimeoutError."""
+    deadline = time.monotonic() + SETTLE_S
+    last = ""
+    while time.monotonic() < deadline:
+        try:
+            status = local.cluster.status()
+        except StateflowError as error:
+            last = str(error)
+        else:
+            alive = sum(replica.alive for replica in status.replicas)
+            moving = [r.id for r in status.reconfigurations if r.state == "RUNNING"]
+            following = {v.partition for v in status.standbys if v.phase == "CATCHING_UP"}
+            if alive == len(REPLICAS) and not moving and len(following) == PARTITIONS:
+                return
+            last = f"{alive} replicas answer, {moving} move, {len(following)} partitions have a standby"
+        time.sleep(0.1)
+    raise TimeoutError(f"not whole again within {SETTLE_S:g} s: {last}")

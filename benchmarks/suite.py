@@ -1,0 +1,68 @@
+"""Every experiment, one after another, each in a process of its own; then the report.
+
+``python -m benchmarks suite [--quick]``. One that fails does not stop the others; the exit status is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from benchmarks import report
+from benchmarks.record import REPOSITORY
+from benchmarks.results import RESULTS
+
+#: one experiment may take so long; a quick one is meant to take 120 s on two quiet cores
+LIMIT_QUICK_S, LIMIT_S = 400, 4 * 3600
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks suite", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="quick sizes")
+    parser.add_argument("--seed", type=int, default=20130101)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="these benchmarks alone")
+    options = parser.parse_args(arguments)
+    if RESULTS.exists():
+        RESULTS.replace(RESULTS.with_suffix(".previous.jsonl"))
+    failed = [
+        f"{name} {experiment}"
+        for name, experiment in chosen(quick=options.quick, names=options.names)
+        if not _run(name, experiment, quick=options.quick, seed=options.seed)
+    ]
+    if RESULTS.exists():
+        report.main([])
+    if failed:
+        print(f"benchmarks_failed: {', '.join(failed)}: run one alone to see why", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def chosen(*, quick: bool, names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """(benchmark, experiment) in the order of the registry."""
+    from benchmarks.__main__ import REGISTRY
+
+    for name, benchmark in REGISTRY.items():
+        if names and name not in names:
+            continue
+        for experiment in benchmark.experiments:
+            if not (quick and experiment in benchmark.full_only):
+                yield name, experiment
+
+
+def _run(name: str, experiment: str, *, quick: bool, seed: int) -> bool:
+    command = [sys.executable, "-m", "benchmarks", name, "--experiment", experiment, "--keep", "--seed", str(seed)]
+    command += ["--quick"] * quick
+    print(f"== {name} {experiment}", file=sys.stderr, flush=True)
+    began = time.monotonic()
+    try:
+        status = subprocess.run(
+            command, cwd=REPOSITORY, timeout=LIMIT_QUICK_S if quick else LIMIT_S, check=False
+        ).returncode
+    except subprocess.TimeoutExpired as error:
+        print(f"benchmark_too_slow: {name} {experiment} took over {error.timeout:.0f} s", file=sys.stderr)
+        return False
+    took = time.monotonic() - began
+    print(f"== {name} {experiment}: {took:.0f} s, {'done' if status == 0 else 'FAILED'}", file=sys.stderr, flush=True)
+    return status == 0
