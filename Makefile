@@ -4,19 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo test check bench stubs constraints clean
+.PHONY: help demo test simulate crash-matrix check bench bench-full stubs constraints clean
 
 help:
 	@echo "make demo    real flights through five processes, with moves and a crash; report in demo-out/"
 	@echo "make test    all tests"
+	@echo "make simulate  100,000 seeds of a simulated cluster; every state of one move, and of two"
+	@echo "make crash-matrix  every step x participant x fault on real processes; writes docs/crash-matrix.md"
 	@echo "make check   ruff, mypy, import layers, generated stubs"
-	@echo "make bench   benchmarks, quick sizes; JSON in bench-out/"
+	@echo "make bench   benchmarks, quick sizes; report in bench-out/ (make bench-full: all of it, many hours)"
 
 demo: $(VENV)/.demo
 	$(BIN)/stateflow demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+simulate: $(VENV)/.dev
+	$(BIN)/python -m tests.simulation.sim --seeds 100000
+	$(BIN)/python -m tests.simulation
+
+crash-matrix: $(VENV)/.dev
+	$(BIN)/python -m tests.crash_matrix
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -26,9 +35,10 @@ check: $(VENV)/.dev
 	.ci/generate-stubs --check
 
 bench: $(VENV)/.dev
-	mkdir -p bench-out
-	$(BIN)/python -m benchmarks spark --quick --json > bench-out/spark.json
-	@echo "figures in bench-out/spark.json"
+	$(BIN)/python -m benchmarks suite --quick
+
+bench-full: $(VENV)/.dev
+	$(BIN)/python -m benchmarks suite
 
 stubs: $(VENV)/.dev
 	.ci/generate-stubs
