@@ -29,7 +29,7 @@ PAYLOAD = 1000  # bytes per key
 PRELOAD_ROWS = 4000
 ROWS = 20  # per batch
 INTERVAL_S = 0.02
-STRATEGIES = ("stop-and-restart", "pause-and-copy", "fluid", "batched", "warm-up")
+STRATEGIES = ("stop-and-restart", "pause-and-copy", "fluid", "batched", "on-demand", "warm-up")
 MB = 1_000_000
 #: of every cluster of this run, in order
 _CHECKED: list[Correctness] = []

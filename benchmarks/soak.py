@@ -124,7 +124,7 @@ def _fault(local: LocalCluster, rng: random.Random, load: Load) -> str:
 
 def _move(local: LocalCluster, rng: random.Random, wait: bool = True) -> None:
     partitions = rng.sample(range(PARTITIONS), rng.randint(1, 3))
-    strategy = rng.choice(["auto", "warm-up", "pause-and-copy", "fluid", "batched"])
+    strategy = rng.choice(["auto", "warm-up", "pause-and-copy", "fluid", "batched", "on-demand"])
     try:
         migration = local.migrate(OPERATOR, partitions, rng.choice(REPLICAS), strategy=strategy)
     except StateflowError:

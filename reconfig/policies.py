@@ -7,11 +7,13 @@ strategy              copies      at a time      pauses
 ``pause-and-copy``    fenced      all            each moving partition, while it is copied with all the others
 ``fluid``             fenced      one            each moving partition, while it alone is copied
 ``batched``           fenced      a matching     as fluid, one per pair of source and target at a time
+``on-demand``         fenced      what is asked  each moving partition, from its first batch until it is copied
 ``warm-up``           serving     a few          each moving partition, while its last changes cross
 ``auto``              warm-up, but pause-and-copy where changes come faster than they can cross
 ====================  ==========  =============  ==============================================================
 
-Fluid and batched are Megaphone's (Hoffmann et al., VLDB 2019), stop-and-restart is what users of micro-batch engines
+Fluid and batched are Megaphone's (Hoffmann et al., VLDB 2019), on-demand is the fetching of Meces (Gu et al., USENIX ATC
+2022) with partitions as the unit: all change hands at once, and who is asked for comes first. Stop-and-restart is what users of micro-batch engines
 do today, warm-up is the pre-copy of live migration of virtual machines (Clark et al., NSDI 2005).
 """
 
@@ -29,13 +31,15 @@ from stateflow.errors import InvalidArgument
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """``stops``: the operator is held from before the first move until after the last. ``slots``: the controller's
-    limit on moves at a time applies."""
+    limit on moves at a time applies. ``on_demand``: each target copies what batches wait for at once, the rest one
+    after another."""
 
     name: str
     kind: Kind
     rounds: Callable[[Sequence[Transfer]], list[list[Transfer]]]
     stops: bool = False
     slots: bool = False
+    on_demand: bool = False
 
 
 STRATEGIES = {
@@ -45,6 +49,7 @@ STRATEGIES = {
         Strategy("pause-and-copy", Kind.COLD, plan.all_at_once),
         Strategy("fluid", Kind.COLD, plan.one_by_one),
         Strategy("batched", Kind.COLD, plan.matched),
+        Strategy("on-demand", Kind.COLD, plan.all_at_once, on_demand=True),
         Strategy("warm-up", Kind.WARM, plan.all_at_once, slots=True),
     )
 }

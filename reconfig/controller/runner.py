@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from reconfig import migration as m
+from reconfig import policies
 from reconfig.budget import FixedCost, Measured
 from reconfig.controller.book import PlannedMove
 from stateflow.clock import Clock
@@ -226,6 +227,7 @@ class MoveRunner:
             source_epoch=self.planned.epoch,
             bandwidth_max=self.planned.bandwidth_max,
             standby=self.machine.kind is m.Kind.STANDBY,
+            on_demand=(strategy := policies.STRATEGIES.get(self.planned.strategy)) is not None and strategy.on_demand,
         )
         warm = False
         try:

@@ -44,13 +44,23 @@ class _Call:
 
 
 class Applier:
-    """Args: changed: an event that is set at the next change of a partition's lifecycle."""
+    """Args:
+    changed: an event that is set at the next change of a partition's lifecycle.
+    ask: told of each partition that a batch waits for.
+    """
 
-    def __init__(self, node: ReplicaNode, clock: Clock, changed: Callable[[PartitionId], asyncio.Event]) -> None:
+    def __init__(
+        self,
+        node: ReplicaNode,
+        clock: Clock,
+        changed: Callable[[PartitionId], asyncio.Event],
+        ask: Callable[[PartitionId], None],
+    ) -> None:
         self.node = node
         self.rows = 0
         self._clock = clock
         self._changed = changed
+        self._ask = ask
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._loop = asyncio.get_running_loop()
         self._samples: deque[rpb.RequestSample] = deque(maxlen=SAMPLES_KEPT)
@@ -148,6 +158,8 @@ class Applier:
     async def _apply_early(self, call: _Call, early: list[_Part], context: grpc.aio.ServicerContext) -> None:
         """Requests that came ahead of their partition: served as soon as it is here, else sent back."""
         deadline = self._clock.monotonic() + self.node.settings.hold_timeout_s
+        for part in early:
+            self._ask(part.partition)
         while early:
             events = [self._changed(part.partition) for part in early]
             early = await self._apply_all(call, early, context)

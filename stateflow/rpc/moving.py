@@ -47,6 +47,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         self._quick = ThreadPoolExecutor(4, thread_name_prefix="moves")
         self._peers: dict[str, grpc.aio.Channel] = {}
         self._pulls: dict[PartitionId, RunningPull] = {}
+        self._turns = asyncio.Semaphore()  # of moves on demand that nobody asks for
         self._changed: dict[PartitionId, asyncio.Event] = {}
         self._loop = asyncio.get_running_loop()
         self._share = Share(0.25)  # that sending base files may have of this process's time
@@ -88,14 +89,27 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
                 request.source_epoch,
                 request.bandwidth_max,
                 request.standby,
+                request.on_demand,
             )
             pull = Pull(
-                self.node, move, self._peer(source.address), self._files, self._quick, self.clock, self.checkpoints
+                self.node,
+                move,
+                self._peer(source.address),
+                self._files,
+                self._quick,
+                self.clock,
+                self.checkpoints,
+                self._turns,
             )
             alone_s = None if request.standby else self.node.settings.resume_timeout_s
             running = self._pulls[partition] = RunningPull(request.move_id, pull, self._loop, alone_s)
         async for report in running.reports():
             yield report
+
+    def _ask(self, partition: PartitionId) -> None:
+        """A batch came ahead of the partition."""
+        if (running := self._pulls.get(partition)) is not None:
+            running.pull.asked.set()
 
     # -- as the source ------------------------------------------------------------------------------------
 

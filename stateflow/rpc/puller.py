@@ -56,6 +56,7 @@ class Incoming:
     source_epoch: int
     bandwidth_max: float = 0.0
     standby: bool = False
+    on_demand: bool = False
 
 
 class _Restart(Exception):
@@ -68,6 +69,7 @@ class Pull:
     Args:
         executor: for long work, on files; ``quick``: for what the pause waits for.
         checkpoints: base files may come from there, too.
+        turns: one at a time for the copies that nobody asks for, of moves on demand.
     """
 
     def __init__(
@@ -79,7 +81,10 @@ class Pull:
         quick: Executor,
         clock: Clock,
         checkpoints: CheckpointStore | None = None,
+        turns: asyncio.Semaphore | None = None,
     ) -> None:
+        self.asked = asyncio.Event()  # a batch waits for the partition
+        self._turns = turns or asyncio.Semaphore()
         self._node = node
         self._move = move
         self._channel = channel
@@ -133,21 +138,37 @@ class Pull:
             await self._in_thread(
                 self._node.receiver.prepare, move.spec, move.partition, move.move_id, move.source_epoch
             )
-        await connected(self._channel, move.source.address)
-        if self._base is None:
-            self._base = await self._snapshot()
-        self._heard()
-        if not self._opened:
-            async for report in self._warm(self._base):
-                yield report
-            await self._in_thread(self._node.receiver.open_incoming, move.partition, move.move_id, self._base)
-            self._opened, self._caught_up_at = True, self._clock.monotonic()
+        async with self._turn() if move.on_demand else contextlib.nullcontext():
+            await connected(self._channel, move.source.address)
+            if self._base is None:
+                self._base = await self._snapshot()
+            self._heard()
+            if not self._opened:
+                async for report in self._warm(self._base):
+                    yield report
+                await self._in_thread(self._node.receiver.open_incoming, move.partition, move.move_id, self._base)
+                self._opened, self._caught_up_at = True, self._clock.monotonic()
         pinging = asyncio.ensure_future(self._keep_pinging())
         try:
             async for report in self._catch_up(self._base):
                 yield report
         finally:
             pinging.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """From when a batch asks for the partition, or the ones that came before it are copied."""
+        asked = asyncio.ensure_future(self.asked.wait())
+        turn = asyncio.ensure_future(self._turns.acquire())
+        try:
+            await asyncio.wait((asked, turn), return_when=asyncio.FIRST_COMPLETED)
+            if not turn.done():
+                turn.cancel()
+            yield
+        finally:
+            asked.cancel()
+            if not turn.cancel() and not turn.cancelled():
+                self._turns.release()
 
     async def _failed(self, error: StateflowError) -> rpb.MoveProgress:
         """When no attempt follows, and nobody says so, the partition must be free for another move."""
@@ -334,7 +355,7 @@ class RunningPull:
 
     def __init__(self, move_id: str, pull: Pull, loop: asyncio.AbstractEventLoop, alone_s: float | None = None) -> None:
         self.move_id = move_id
-        self._pull, self._loop, self._alone_s = pull, loop, alone_s
+        self.pull, self._loop, self._alone_s = pull, loop, alone_s
         self._listeners: list[asyncio.Queue[rpb.MoveProgress | None]] = []
         self.task = loop.create_task(self._run(pull))
 
@@ -369,7 +390,7 @@ class RunningPull:
 
     async def _give_up(self) -> None:
         self.task.cancel()
-        await self._pull.abandon()  # nothing, where it owns by now
+        await self.pull.abandon()  # nothing, where it owns by now
         log.warning("move %s is given up: nobody asks for it any more", self.move_id)
 
 

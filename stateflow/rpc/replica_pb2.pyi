@@ -95,7 +95,7 @@ class CreateRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partitions: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("move_id", "spec", "partition", "source", "source_epoch", "bandwidth_max", "standby")
+    __slots__ = ("move_id", "spec", "partition", "source", "source_epoch", "bandwidth_max", "standby", "on_demand")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class PrepareRequest(_message.Message):
     SOURCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BANDWIDTH_MAX_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     spec: _common_pb2.OperatorSpec
     partition: int
@@ -110,7 +111,8 @@ class PrepareRequest(_message.Message):
     source_epoch: int
     bandwidth_max: float
     standby: bool
-    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ..., bandwidth_max: _Optional[float] = ..., standby: _Optional[bool] = ...) -> None: ...
+    on_demand: bool
+    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ..., bandwidth_max: _Optional[float] = ..., standby: _Optional[bool] = ..., on_demand: _Optional[bool] = ...) -> None: ...
 
 class MoveProgress(_message.Message):
     __slots__ = ("phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "epoch", "digest", "fault", "bytes_stored", "base_bytes", "waited_s", "sequence")

@@ -58,7 +58,7 @@ class ReplicaServer(MoveHandlers):
     ) -> None:
         super().__init__(node, checkpoints, clock, connect)
         self.checkpointing = CheckpointShell(node, checkpoints, clock, random or Random(0))
-        self._applier = Applier(node, clock, self._next_change)
+        self._applier = Applier(node, clock, self._next_change, self._ask)
 
     async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
         await self._applier.run(requests, context)

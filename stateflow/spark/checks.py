@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -48,10 +51,11 @@ def check_classic(frame: Any) -> None:
 
 
 def check_executors(spark: SparkSession) -> None:
-    """Raises OperatorNotImportable when Python workers on other machines lack this package; asks them once."""
+    """Raises OperatorNotImportable when Spark's Python workers lack this package: those on other machines, and those
+    here that are another Python than this. They are asked once."""
     context = spark.sparkContext
-    in_this_process = context.master.startswith("local") and not context.master.startswith("local-cluster")
-    if in_this_process or context.applicationId in _PROBED:
+    here = context.master.startswith("local") and not context.master.startswith("local-cluster")
+    if (here and _same_environment(context.pythonExec)) or context.applicationId in _PROBED:
         return
     try:
         context.parallelize([0], 1).map(_probe).collect()
@@ -61,6 +65,12 @@ def check_executors(spark: SparkSession) -> None:
             raise
         raise refused from None
     _PROBED.add(context.applicationId)
+
+
+def _same_environment(python: str) -> bool:
+    """Not by what the names resolve to: in virtual environments those are the same interpreter."""
+    found = shutil.which(python)
+    return found is not None and Path(found).absolute().parent == Path(sys.executable).parent
 
 
 def _probe(number: int) -> int:

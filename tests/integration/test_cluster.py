@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from reconfig import policies
 from stateflow import Context, Operator
 from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster, StreamClient
@@ -376,7 +377,7 @@ def test_to_and_fro_while_it_streams(local: LocalCluster, stream: StreamClient) 
     assert set(tally.owners) == {"cloud-0"}
 
 
-@pytest.mark.parametrize("strategy", ["stop-and-restart", "pause-and-copy", "fluid", "batched", "warm-up", "auto"])
+@pytest.mark.parametrize("strategy", policies.NAMES)
 def test_every_strategy_moves_state_under_load(local: LocalCluster, strategy: str) -> None:
     stream = local.stream("Tally", source=f"by-{strategy}")
     move_all(local, "cloud")

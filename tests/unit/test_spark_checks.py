@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from stateflow.errors import InvalidArgument
+from stateflow.errors import InvalidArgument, OperatorNotImportable
 from stateflow.spark import apply_operator, read_state
 from stateflow.spark.checks import check_executors, not_importable
 from tests.unit.operators import Count
@@ -21,8 +24,9 @@ def test_spark_connect_is_refused() -> None:
 class Remote:
     """A session whose executors fail with this message, or are not to be asked."""
 
-    def __init__(self, master: str, said: str = "") -> None:
+    def __init__(self, master: str, said: str = "", python: str = sys.executable) -> None:
         self.sparkContext = self
+        self.pythonExec = python
         self.master, self.applicationId = master, f"app of {said}"
         self.said, self.asked = said, 0
 
@@ -55,3 +59,11 @@ def test_executors_are_asked_once_and_only_where_they_are_others() -> None:
     here = Remote("local[2]", "never asked")
     check_executors(here)  # type: ignore[arg-type]
     assert here.asked == 0
+
+
+def test_a_local_session_whose_workers_are_another_python_is_asked_too(tmp_path: Path) -> None:
+    other = tmp_path / "python3"  # as a virtual environment has it that is not activated
+    other.symlink_to(sys.executable)
+    lacking = Remote("local[2]", "ModuleNotFoundError: No module named 'msgpack'", str(other))
+    with pytest.raises(OperatorNotImportable, match=r"'msgpack': install.*PYSPARK_PYTHON"):
+        check_executors(lacking)  # type: ignore[arg-type]

@@ -195,7 +195,7 @@ class Mover:
         while world.loop.now < until:
             await asyncio.sleep(random.expovariate(1 / 0.8))
             budget = random.choice((None, None, 20, 200))
-            strategy = "auto" if budget else random.choice(("auto", "fluid", "batched", "pause-and-copy"))
+            strategy = "auto" if budget else random.choice(("auto", "fluid", "batched", "pause-and-copy", "on-demand"))
             request = cpb.MigrateRequest(
                 operator="Flow",
                 partitions=random.sample(range(PARTITIONS), random.choice((1, 1, 2))),
