@@ -41,7 +41,6 @@ class Hooks:
     record_grant: Callable[[], Awaitable[None]]
     record_owned: Callable[[dict[str, object]], Awaitable[None]]
     record_aborted: Callable[[StateflowError, dict[str, object]], Awaitable[None]]
-    publish: Callable[[], None]
     changed: Callable[[], None]
     cutover: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -200,7 +199,7 @@ class MoveRunner:
                 self.report.fault.CopyFrom(fault_of(machine.error))
                 await self.hooks.record_aborted(machine.error, self._summary())
             case m.Instruction.PUBLISH:
-                self.hooks.publish()
+                pass  # whoever asks for the assignment is given what the ledger says
             case m.Instruction.RELEASE:
                 await self._release()
 

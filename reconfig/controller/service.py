@@ -12,11 +12,14 @@ import grpc
 import grpc.aio
 
 from reconfig.controller.book import Book, Deployed
+from reconfig.controller.carrying import Carrier
 from reconfig.controller.desk import Desk
-from reconfig.controller.reconfigurations import Options, Reconfigurations
+from reconfig.controller.options import Options
+from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.restores import Restores
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
+from reconfig.controller.underway import Underway
 from stateflow import ring
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import AlreadyDeployed, StateflowError
@@ -55,11 +58,12 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self._clock = clock
         self._desk = Desk(ledger, self.settings, clock, connect, new_id)
         self._book, self._members = self._desk.book, self._desk.members
-        self._reconfigurations = Reconfigurations(self._desk)
+        self._underway = Underway(self._book)
+        carrier = Carrier(self._desk, self._underway)
         self._restores = Restores(self._desk)
-        self._standbys = Standbys(self._desk, self._reconfigurations)
-        self._takeovers = Takeovers(self._desk, self._reconfigurations, self._standbys)
-        self._reconfigurations.make_way = self._standbys.make_way
+        self._standbys = Standbys(self._desk, carrier)
+        self._takeovers = Takeovers(self._desk, self._underway, carrier, self._standbys)
+        self._reconfigurations = Reconfigurations(self._desk, self._underway, carrier, self._standbys.make_way)
         self._deploying = asyncio.Lock()
 
     # -- membership ---------------------------------------------------------------------------------------
@@ -168,7 +172,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
                 for info in sorted(self._book.replicas.values(), key=lambda info: info.name)
             ],
             deployments=[self._deployment(deployed) for _, deployed in sorted(self._book.deployed.items())],
-            reconfigurations=[running.message for running in self._reconfigurations.running.values()],
+            reconfigurations=[running.message for running in self._underway.running.values()],
             standbys=self._standbys.views(),
         )
 
@@ -199,41 +203,41 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     async def ListReconfigurations(
         self, request: cpb.ListRequest, context: grpc.aio.ServicerContext
     ) -> cpb.ReconfigurationList:
-        return cpb.ReconfigurationList(reconfigurations=self._reconfigurations.history(request.limit))
+        return cpb.ReconfigurationList(reconfigurations=self._underway.history(request.limit))
 
     @unary
     async def GetReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        for message in self._reconfigurations.history():
+        for message in self._underway.history():
             if message.id == request.id:
                 return message
-        return self._reconfigurations.found(request.id).refresh()  # raises what there is to say
+        return self._underway.found(request.id).refresh()  # raises what there is to say
 
     @streaming
     async def WatchReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[cpb.Reconfiguration]:
-        async for report in self._reconfigurations.watch(request.id):
+        async for report in self._underway.watch(request.id):
             yield report
 
     @unary
     async def CancelReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._reconfigurations.cancel(request.id)
+        return self._underway.cancel(request.id)
 
     @unary
     async def PauseReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._reconfigurations.pause(request.id)
+        return self._underway.pause(request.id)
 
     @unary
     async def ResumeReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._reconfigurations.resume(request.id)
+        return self._underway.resume(request.id)
 
     @unary
     async def RetryReconfiguration(

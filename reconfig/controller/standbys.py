@@ -13,9 +13,10 @@ from collections import Counter
 from reconfig import migration as m
 from reconfig import plan
 from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.carrying import Carrier
 from reconfig.controller.desk import Desk
-from reconfig.controller.reconfigurations import Reconfigurations, Running
 from reconfig.controller.runner import MoveRunner
+from reconfig.controller.underway import Running
 from reconfig.failover import Standby
 from stateflow.errors import InvalidArgument, MoveAborted
 from stateflow.rpc import controller_pb2 as cpb
@@ -27,8 +28,8 @@ AGAIN_S = 2.0
 
 
 class Standbys:
-    def __init__(self, desk: Desk, reconfigurations: Reconfigurations) -> None:
-        self._desk, self._reconfigurations = desk, reconfigurations
+    def __init__(self, desk: Desk, carrier: Carrier) -> None:
+        self._desk, self._carrier = desk, carrier
         self._runners: dict[str, MoveRunner] = {}  # by item
         self._not_before: dict[PartitionId, float] = {}
 
@@ -131,7 +132,7 @@ class Standbys:
     def _begin(self, planned: PlannedMove) -> None:
         running = Running(cpb.Reconfiguration(id=planned.reconfiguration, operator=planned.partition.operator))
         machine = MoveRunner.machine_for(planned, kind=m.Kind.STANDBY)
-        runner = self._reconfigurations.runner(running, planned, machine)
+        runner = self._carrier.runner(running, planned, machine)
         self._runners[planned.item_id] = runner
         self._desk.spawn(self._follow(runner))
 

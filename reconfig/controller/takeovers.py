@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from reconfig import failover as f
 from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.carrying import Carrier
 from reconfig.controller.desk import Desk
-from reconfig.controller.reconfigurations import Reconfigurations, Running
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeover_runner import TakeoverRunner
+from reconfig.controller.underway import Running, Underway
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import replica_to_pb
@@ -38,8 +39,8 @@ HELD = frozenset({"OWNED", "FENCING"})
 class Takeovers:
     """Call :meth:`watch` once; it ticks for ever."""
 
-    def __init__(self, desk: Desk, reconfigurations: Reconfigurations, standbys: Standbys) -> None:
-        self._desk, self._reconfigurations, self._standbys = desk, reconfigurations, standbys
+    def __init__(self, desk: Desk, underway: Underway, carrier: Carrier, standbys: Standbys) -> None:
+        self._desk, self._underway, self._carrier, self._standbys = desk, underway, carrier, standbys
         self._runners: dict[PartitionId, TakeoverRunner] = {}
         self._orphans: dict[PartitionId, Orphan] = {}
         self._not_before: dict[PartitionId, float] = {}
@@ -123,7 +124,7 @@ class Takeovers:
     async def _lapsed(self, name: str) -> None:
         """Nothing that it was given before it registers again is served by it any more."""
         self._desk.members.expel(name)
-        for runner in self._reconfigurations.moving():
+        for runner in self._underway.moving():
             if runner.planned.source == name:
                 runner.source_gone()
         for takeover in self._runners.values():
@@ -196,14 +197,14 @@ class Takeovers:
             spec=self._desk.book.operator(planned.partition.operator).spec,
             target=self._desk.book.replicas[planned.target],
             channel=self._desk.channel,
-            hooks=self._reconfigurations.hooks(running, planned),
+            hooks=self._carrier.hooks(running, planned),
             settings=self._desk.settings,
             clock=self._desk.clock,
             machine=machine,
         )
         running.runners.append(runner)
         running.go.set()
-        self._reconfigurations.keep(running)
+        self._underway.keep(running)
         self._runners[planned.partition] = runner
         self._desk.spawn(self._run(running, runner, first))
 
@@ -226,7 +227,7 @@ class Takeovers:
             failures = self._failures[partition] = self._failures.get(partition, 0) + 1
             again_s = self._desk.settings.takeover_retry_s * 2 ** min(failures - 1, 6)
             self._not_before[partition] = self._desk.clock.monotonic() + again_s
-        self._reconfigurations.settle(running, "COMPLETED" if runner.completed else "FAILED")
+        self._underway.settle(running, "COMPLETED" if runner.completed else "FAILED")
 
     # -- after a restart ----------------------------------------------------------------------------------
 

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from reconfig.controller.reconfigurations import Reconfigurations, Running
+from reconfig.controller.book import Book
+from reconfig.controller.underway import Running, Underway
+from stateflow.ledger import Ledger
 from stateflow.rpc import controller_pb2 as cpb
 
 
 @pytest.mark.parametrize("ends_while", ["the first report is sent", "nothing is sent"])
-def test_the_last_report_is_the_final_one(ends_while: str) -> None:
+def test_the_last_report_is_the_final_one(tmp_path: Path, ends_while: str) -> None:
     """A report is awaited onto the wire, and the reconfiguration may end in that very moment."""
-    reconfigurations = Reconfigurations.__new__(Reconfigurations)
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    underway = Underway(Book(ledger))
     running = Running(cpb.Reconfiguration(id="r", state="RUNNING"))
-    reconfigurations.running = {"r": running}
+    underway.running = {"r": running}
 
     async def watch() -> list[str]:
         said: list[str] = []
-        async for report in reconfigurations.watch("r"):
+        async for report in underway.watch("r"):
             said.append(report.state)
             if report.state == "RUNNING":
                 if ends_while == "the first report is sent":
-                    reconfigurations.settle(running, "COMPLETED")
+                    underway.settle(running, "COMPLETED")
                 else:
-                    asyncio.get_running_loop().call_soon(reconfigurations.settle, running, "COMPLETED")
+                    asyncio.get_running_loop().call_soon(underway.settle, running, "COMPLETED")
         return said
 
     async def in_time() -> list[str]:
         return await asyncio.wait_for(watch(), 10)
 
-    assert asyncio.run(in_time()) == ["RUNNING", "COMPLETED"]
+    try:
+        assert asyncio.run(in_time()) == ["RUNNING", "COMPLETED"]
+    finally:
+        ledger.close()

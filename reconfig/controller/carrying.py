@@ -1,0 +1,145 @@
+"""Reconfigurations carried out, round by round; what their moves show is what later ones are predicted by."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Mapping
+
+from reconfig import migration as m
+from reconfig.budget import FixedCost, fixed_cost_of
+from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.desk import Desk
+from reconfig.controller.runner import Hooks, MoveRunner
+from reconfig.controller.takeover_runner import TakeoverRunner
+from reconfig.controller.underway import Running, Underway
+from stateflow.errors import StateflowError
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+PAUSES_REMEMBERED = 64
+#: an operator that is stopped is held for so long at a time, and held again before that is over
+HOLD_S = 3.0
+
+
+class Carrier:
+    """``bandwidth``: bytes a second, as the last move saw it; 0: none has yet. ``change_rates``: bytes a second."""
+
+    def __init__(self, desk: Desk, underway: Underway) -> None:
+        self._desk, self._underway = desk, underway
+        self.bandwidth = 0.0
+        self.change_rates: dict[PartitionId, float] = {}
+        self._slots = asyncio.Semaphore(desk.settings.concurrent_moves)
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_REMEMBERED)
+        self._cutovers: dict[str, asyncio.Lock] = {}  # by source
+
+    def cost(self) -> FixedCost:
+        return fixed_cost_of(self._pauses)
+
+    def hooks(self, running: Running, planned: PlannedMove) -> Hooks:
+        async def record_grant() -> None:
+            await self._desk.record(Book.grant, planned)
+
+        async def record_owned(report: dict[str, object]) -> None:
+            await self._desk.record(Book.move_owned, planned, report)
+
+        async def record_aborted(error: StateflowError, report: dict[str, object]) -> None:
+            await self._desk.record(Book.move_aborted, planned, error.to_wire(), report)
+
+        cutover = self._cutovers.setdefault(planned.source, asyncio.Lock())
+        return Hooks(record_grant, record_owned, record_aborted, running.wake, cutover)
+
+    def runner(self, running: Running, planned: PlannedMove, machine: m.Move) -> MoveRunner:
+        return MoveRunner(
+            planned=planned,
+            spec=self._desk.book.operator(planned.partition.operator).spec,
+            source=self._desk.book.replicas[planned.source],
+            target=self._desk.book.replicas[planned.target],
+            channel=self._desk.channel,
+            hooks=self.hooks(running, planned),
+            settings=self._desk.settings,
+            clock=self._desk.clock,
+            machine=machine,
+        )
+
+    async def run(self, running: Running, first: Mapping[str, list[m.Instruction]] | None = None) -> None:
+        try:
+            if running.strategy is not None and running.strategy.stops:
+                await self._run_stopped(running)
+            else:
+                for round_ in running.rounds:
+                    await asyncio.gather(*(self._run_one(running, runner, first or {}) for runner in round_))
+            completed = all(self._completed(runner) for runner in running.runners)
+            self._underway.settle(running, "COMPLETED" if completed else "FAILED")
+        except Exception:
+            log.exception("reconfiguration %s", running.message.id)
+            self._underway.settle(running, "FAILED")
+
+    @staticmethod
+    def _completed(runner: MoveRunner | TakeoverRunner) -> bool:
+        return runner.machine.phase in (m.Phase.COMPLETED, "COMPLETED")
+
+    async def _run_one(self, running: Running, runner: MoveRunner, first: Mapping[str, list[m.Instruction]]) -> None:
+        resumed = first.get(runner.planned.item_id)
+        if resumed is not None or running.strategy is None or not running.strategy.slots:
+            await self._wait_to_go(running)
+            await runner.run(resumed)
+        else:
+            async with self._slots:
+                await self._wait_to_go(running)
+                runner.machine.fixed_ms, runner.machine.margin_ms = self.cost().expected_ms, self.cost().margin_ms
+                runner.report.margin_ms = runner.machine.margin_ms
+                await runner.run()
+        self._learn(runner)
+
+    @staticmethod
+    async def _wait_to_go(running: Running) -> None:
+        while not running.go.is_set():
+            await running.go.wait()
+
+    def _learn(self, runner: MoveRunner) -> None:
+        report = runner.report
+        if runner.machine.phase is not m.Phase.COMPLETED:
+            return
+        self.bandwidth = report.bandwidth or self.bandwidth
+        self.change_rates[runner.planned.partition] = report.change_rate
+        predicted = report.predicted_pause_ms
+        if predicted and math.isfinite(predicted):
+            self._pauses.append((predicted - runner.machine.fixed_ms, report.pause_ms))
+
+    async def _run_stopped(self, running: Running) -> None:
+        """Nothing of the operator is served from here until every move has ended, as where a job is stopped, its state
+        restored elsewhere, and the job started again."""
+        operator = running.message.operator
+        began = self._desk.clock.monotonic()
+        holding = self._desk.spawn(self._keep_holding(operator))
+        try:
+            await self._hold(operator, HOLD_S)
+            owners = sorted(set(self._desk.book.operator(operator).assignment.owners))
+            request = rpb.CheckpointRequest(operator=operator)
+            await asyncio.gather(*(self._desk.call(n, lambda s: s.Checkpoint, request, 3600) for n in owners))
+            for round_ in running.rounds:
+                await asyncio.gather(*(runner.run() for runner in round_))
+        finally:
+            holding.cancel()
+            await self._hold(operator, 0.0)
+        stood_ms = (self._desk.clock.monotonic() - began) * 1e3
+        for runner in running.runners:
+            if self._completed(runner):
+                runner.report.pause_ms = stood_ms
+        running.wake()
+
+    async def _keep_holding(self, operator: str) -> None:
+        while True:
+            await asyncio.sleep(HOLD_S / 3)
+            await self._hold(operator, HOLD_S)
+
+    async def _hold(self, operator: str, seconds: float) -> None:
+        request = rpb.HoldRequest(operator=operator, seconds=seconds)
+        calls = (self._desk.call(name, lambda s: s.Hold, request) for name in sorted(self._desk.alive()))
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, StateflowError):
+                log.warning("a replica was not told to hold %s: %s", operator, result)  # it ends by itself

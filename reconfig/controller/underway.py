@@ -1,0 +1,142 @@
+"""Reconfigurations as their callers see them: found, watched, cancelled, paused, remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from reconfig.controller.book import Book
+from reconfig.controller.history import past
+from reconfig.controller.options import Options
+from reconfig.controller.runner import MoveRunner
+from reconfig.controller.takeover_runner import TakeoverRunner
+from reconfig.policies import Strategy
+from stateflow.errors import MoveConflict, MoveUnknown
+from stateflow.rpc import controller_pb2 as cpb
+
+WATCH_INTERVAL_S = 0.1
+FINISHED_KEPT = 1000
+
+
+@dataclass(slots=True)
+class Running:
+    """A reconfiguration: its moves, and who is woken when one changes."""
+
+    message: cpb.Reconfiguration
+    strategy: Strategy | None = None
+    options: Options = field(default_factory=Options)
+    runners: list[MoveRunner | TakeoverRunner] = field(default_factory=list)
+    rounds: list[list[MoveRunner]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def refresh(self) -> cpb.Reconfiguration:
+        del self.message.moves[:]
+        self.message.moves.extend(runner.report for runner in self.runners)
+        return self.message
+
+    @property
+    def over(self) -> bool:
+        return self.message.state in ("COMPLETED", "FAILED")
+
+
+class Underway:
+    """Every reconfiguration that this process began, over or not, and those that the ledger tells of."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self.running: dict[str, Running] = {}
+
+    def keep(self, running: Running) -> None:
+        """Remember it; of those that are over only the newest."""
+        self.running[running.message.id] = running
+        over = [key for key, each in self.running.items() if each.over]
+        for key in over[: max(0, len(over) - FINISHED_KEPT)]:
+            del self.running[key]
+
+    def settle(self, running: Running, state: str) -> None:
+        running.message.state = state
+        running.refresh()
+        running.changed.set()
+
+    def found(self, reconfiguration: str) -> Running:
+        try:
+            return self.running[reconfiguration]
+        except KeyError:
+            raise MoveUnknown(
+                f"there is no reconfiguration {reconfiguration!r}", remedy="see `stateflow reconfig list`"
+            ) from None
+
+    def cancel(self, reconfiguration: str) -> cpb.Reconfiguration:
+        running = self.found(reconfiguration)
+        for runner in running.runners:
+            runner.cancel()
+        self._go_on(running)
+        return running.refresh()
+
+    def pause(self, reconfiguration: str) -> cpb.Reconfiguration:
+        """Moves that have not begun wait; those under way complete. Raises MoveConflict when it is over."""
+        running = self._unfinished(reconfiguration)
+        running.go.clear()
+        running.message.state = "PAUSED"
+        running.wake()
+        return running.refresh()
+
+    def resume(self, reconfiguration: str) -> cpb.Reconfiguration:
+        running = self._unfinished(reconfiguration)
+        self._go_on(running)
+        return running.refresh()
+
+    def _go_on(self, running: Running) -> None:
+        if running.message.state == "PAUSED":
+            running.message.state = "RUNNING"
+        running.go.set()
+        running.wake()
+
+    def _unfinished(self, reconfiguration: str) -> Running:
+        running = self.found(reconfiguration)
+        if running.over:
+            raise MoveConflict(
+                f"the reconfiguration is {running.message.state}",
+                remedy="a failed one can be retried",
+                reconfiguration=reconfiguration,
+            )
+        return running
+
+    async def watch(self, reconfiguration: str) -> AsyncIterator[cpb.Reconfiguration]:
+        running = self.found(reconfiguration)
+        while True:
+            changed = running.changed
+            report = running.refresh()
+            over = running.over  # as it is sent: it may end while it is being sent
+            yield report
+            if over:
+                return
+            await changed.wait()
+            if not running.over:
+                await asyncio.sleep(WATCH_INTERVAL_S)  # moves change many times a second; watchers need not
+
+    def moving(self) -> list[MoveRunner]:
+        """Every move under way, standbys aside."""
+        return [
+            runner
+            for running in self.running.values()
+            if not running.over
+            for runner in running.runners
+            if isinstance(runner, MoveRunner) and not runner.ended.is_set()
+        ]
+
+    def history(self, limit: int = 0) -> list[cpb.Reconfiguration]:
+        """Newest first: those this process knows, then what the ledger says of earlier ones."""
+        known = [running.refresh() for running in reversed(self.running.values())]
+        if limit and len(known) >= limit:
+            return known[:limit]
+        names = {message.id for message in known}
+        earlier = past(self._book.finished, names, limit - len(known) if limit else 0)
+        everything = [*known, *earlier]
+        return everything[:limit] if limit else everything
