@@ -285,7 +285,7 @@ class World:
         book = self.controller._book
         if book.open_moves or book.planned or "Flow" not in book.deployed:
             return False
-        return not any(r.message.state == "RUNNING" for r in self.controller._reconfigurations.running.values())
+        return not any(r.message.state == "RUNNING" for r in self.controller._underway.running.values())
 
     def check_end(self, sent: dict[int, dict[tuple[str, int], bytes]]) -> None:
         """Raises Violation. ``sent``: partition → (source, number) → rows."""
