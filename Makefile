@@ -18,7 +18,7 @@ demo: $(VENV)/.demo
 	$(BIN)/stateflow demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 simulate: $(VENV)/.dev
 	$(BIN)/python -m tests.simulation.sim --seeds 100000

@@ -12,7 +12,8 @@ from reconfig import migration as m
 from reconfig.budget import FixedCost, fixed_cost_of
 from reconfig.controller.book import Book, PlannedMove
 from reconfig.controller.desk import Desk
-from reconfig.controller.runner import Hooks, MoveRunner
+from reconfig.controller.errand import Hooks
+from reconfig.controller.runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.controller.underway import Running, Underway
 from stateflow.errors import StateflowError

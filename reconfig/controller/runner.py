@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc.aio
 
@@ -15,14 +14,12 @@ from reconfig import migration as m
 from reconfig import policies
 from reconfig.budget import FixedCost, Measured
 from reconfig.controller.book import PlannedMove
-from stateflow.clock import Clock
-from stateflow.errors import Locked, StateflowError, Unavailable
+from reconfig.controller.errand import Errand
+from stateflow.errors import Locked, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import connected, error_of, fault_of, remote_error, replica_to_pb, spec_to_pb
-from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
 PATIENCE_S_DEFAULT = 30.0
@@ -31,38 +28,13 @@ NO_MOVE_YET = FixedCost()
 TURN_S_MAX = 0.5
 
 
-@dataclass(slots=True)
-class Hooks:
-    """What a move needs of its controller. The records are durable when the awaitable is done.
-
-    ``cutover`` is held from the grant until the target owns: two at once at one source lengthen each other's pause.
-    """
-
-    record_grant: Callable[[], Awaitable[None]]
-    record_owned: Callable[[dict[str, object]], Awaitable[None]]
-    record_aborted: Callable[[StateflowError, dict[str, object]], Awaitable[None]]
-    changed: Callable[[], None]
-    cutover: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-@dataclass(slots=True)
-class MoveRunner:
-    planned: PlannedMove
-    spec: OperatorSpec
+@dataclass(slots=True, kw_only=True)
+class MoveRunner(Errand):
     source: ReplicaInfo
-    target: ReplicaInfo
-    channel: Callable[[str], grpc.aio.Channel]
-    hooks: Hooks
-    settings: ControllerSettings
-    clock: Clock
     machine: m.Move
-    report: cpb.Move = field(default_factory=cpb.Move)
-    _events: asyncio.Queue[m.Event] = field(default_factory=asyncio.Queue)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
     sequence: int = 0  # that the target has reached, as last reported
-    ended: asyncio.Event = field(init=False)
     _source_told: bool = False
     _has_turn: bool = False
 
@@ -79,14 +51,8 @@ class MoveRunner:
         )
 
     def __post_init__(self) -> None:
-        planned = self.planned
-        self.report.id = planned.move_id
-        self.report.partition = planned.partition.partition
-        self.report.source, self.report.target = planned.source, planned.target
-        self.report.strategy, self.report.phase = planned.strategy, self.machine.phase
-        self.report.started_us = self.clock.now_us()
+        self._begin_report(self.machine.phase)
         self.report.margin_ms = self.machine.margin_ms
-        self.ended = asyncio.Event()
 
     def cancel(self) -> None:
         self._events.put_nowait(m.Cancel())
@@ -115,14 +81,10 @@ class MoveRunner:
                 await self._carry_out(self.machine.handle(event))
                 if self.machine.phase not in (m.Phase.CATCHING_UP, m.Phase.FENCED):
                     self._end_turn()
-                self.report.phase = self.machine.phase
-                self.report.duration_s = self.clock.monotonic() - started
-                self.hooks.changed()
+                self._say(self.machine.phase, started)
         finally:
             self._end_turn()
-            self.ended.set()
-            for task in self._tasks:
-                task.cancel()
+            self._end()
         return self.report
 
     async def _cutover_turn(self) -> None:
@@ -179,7 +141,7 @@ class MoveRunner:
             case m.Instruction.RETRY_FENCE:
                 self._start(self._later(self._fence))
             case m.Instruction.CANCEL_SOURCE if machine.phase in m.TERMINAL:
-                await self._cancel_at(self.source)  # never fenced: it only tidies up
+                await self._cancel_at_source()  # never fenced: it only tidies up
             case m.Instruction.CANCEL_SOURCE:
                 self._start(self._cancel_source())
             case m.Instruction.RETRY_CANCEL:
@@ -189,7 +151,7 @@ class MoveRunner:
             case m.Instruction.RETRY_CANCEL_TARGET:
                 self._start(self._later(self._cancel_target))
             case m.Instruction.ABANDON_TARGET:
-                await self._cancel_at(self.target)
+                await self._cancel_at(self.target, self.planned.move_id)
             case m.Instruction.RECORD_OWNED:
                 self.report.epoch, self.report.digest = machine.granted_epoch, machine.digest
                 await self.hooks.record_owned(self._summary())
@@ -203,19 +165,7 @@ class MoveRunner:
             case m.Instruction.RELEASE:
                 await self._release()
 
-    def _start(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _later(self, work: Callable[[], Awaitable[None]]) -> None:
-        await asyncio.sleep(self.settings.retry_interval_s)
-        await work()
-
     # -- calls --------------------------------------------------------------------------------------------
-
-    def _stub(self, replica: ReplicaInfo) -> replica_pb2_grpc.ReplicaServiceStub:
-        return replica_pb2_grpc.ReplicaServiceStub(self.channel(replica.address))
 
     async def _prepare(self) -> None:
         request = rpb.PrepareRequest(
@@ -289,33 +239,22 @@ class MoveRunner:
             self._events.put_nowait(m.FenceRefused(error_of(reply.fault)))
 
     async def _cancel_source(self) -> None:
-        reply = await self._cancel_at(self.source)
+        reply = await self._cancel_at_source()
         if reply is None:
             self._events.put_nowait(m.SourceUnknown())
         else:
             self._events.put_nowait(m.SourceSealed() if reply.sealed else m.SourceCancelled())
 
     async def _cancel_target(self) -> None:
-        reply = await self._cancel_at(self.target)
+        reply = await self._cancel_at(self.target, self.planned.move_id)
         if reply is None:
             self._events.put_nowait(m.TargetUnknown())
         else:
             owned = m.TargetOwned(reply.owned_epoch, "")
             self._events.put_nowait(owned if reply.owned else m.TargetCancelled())
 
-    async def _cancel_at(self, replica: ReplicaInfo) -> rpb.FenceReply | None:
-        request = rpb.CancelRequest(
-            move_id=self.planned.move_id,
-            operator=self.planned.partition.operator,
-            partition=self.planned.partition.partition,
-            owned_at=self.planned.epoch if replica is self.source else 0,
-        )
-        try:
-            reply: rpb.FenceReply = await self._stub(replica).Cancel(request, timeout=self.settings.rpc_timeout_s)
-            return reply
-        except grpc.aio.AioRpcError as error:
-            log.warning("move %s: %s", self.planned.move_id, remote_error(error, replica.address))
-            return None
+    async def _cancel_at_source(self) -> rpb.FenceReply | None:
+        return await self._cancel_at(self.source, self.planned.move_id, self.planned.epoch)
 
     async def _release(self) -> None:
         request = rpb.ReleaseRequest(

@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import grpc.aio
 
 from reconfig import failover as f
-from reconfig.controller.book import PlannedMove
-from reconfig.controller.runner import Hooks
-from stateflow.clock import Clock
+from reconfig.controller.errand import Errand
 from stateflow.errors import Locked, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import fault_of, remote_error, spec_to_pb
-from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, ReplicaInfo
 
 log = logging.getLogger(__name__)
 #: a restore reads a whole checkpoint
 TAKE_OVER_TIMEOUT_S = 600.0
 
 
-@dataclass(slots=True)
-class TakeoverRunner:
-    planned: PlannedMove
-    spec: OperatorSpec
-    target: ReplicaInfo
-    channel: Callable[[str], grpc.aio.Channel]
-    hooks: Hooks
-    settings: ControllerSettings
-    clock: Clock
+@dataclass(slots=True, kw_only=True)
+class TakeoverRunner(Errand):
     machine: f.Takeover
-    report: cpb.Move = field(default_factory=cpb.Move)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    _events: asyncio.Queue[f.Event] = field(default_factory=asyncio.Queue)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        planned = self.planned
-        self.report.id = planned.move_id
-        self.report.partition = planned.partition.partition
-        self.report.source, self.report.target = planned.source, planned.target
-        self.report.strategy, self.report.phase = planned.strategy, self.machine.phase
-        self.report.started_us = self.clock.now_us()
-        self.report.note = f"by {planned.how.lower()}"
+        self._begin_report(self.machine.phase)
+        self.report.note = f"by {self.planned.how.lower()}"
 
     @property
     def completed(self) -> bool:
@@ -67,13 +44,9 @@ class TakeoverRunner:
             await self._carry_out(self.machine.handle(f.Begin()) if first is None else first)
             while self.machine.phase not in f.TERMINAL:
                 await self._carry_out(self.machine.handle(await self._events.get()))
-                self.report.phase = self.machine.phase
-                self.report.duration_s = self.clock.monotonic() - started
-                self.hooks.changed()
+                self._say(self.machine.phase, started)
         finally:
-            self.ended.set()
-            for task in self._tasks:
-                task.cancel()
+            self._end()
         return self.report
 
     async def _carry_out(self, instructions: list[f.Instruction]) -> None:
@@ -103,24 +76,12 @@ class TakeoverRunner:
                 self._events.put_nowait(f.OwnedRecorded())
             case f.Instruction.RECORD_ABORTED:
                 assert self.machine.error is not None
-                if self.planned.standby_move:
-                    await self._cancel_move(self.planned.standby_move)  # nobody else asks for that copy any more
+                if self.planned.standby_move:  # nobody else asks for that copy any more
+                    await self._cancel_at(self.target, self.planned.standby_move)
                 self.report.fault.CopyFrom(fault_of(self.machine.error))
                 await self.hooks.record_aborted(self.machine.error, {"how": self.planned.how})
 
-    def _start(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _later(self, work: Callable[[], Awaitable[None]]) -> None:
-        await asyncio.sleep(self.settings.retry_interval_s)
-        await work()
-
     # -- calls --------------------------------------------------------------------------------------------
-
-    def _stub(self) -> replica_pb2_grpc.ReplicaServiceStub:
-        return replica_pb2_grpc.ReplicaServiceStub(self.channel(self.target.address))
 
     async def _take_over(self) -> None:
         request = rpb.TakeOverRequest(
@@ -132,7 +93,7 @@ class TakeoverRunner:
             standby_move=self.planned.standby_move,
         )
         try:
-            reply = await self._stub().TakeOver(request, timeout=TAKE_OVER_TIMEOUT_S)
+            reply = await self._stub(self.target).TakeOver(request, timeout=TAKE_OVER_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             meant = remote_error(error, self.target.address)
             log.warning("take-over %s: %s", self.planned.move_id, meant)
@@ -161,19 +122,8 @@ class TakeoverRunner:
                     f"it contains {contained}; later batches are lost and are asked for again with position_gap"
                 )
 
-    async def _cancel_move(self, move_id: str) -> rpb.FenceReply | None:
-        request = rpb.CancelRequest(
-            move_id=move_id, operator=self.planned.partition.operator, partition=self.planned.partition.partition
-        )
-        try:
-            reply: rpb.FenceReply = await self._stub().Cancel(request, timeout=self.settings.rpc_timeout_s)
-            return reply
-        except grpc.aio.AioRpcError as error:
-            log.warning("take-over %s: %s", move_id, remote_error(error, self.target.address))
-            return None
-
     async def _cancel(self) -> None:
-        reply = await self._cancel_move(self.planned.move_id)
+        reply = await self._cancel_at(self.target, self.planned.move_id)
         if reply is None:
             self._events.put_nowait(f.TargetUnknown())
             return
