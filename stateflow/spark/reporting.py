@@ -106,7 +106,7 @@ def note(progresses: Iterable[Any]) -> bool:
 def _running(named: str) -> StreamingQuery | None:
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.getActiveSession()
+    spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # a thread may have no active one
     active = [] if spark is None else spark.streams.active
     return next((query for query in active if named in (str(query.id), query.name)), None)
 
