@@ -17,6 +17,8 @@ from typing import Any
 BATCHES_KEPT = 100
 #: those that reported last
 QUERIES_KEPT = 100
+#: tasks of a micro-batch; of more, as of a frame that is evaluated again and again, the first are added up
+SPANS_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +223,11 @@ class _Use:
 
 @dataclass(slots=True)
 class _Batch:
-    """``spans`` and ``spent`` are of the newest run, so that they are about the same time as its trigger."""
+    """``covered``, ``spans`` and ``spent`` are of the newest run, as its trigger is."""
 
     run: str
     uses: dict[tuple[str, str | None], _Use] = field(default_factory=dict)
+    covered: float = 0.0  # by spans that are not kept
     spans: list[tuple[float, float]] = field(default_factory=list)
     spent: Seconds = Seconds()
     input_rows: int | None = None
@@ -232,7 +235,7 @@ class _Batch:
 
     def report(self, report: TaskReport) -> None:
         if report.run != self.run:
-            self.run, self.spans, self.spent = report.run, [], Seconds()
+            self.run, self.covered, self.spans, self.spent = report.run, 0.0, [], Seconds()
             self.input_rows = self.trigger_s = None
             for use in self.uses.values():
                 use.tasks = {}  # there may be fewer now, with other rows
@@ -241,6 +244,8 @@ class _Batch:
         use.passes += 1
         use.replayed += report.replayed
         use.seconds += report.seconds
+        if len(self.spans) == SPANS_KEPT:
+            self.covered, self.spans = self.covered + covered(self.spans), []
         began = report.began_us / 1e6
         self.spans.append((began, began + report.seconds.total))
         self.spent += report.seconds
@@ -260,7 +265,7 @@ class _Batch:
             )
 
     def metrics(self, number: int) -> BatchMetrics:
-        seconds = elapsed(self.spans, self.spent, self.trigger_s)
+        seconds = elapsed(self.covered + covered(self.spans), self.spent, self.trigger_s)
         return BatchMetrics(number, self.input_rows, self.trigger_s, seconds, tuple(self.operators()))
 
 
@@ -339,16 +344,21 @@ class Book:
             return None if batch is None else batch.metrics(number)
 
 
-def elapsed(spans: Iterable[tuple[float, float]], spent: Seconds, trigger_s: float | None) -> Seconds:
-    """Time as it passed, from what tasks that overlap spent: adds up to ``trigger_s``, or to the time in which tasks
-    ran when that is unknown. ``spans``: (begin, end) of tasks, s; they may be by several machines' clocks."""
-    covered, until = 0.0, float("-inf")
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of (begin, end) was under way."""
+    seconds, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
-        covered += max(0.0, end - max(begin, until))
+        seconds += max(0.0, end - max(begin, until))
         until = max(until, end)
+    return seconds
+
+
+def elapsed(running_s: float, spent: Seconds, trigger_s: float | None) -> Seconds:
+    """Time as it passed, from what tasks that overlap spent: adds up to ``trigger_s``, or to ``running_s``, in which
+    any of them ran, when that is unknown. Tasks go by their machines' clocks, so that it may seem to be longer."""
     if trigger_s is not None:
-        covered = min(covered, trigger_s)
-    split = spent.scaled(covered / spent.total) if spent.total else Seconds()
+        running_s = min(running_s, trigger_s)
+    split = spent.scaled(running_s / spent.total) if spent.total else Seconds()
     return split if trigger_s is None else replace(split, spark=split.spark + trigger_s - split.total)
 
 

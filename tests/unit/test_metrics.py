@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.errors import InvalidArgument, NoMetrics
-from stateflow.spark import query_metrics, reporting
-from stateflow.spark.metrics import Book, OperatorMetrics, Seconds, TaskReport, Trigger, elapsed
+from stateflow.spark import metrics, query_metrics, reporting
+from stateflow.spark.metrics import Book, OperatorMetrics, Seconds, TaskReport, Trigger, covered, elapsed
 
 SPENT = Seconds(spark=0.5, routing=0.125, rpc=0.25, operator=1.0, commit=0.125)
 NOTHING = Seconds()
@@ -116,7 +116,7 @@ seconds = st.builds(Seconds, amounts, amounts, amounts, amounts, amounts)
 @given(st.lists(st.tuples(amounts, amounts)), seconds, st.none() | amounts)
 def test_elapsed_adds_up(begun: list[tuple[float, float]], spent: Seconds, trigger_s: float | None) -> None:
     spans = [(begin, begin + length) for begin, length in begun]
-    found = elapsed(spans, spent, trigger_s)
+    found = elapsed(covered(spans), spent, trigger_s)
     assert all(part >= -1e-9 for part in parts(found))
     if trigger_s is not None:
         assert found.total == pytest.approx(trigger_s, abs=1e-9)
@@ -127,11 +127,24 @@ def test_elapsed_adds_up(begun: list[tuple[float, float]], spent: Seconds, trigg
 
 def test_elapsed_counts_a_moment_once() -> None:
     spans = [(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.75)]
-    assert elapsed(spans, Seconds(operator=8.0), None) == Seconds(operator=4.0)
-    assert elapsed(spans, Seconds(spark=4.0, operator=4.0), 10.0) == Seconds(spark=8.0, operator=2.0)
-    assert elapsed(spans, Seconds(rpc=8.0), 3.0) == Seconds(rpc=3.0), "clocks that disagree"
-    assert elapsed([], NOTHING, None) == NOTHING
-    assert elapsed([], NOTHING, 2.0) == Seconds(spark=2.0)
+    assert covered(spans) == 4.0
+    assert covered([]) == 0.0
+    assert elapsed(4.0, Seconds(operator=8.0), None) == Seconds(operator=4.0)
+    assert elapsed(4.0, Seconds(spark=4.0, operator=4.0), 10.0) == Seconds(spark=8.0, operator=2.0)
+    assert elapsed(4.0, Seconds(rpc=8.0), 3.0) == Seconds(rpc=3.0), "clocks that disagree"
+    assert elapsed(0.0, NOTHING, None) == NOTHING
+    assert elapsed(0.0, NOTHING, 2.0) == Seconds(spark=2.0)
+
+
+def test_a_frame_that_is_evaluated_for_ever_takes_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "SPANS_KEPT", 5)
+    book = Book()
+    for number in range(23):
+        book.report([report(began_us=number * 10_000_000)])
+    assert len(book._queries["q"].batches[0].spans) <= 5
+    (batch,) = book.query("q").batches  # type: ignore[union-attr]
+    assert batch.seconds.total == pytest.approx(23 * SPENT.total)
+    assert (batch.rows, batch.operators[0].repeated) == (10, 22)
 
 
 # -- the way to the driver, and who asks ------------------------------------------------------------------------
