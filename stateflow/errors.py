@@ -123,6 +123,12 @@ class NullKey(LocalMisuse):
     code = "null_key"
 
 
+class NoMetrics(LocalMisuse):
+    """Metrics were asked for of a query that has no operator, or is not known here."""
+
+    code = "no_metrics"
+
+
 class UnsupportedKeyType(LocalMisuse):
     code = "unsupported_key_type"
 

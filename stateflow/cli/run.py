@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
+from rich.console import RenderableType
 
 from stateflow.cli.output import command, console, emit
+from stateflow.cli.show import new_table, titled
 from stateflow.errors import InvalidArgument
+from stateflow.spark.metrics import OperatorMetrics, Seconds
 from stateflow.spark.pipeline import Progress, run_pipeline
 from stateflow.spark.pipeline_file import load_pipeline
 
@@ -44,7 +48,9 @@ def run(
             console.print(f"{pipeline.config.name} runs (Ctrl-C stops it)", highlight=False)
 
     def tell(progress: Progress) -> None:
+        metrics = progress.metrics
         if as_json:
+            operators = [] if metrics is None else [each.to_dict() for each in metrics.operators]
             emit(
                 {
                     "batch": progress.batch,
@@ -53,22 +59,45 @@ def run(
                     "rows_per_s": round(progress.rows_per_s, 1),
                     "rows_total": progress.rows_total,
                     "batches_total": progress.batches_total,
+                    **({} if metrics is None else metrics.seconds.to_dict()),
+                    "operators": operators,
                 }
             )
         else:
+            spent = "" if metrics is None else f"; {_spent(metrics.seconds)}"
             console.print(
                 f"batch {progress.batch}: {progress.rows:,} rows in {progress.duration_ms / 1000:.1f} s, "
-                f"{progress.rows_per_s:,.0f} rows/s; {progress.rows_total:,} rows in all",
+                f"{progress.rows_per_s:,.0f} rows/s; {progress.rows_total:,} rows in all{spent}",
                 highlight=False,
+                soft_wrap=True,
             )
 
     outcome = run_pipeline(pipeline, once=once, stop=stop, tell=tell, started=started)
     how = "stopped" if outcome.stopped else "finished"
     if as_json:
-        emit({"state": how, "rows": outcome.rows, "batches": outcome.batches})
+        operators = [each.to_dict() for each in outcome.operators]
+        emit({"state": how, "rows": outcome.rows, "batches": outcome.batches, "operators": operators})
     else:
         counted = "" if outcome.rows is None else f": {outcome.rows:,} rows in {outcome.batches} batches"
         console.print(f"{how}{counted}", highlight=False)
+        if outcome.operators:
+            console.print(_table(outcome.operators))
+
+
+def _spent(seconds: Seconds) -> str:
+    parts = {"spark": seconds.spark, "routing": seconds.routing, "rpc": seconds.rpc}
+    parts |= {"operator": seconds.operator, "commit": seconds.commit}
+    return "ms in " + ", ".join(f"{part} {spent * 1e3:,.0f}" for part, spent in parts.items())
+
+
+def _table(operators: Iterable[OperatorMetrics]) -> RenderableType:
+    parts = "spark", "routing", "rpc", "operator", "commit"
+    table = new_table("name", "rows", "tasks", *parts, numbers=("rows", "tasks", *parts))
+    for each in operators:
+        name = each.operator if each.source is None else f"{each.operator} ({each.source})"
+        spent = (f"{getattr(each.seconds, part):,.2f}" for part in parts)
+        table.add_row(name, f"{each.rows:,}", f"{each.tasks:,}", *spent)
+    return titled("Operators, in seconds of all tasks together", table)
 
 
 def _setting(text: str) -> tuple[str, str]:

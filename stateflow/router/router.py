@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError, Unavailable
-from stateflow.router.session import BatchSession, Refresh, RoutingTable, Send, Wait, table_of
-from stateflow.rpc.clients import ControllerClient, ReplicaClient
+from stateflow.router.session import BatchSession, Delivery, Refresh, RoutingTable, Send, Wait, table_of
+from stateflow.rpc.clients import Answer, ControllerClient, ReplicaClient
 from stateflow.rpc.wire import unexpected
 from stateflow.runtime.host import Batch
 from stateflow.settings import RouterSettings
@@ -61,6 +61,12 @@ class Router:
         Returns partition → Arrow record batch message of outputs, ``b""`` for none. Raises what a replica refused
         the batch with, or Unavailable after ``unavailable_timeout_s``.
         """
+        return self.deliver(batch, schema, rows, after).outputs
+
+    def deliver(
+        self, batch: Batch, schema: bytes, rows: Mapping[int, bytes], after: Mapping[int, int] | None = None
+    ) -> Delivery:
+        """:meth:`send`, and what it took of replicas."""
         settings = self._settings
         session = BatchSession(
             self.table,
@@ -85,7 +91,7 @@ class Router:
                     case Wait(seconds):
                         wait = max(0.0, seconds)
             if session.done:
-                return session.result()
+                return session.delivery()
             said_at = self._say_what_it_waits_for(session, batch, said_at)
             try:
                 answers.get(timeout=settings.stall_s if wait is None else wait)(session, self._clock.monotonic())
@@ -140,8 +146,8 @@ class Router:
             replica = ReplicaClient(send.address)
             chunk = self._settings.chunk_bytes
             results = replica.apply(self.operator, batch, schema, send.parts, rows, chunk, after)
-            for partition, outcome, replayed in results:
-                answers.put(_answer(send.address, partition, outcome, replayed))
+            for partition, outcome in results:
+                answers.put(_answer(send.address, partition, outcome))
             error = Unavailable("the replica ended the stream without an answer", remedy="see its log")
         except StateflowError as caught:
             error = caught
@@ -150,14 +156,14 @@ class Router:
         answers.put(lambda session, now: session.unreachable(send.address, parts, error, now))
 
 
-def _answer(address: str, partition: int, outcome: bytes | StateflowError, replayed: bool) -> _Answer:
+def _answer(address: str, partition: int, outcome: Answer | StateflowError) -> _Answer:
     def answer(session: BatchSession, now: float) -> None:
         if not session.awaits(partition, address):
             return
         if isinstance(outcome, StateflowError):
             session.refused(partition, outcome, now)
         else:
-            session.answered(partition, outcome, replayed)
+            session.answered(partition, outcome.output, outcome.replayed, outcome.operator_us, outcome.commit_us)
 
     return answer
 

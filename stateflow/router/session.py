@@ -86,6 +86,21 @@ class Waiting:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A batch that is applied everywhere.
+
+    ``outputs``: partition → Arrow record batch message, ``b""`` for none. ``replayed``: partitions that contained it
+    already. ``operator_us`` and ``commit_us``: of the replica that spent most on the batch, as replicas work side by
+    side and each on one partition after another: that much of the time it took to send is accounted for.
+    """
+
+    outputs: dict[int, bytes]
+    replayed: int
+    operator_us: int
+    commit_us: int
+
+
 @dataclass(slots=True)
 class BatchSession:
     """Args: timeout_s: how long a partition may stay without a reachable owner before the batch fails."""
@@ -97,6 +112,7 @@ class BatchSession:
     backoff_max_s: float = 1.0
     outputs: dict[int, bytes] = field(default_factory=dict)
     replayed: int = 0
+    _spent_us: dict[str, tuple[int, int]] = field(default_factory=dict)  # address → in operator, in commit
     _waiting: dict[int, float] = field(default_factory=dict)  # partition → not before
     _outstanding: dict[int, str] = field(default_factory=dict)  # partition → address
     _failing_since: dict[int, float] = field(default_factory=dict)
@@ -118,6 +134,11 @@ class BatchSession:
         if self._error is not None:
             raise self._error
         return self.outputs
+
+    def delivery(self) -> Delivery:
+        """What :meth:`result` returns, and what it took. Raises the error the batch failed with."""
+        operator_us, commit_us = max(self._spent_us.values(), key=sum, default=(0, 0))
+        return Delivery(self.result(), self.replayed, operator_us, commit_us)
 
     def poll(self, now: float) -> list[Instruction]:
         """What to do at ``now``. After a Refresh poll again."""
@@ -148,10 +169,13 @@ class BatchSession:
 
     # -- answers ------------------------------------------------------------------------------------------
 
-    def answered(self, partition: int, output: bytes, replayed: bool) -> None:
-        if self._outstanding.pop(partition, None) is not None:
+    def answered(self, partition: int, output: bytes, replayed: bool, operator_us: int = 0, commit_us: int = 0) -> None:
+        address = self._outstanding.pop(partition, None)
+        if address is not None:
             self.outputs[partition] = output
             self.replayed += replayed
+            in_operator, in_commit = self._spent_us.get(address, (0, 0))
+            self._spent_us[address] = in_operator + operator_us, in_commit + commit_us
 
     def refused(self, partition: int, error: StateflowError, now: float) -> None:
         if self._outstanding.pop(partition, None) is None:

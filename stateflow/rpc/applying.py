@@ -178,10 +178,12 @@ class Applier:
     def _results(self, part: _Part, outcome: Applied | ReplicaInfo | StateflowError) -> list[rpb.PartitionResult]:
         number = part.partition.partition
         if isinstance(outcome, Applied):
-            return [
+            results = [
                 rpb.PartitionResult(partition=number, output=piece, last=last, replayed=outcome.replayed)
                 for piece, last in pieces(outcome.output, self.node.settings.chunk_bytes)
             ]
+            results[-1].operator_us, results[-1].commit_us = outcome.operator_us, outcome.commit_us
+            return results
         if isinstance(outcome, ReplicaInfo):
             outcome = Moved(
                 "the partition went to another replica",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
 
+from stateflow.errors import StateflowError
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
@@ -62,6 +63,16 @@ class ControllerClient:
         return spec_of(reply.spec), reply.version, [infos[i] for i in reply.owners], list(reply.epochs)
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one partition; see :class:`~stateflow.runtime.host.Applied`."""
+
+    output: bytes
+    replayed: bool
+    operator_us: int
+    commit_us: int
+
+
 class ReplicaClient:
     def __init__(self, address: str, timeout_s: float = 30.0) -> None:
         self.address = address
@@ -97,9 +108,9 @@ class ReplicaClient:
         rows: Mapping[int, bytes],
         chunk_bytes: int,
         after: Mapping[int, int] | None = None,
-    ) -> Iterator[tuple[int, Any, bool]]:
-        """Send one batch's rows for these (partition, epoch); yields (partition, output bytes or error, replayed)
-        as answers come. Raises Unavailable when the stream breaks."""
+    ) -> Iterator[tuple[int, Answer | StateflowError]]:
+        """Send one batch's rows for these (partition, epoch); yields (partition, answer or error) as answers come.
+        Raises Unavailable when the stream breaks."""
         header = rpb.ApplyHeader(
             operator=operator,
             source=batch.source,
@@ -117,14 +128,15 @@ class ReplicaClient:
             for response in stub.Apply(_requests(header, parts, rows, chunk_bytes, after)):
                 for result in response.results:
                     if result.HasField("fault"):
-                        yield result.partition, error_of(result.fault), False
+                        yield result.partition, error_of(result.fault)
                     elif not result.last:
                         buffers.setdefault(result.partition, []).append(result.output)
-                    elif result.partition in buffers:
-                        output = b"".join([*buffers.pop(result.partition), result.output])
-                        yield result.partition, output, result.replayed
                     else:
-                        yield result.partition, result.output, result.replayed
+                        output = result.output
+                        if result.partition in buffers:
+                            output = b"".join([*buffers.pop(result.partition), output])
+                        answer = Answer(output, result.replayed, result.operator_us, result.commit_us)
+                        yield result.partition, answer
         except grpc.RpcError as error:
             raise remote_error(error, self.address) from error
 

@@ -65,18 +65,22 @@ class ApplyRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[ApplyHeader, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartitionRows, _Mapping]]] = ...) -> None: ...
 
 class PartitionResult(_message.Message):
-    __slots__ = ("partition", "output", "last", "replayed", "fault")
+    __slots__ = ("partition", "output", "last", "replayed", "fault", "operator_us", "commit_us")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     REPLAYED_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_US_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_US_FIELD_NUMBER: _ClassVar[int]
     partition: int
     output: bytes
     last: bool
     replayed: bool
     fault: _common_pb2.Fault
-    def __init__(self, partition: _Optional[int] = ..., output: _Optional[bytes] = ..., last: _Optional[bool] = ..., replayed: _Optional[bool] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
+    operator_us: int
+    commit_us: int
+    def __init__(self, partition: _Optional[int] = ..., output: _Optional[bytes] = ..., last: _Optional[bool] = ..., replayed: _Optional[bool] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., operator_us: _Optional[int] = ..., commit_us: _Optional[int] = ...) -> None: ...
 
 class ApplyResponse(_message.Message):
     __slots__ = ("results",)

@@ -212,6 +212,7 @@ class ReplicaNode:
                 max_value_bytes=self.settings.value_bytes_max,
                 sync=self.settings.acknowledge == "fsync",
                 on_commit=partial(self._committed, slot),
+                clock=self._clock,
             )
         return slot.host
 

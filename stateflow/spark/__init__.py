@@ -3,20 +3,27 @@
 ``apply_operator(df, Operator, cluster=…)`` works on streaming and on batch DataFrames; ``read_state`` reads an
 operator's state as a DataFrame; ``register_jetstream`` makes NATS JetStream a source. ``record_queries`` and
 ``run_stage`` record what pipelines do as stages of a ledger. ``rewind`` puts a query back to a batch, when its state
-was restored to an older one.
+was restored to an older one. ``query_metrics`` tells what queries did and what it took.
 """
 
 from stateflow.spark.apply import apply_operator
+from stateflow.spark.metrics import BatchMetrics, OperatorMetrics, QueryMetrics, Seconds
 from stateflow.spark.reading import read_state
 from stateflow.spark.recording import End, record_queries, run_stage
+from stateflow.spark.reporting import query_metrics
 from stateflow.spark.rewind import Rewind, rewind
 from stateflow.spark.session import local_session, register_jetstream, require_java
 
 __all__ = [
+    "BatchMetrics",
     "End",
+    "OperatorMetrics",
+    "QueryMetrics",
     "Rewind",
+    "Seconds",
     "apply_operator",
     "local_session",
+    "query_metrics",
     "read_state",
     "record_queries",
     "register_jetstream",

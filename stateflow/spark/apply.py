@@ -24,6 +24,7 @@ from stateflow.runtime.host import INITIAL
 from stateflow.runtime.operator import Operator, key_columns, output_schema
 from stateflow.spark.checks import check_classic, check_executors, check_key
 from stateflow.spark.recording import record_queries
+from stateflow.spark.reporting import remember, reports_to
 from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, with_side_columns
 from stateflow.types import OperatorSpec
 
@@ -119,6 +120,7 @@ def apply_operator(
         unavailable_timeout_s=unavailable_timeout,
         watermark=_time_column(df, watermark),
         lateness_us=_micros(allowed_lateness),
+        reports=reports_to(df.sparkSession),
     )
     rows, spark_schema = _routed(df, task), _spark_schema(operator, spec)
     check_key(df, operator, operator_name, deployment)
@@ -127,7 +129,10 @@ def apply_operator(
         _load(initial_state, task, spark_schema)
     if state_manager is not None and df.isStreaming:
         record_queries(df.sparkSession, state_manager)
-    return rows.mapInArrow(task, spark_schema)
+    out = rows.mapInArrow(task, spark_schema)
+    if not df.isStreaming:
+        remember(out, task.batch_query)
+    return out
 
 
 def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
@@ -148,7 +153,7 @@ def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
         raise InvalidArgument("initial_state is a streaming DataFrame", remedy="pass a batch DataFrame")
     loaded = positions(Router(task.controller, task.operator), INITIAL)
     if len(loaded) < task.partitions:
-        task = replace(task, order_by=None, initial=True, watermark=None)
+        task = replace(task, order_by=None, initial=True, watermark=None, reports=None)
         _routed(rows, task).mapInArrow(task, schema).write.format("noop").mode("overwrite").save()
 
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from stateflow.errors import PipelineFailed, StateflowError, from_wire
 from stateflow.runtime.operator import load
 from stateflow.spark.apply import apply_operator
+from stateflow.spark.metrics import BatchMetrics, OperatorMetrics
 from stateflow.spark.pipeline_file import PipelineConfig, PipelineFile, Reading, Secrets, Step
 from stateflow.spark.recording import record_queries
+from stateflow.spark.reporting import BOOK, note, query_metrics
 from stateflow.spark.session import local_session, register_jetstream
 
 if TYPE_CHECKING:
@@ -26,13 +28,14 @@ _RAISED = re.compile(r"stateflow\.errors\.\w+: (\w+): (.+)")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One micro-batch, and all of this run up to it."""
+    """One micro-batch, and all of this run up to it. ``metrics``: None without operators."""
 
     batch: int
     rows: int
     duration_ms: float
     rows_total: int
     batches_total: int
+    metrics: BatchMetrics | None = None
 
     @property
     def rows_per_s(self) -> float:
@@ -41,11 +44,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``stopped``: before its end, because it was told to. ``rows`` and ``batches`` of a batch pipeline are unknown."""
+    """``stopped``: before its end, because it was told to. ``rows`` and ``batches`` of a batch pipeline are unknown.
+
+    ``operators``: what they did in this run, in the order in which they first reported.
+    """
 
     stopped: bool
     rows: int | None = None
     batches: int | None = None
+    operators: tuple[OperatorMetrics, ...] = ()
 
 
 def run_pipeline(
@@ -84,10 +91,11 @@ def _run(
     spark: SparkSession, file: PipelineFile, *, once: bool, stop: threading.Event, tell: Callable[[Progress], None]
 ) -> Outcome:
     config = file.config
-    rows = _build(spark, config)
+    rows, applied = _build(spark, config)
     if not config.source.streaming:
         _save(rows, config)
-        return Outcome(stopped=False)
+        operators = [each for frame in applied for each in query_metrics(frame).operators]
+        return Outcome(stopped=False, operators=tuple(operators))
     manager = file.state_manager()
     if manager is not None:
         record_queries(spark, manager, job_id=config.name)
@@ -108,13 +116,16 @@ def _check_jetstream(config: PipelineConfig) -> None:
         connection.facts()
 
 
-def _build(spark: SparkSession, config: PipelineConfig) -> DataFrame:
+def _build(spark: SparkSession, config: PipelineConfig) -> tuple[DataFrame, list[DataFrame]]:
+    """(what the sink gets, what each operator puts out)."""
     if config.source.format == "jetstream":
         register_jetstream(spark)
     rows = _read(spark, config, config.source, streaming=config.source.streaming)
+    applied: list[DataFrame] = []
     for step in config.operators:
-        rows = _shaped(_applied(spark, config, step, rows), step)
-    return rows
+        applied.append(_applied(spark, config, step, rows))
+        rows = _shaped(applied[-1], step)
+    return rows, applied
 
 
 def _applied(spark: SparkSession, config: PipelineConfig, step: Step, rows: DataFrame) -> DataFrame:
@@ -170,14 +181,17 @@ def _start(rows: DataFrame, config: PipelineConfig, *, once: bool) -> StreamingQ
 def _follow(query: StreamingQuery, stop: threading.Event, tell: Callable[[Progress], None]) -> Outcome:
     rows = batches = 0
     last = -1
+    identity = str(query.id)
 
     def look() -> None:
         nonlocal rows, batches, last
-        for progress in query.recentProgress:
+        recent = query.recentProgress
+        note(recent)
+        for progress in recent:
             if progress["numInputRows"] and progress["batchId"] > last:
                 last, batches, rows = progress["batchId"], batches + 1, rows + progress["numInputRows"]
                 took = float(progress["durationMs"].get("triggerExecution", 0))
-                tell(Progress(last, progress["numInputRows"], took, rows, batches))
+                tell(Progress(last, progress["numInputRows"], took, rows, batches, BOOK.batch(identity, last)))
 
     try:
         while query.isActive and not stop.is_set():
@@ -189,7 +203,8 @@ def _follow(query: StreamingQuery, stop: threading.Event, tell: Callable[[Progre
     finally:
         query.stop()  # a batch that is cut short is done again, once, by the next run
         look()
-    return Outcome(stopped, rows, batches)
+    metrics = BOOK.query(identity)
+    return Outcome(stopped, rows, batches, () if metrics is None else metrics.operators)
 
 
 def _spark_errors() -> tuple[type[Exception], ...]:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import gc
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.client.stream import newest_event_us
+from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import TasksMerged
-from stateflow.router import Router
+from stateflow.router import Delivery, Router
 from stateflow.runtime.host import INITIAL, Batch
 from stateflow.runtime.layout import Attempt
 from stateflow.runtime.output import split_output
 from stateflow.runtime.rows import null_key
 from stateflow.settings import RouterSettings
+from stateflow.spark.metrics import Seconds, TaskReport
 from stateflow.state.cells import LATEST_US
 
 PARTITION_COLUMN = "__stateflow_partition"
@@ -32,7 +35,10 @@ _ROUTERS: dict[tuple[str, str, float], Router] = {}
 
 @dataclass(frozen=True, slots=True)
 class OperatorTask:
-    """Given to ``mapInArrow``. ``run`` names one call of apply_operator; ``tasks`` is the shuffle's width."""
+    """Given to ``mapInArrow``. ``run`` names one call of apply_operator; ``tasks`` is the shuffle's width.
+
+    ``reports``: the accumulator for what it did, see :mod:`stateflow.spark.reporting`; None: nobody wants to know.
+    """
 
     controller: str
     operator: str
@@ -48,6 +54,7 @@ class OperatorTask:
     initial: bool = False
     watermark: str | None = None
     lateness_us: int = 0
+    reports: Any = field(default=None, compare=False)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -57,8 +64,13 @@ class OperatorTask:
         task = context.partitionId()
         if task >= self.tasks:
             raise self._merged()
+        clock = SYSTEM_CLOCK
+        began_us, began = clock.now_us(), clock.monotonic()
+        arrived = [batch for batch in batches if batch.num_rows]
+        count, read = sum(batch.num_rows for batch in arrived), clock.monotonic()
         visited = range(task, self.partitions, self.tasks)
-        schema, rows, newest_us = self._by_partition(batches, task)
+        schema, rows, newest_us = self._by_partition(arrived, task)
+        del arrived  # the rows are encoded: no need to have them twice
         for partition in visited:  # with rows or without: positions advance everywhere
             rows.setdefault(partition, b"")
         query = context.getLocalProperty("sql.streaming.queryId")
@@ -70,10 +82,30 @@ class OperatorTask:
             call=uuid.uuid4().hex,
         )
         sent = replace(self._batch(query, batch), attempt=attempt, event_us=newest_us)
+        cut = clock.monotonic()
         if self.watermark is not None:
             sent = replace(sent, watermark_us=self._watermark_us(sent, query is not None))
-        outputs = self._router().send(sent, schema, rows)
-        yield from self._output(outputs)
+        delivery = self._router().deliver(sent, schema, rows)
+        answered = clock.monotonic()
+        tables = self._tables(delivery.outputs)
+        if self.reports is not None:
+            routing = cut - read + clock.monotonic() - answered
+            report = TaskReport(
+                query=self.batch_query if query is None or batch is None else query,
+                run=attempt.run or self.run,
+                batch=sent.number,
+                operator=self.operator,
+                source=self.source,
+                task=task,
+                rows=count,
+                visits=len(visited),
+                replayed=delivery.replayed,
+                began_us=began_us,
+                seconds=_spent(read - began, routing, answered - cut, delivery),
+            )
+            self.reports.add([report])
+        for table in tables:
+            yield from table.combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
 
     def _merged(self) -> TasksMerged:
         return TasksMerged(
@@ -82,11 +114,16 @@ class OperatorTask:
             operator=self.operator,
         )
 
+    @property
+    def batch_query(self) -> str:
+        """What stands for the query's id where there is none."""
+        return self.source or self.run
+
     def _batch(self, query: str | None, batch: str | None) -> Batch:
         if self.initial:
             return Batch(INITIAL, 0)
         if query is None or batch is None:
-            return Batch(f"batch:{self.source or self.run}", 0)
+            return Batch(f"batch:{self.batch_query}", 0)
         return Batch(f"query:{query}" + (f":{self.source}" if self.source else ""), int(batch))
 
     def _watermark_us(self, batch: Batch, streaming: bool) -> int | None:
@@ -109,10 +146,9 @@ class OperatorTask:
             gc.freeze()
         return router
 
-    def _by_partition(self, batches: Iterator[pa.RecordBatch], task: int) -> tuple[bytes, dict[int, bytes], int | None]:
+    def _by_partition(self, arrived: list[pa.RecordBatch], task: int) -> tuple[bytes, dict[int, bytes], int | None]:
         """(input schema, partition → record batch message, newest event time), rows in ``order_by`` order or as they
         came."""
-        arrived = [batch for batch in batches if batch.num_rows]
         if not arrived:
             return b"", {}, None
         table = pa.Table.from_batches(arrived)
@@ -139,7 +175,7 @@ class OperatorTask:
         }
         return table.schema.serialize().to_pybytes(), rows, newest_us
 
-    def _output(self, outputs: dict[int, bytes]) -> Iterator[pa.RecordBatch]:
+    def _tables(self, outputs: dict[int, bytes]) -> list[pa.Table]:
         """Main rows; with side outputs declared, theirs too, each in the struct column of its tag."""
         split = [split_output(outputs[partition]) for partition in sorted(outputs)]
         main = _whole(self.output_schema, [message for message, _ in split])
@@ -151,8 +187,12 @@ class OperatorTask:
         if self.side_schemas:
             schema = with_side_columns(self.output_schema, self.side_schemas)
             tables = [_widened(table, schema) for table in tables]
-        for table in tables:
-            yield from table.combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
+        return tables
+
+
+def _spent(reading: float, routing: float, sending: float, delivery: Delivery) -> Seconds:
+    operator, commit = delivery.operator_us / 1e6, delivery.commit_us / 1e6
+    return Seconds(reading, routing, max(0.0, sending - operator - commit), operator, commit)
 
 
 def _newest_us(times: pa.ChunkedArray) -> int | None:

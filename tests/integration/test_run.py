@@ -100,10 +100,16 @@ def test_a_pipeline_is_stopped_goes_on_fails_and_is_mended(spark: Any, cluster: 
     assert running.stdout is not None
     line = json.loads(running.stdout.readline())
     assert (line["batch"], line["rows"], line["rows_total"]) == (0, 40, 40)
+    parts = [line[f"{part}_ms"] for part in ("spark", "routing", "rpc", "operator", "commit")]
+    assert min(parts) > 0
+    assert sum(parts) == pytest.approx(line["duration_ms"], abs=0.01)
+    assert [(each["operator"], each["rows"]) for each in line["operators"]] == [("Tally", 40), ("Peak", 40)]
     running.send_signal(signal.SIGTERM)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 0, err
-    assert json.loads(out) == {"state": "stopped", "rows": 40, "batches": 1}
+    end = json.loads(out)
+    assert (end["state"], end["rows"], end["batches"]) == ("stopped", 40, 1)
+    assert [(each["operator"], each["rows"]) for each in end["operators"]] == [("Tally", 40), ("Peak", 40)]
 
     pipeline.add(second, "00002")
     pipeline.add([*rows(80, 5), Row(85, "k1", "a", POISON)], "00003")
@@ -111,7 +117,7 @@ def test_a_pipeline_is_stopped_goes_on_fails_and_is_mended(spark: Any, cluster: 
     assert status == 1
     assert err.splitlines()[-1].startswith("operator_failed: process() raised ValueError: poison in row 85"), err
     assert "batch 1: 40 rows in " in out
-    assert "40 rows in all" in out
+    assert "40 rows in all; ms in spark " in out
 
     model = Model([first, second])
     assert [row[:2] for row in pipeline.output()] == [row[:2] for row in model.outputs]
@@ -149,7 +155,9 @@ def test_a_batch_pipeline_and_what_spark_refuses(spark: Any, cluster: LocalClust
     pipeline.add(rows(0, 60), "a")
     status, out, err = pipeline.run("--json")
     assert status == 0, err
-    assert json.loads(out) == {"state": "finished", "rows": None, "batches": None}
+    end = json.loads(out)
+    assert (end["state"], end["rows"], end["batches"]) == ("finished", None, None)
+    assert [(each["operator"], each["rows"]) for each in end["operators"]] == [("TallyOnce", 50)]
     assert pipeline.output() == Model([rows(0, 50)]).outputs
     status, _, err = pipeline.run()
     assert status == 1
@@ -168,7 +176,9 @@ def test_a_pipeline_over_jetstream(spark: Any, cluster: LocalCluster, tmp_path: 
         pipeline = Pipeline(cluster, tmp_path, source=source, operators=[step])
         status, out, err = pipeline.run("--once", "--json")
         assert status == 0, err
-        assert json.loads(out.splitlines()[-1]) == {"state": "finished", "rows": 70, "batches": 3}
+        end = json.loads(out.splitlines()[-1])
+        assert (end["state"], end["rows"], end["batches"]) == ("finished", 70, 3)
+        assert [(each["operator"], each["rows"]) for each in end["operators"]] == [("TallyStream", 70)]
         assert pipeline.output() == Model([rows(0, 70)]).outputs
     finally:
         stream.delete()

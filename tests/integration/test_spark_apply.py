@@ -27,13 +27,14 @@ from stateflow import Operator
 from stateflow.errors import (
     InvalidArgument,
     KeyColumnMissing,
+    NoMetrics,
     OperatorNotDeployed,
     SchemaMismatch,
     Unavailable,
     UnknownState,
     UnsupportedKeyType,
 )
-from stateflow.spark import apply_operator, read_state, rewind
+from stateflow.spark import Seconds, apply_operator, query_metrics, read_state, rewind
 from stateflow.testing import LocalCluster
 from tests.integration.spark_operators import MISFIT, POISON, SILENT, ByKey, ByPair, Large, Peak, Tally
 
@@ -687,7 +688,7 @@ RETRY_SCRIPT = '''
 import json, os, sys
 from pathlib import Path
 from pyspark.sql import functions as F
-from stateflow.spark import apply_operator, local_session
+from stateflow.spark import apply_operator, local_session, query_metrics
 from tests.integration.spark_operators import Flaky
 
 address, work = sys.argv[1], Path(sys.argv[2])
@@ -714,6 +715,8 @@ query = writer.trigger(availableNow=True).start(str(work / "output"))
 query.awaitTermination()
 rows = sorted(map(tuple, spark.read.parquet(str(work / "output")).collect()))
 (work / "result.json").write_text(json.dumps(rows))
+counted = [[batch.number, batch.input_rows, batch.rows, batch.tasks] for batch in query_metrics(query).batches]
+(work / "metrics.json").write_text(json.dumps(counted))
 spark.stop()
 '''
 
@@ -743,6 +746,106 @@ def test_tasks_that_are_retried_apply_once(spark: SparkSession, cluster: LocalCl
     assert [tuple(row) for row in json.loads((tmp_path / "result.json").read_text())] == model.outputs
     wanted = {state: cells for state, cells in model.state().items() if state in ("n", "total")}
     assert state_of(cluster, "Flaky", "n", "total") == wanted
+    counted = json.loads((tmp_path / "metrics.json").read_text())
+    assert counted == [[number, 40, 40, 2] for number in range(3)], "a task that is tried again counts once"
+
+
+# -- metrics --------------------------------------------------------------------------------------------------
+
+
+def spent_everywhere(seconds: Seconds) -> bool:
+    return min(seconds.spark, seconds.routing, seconds.rpc, seconds.operator, seconds.commit) > 0
+
+
+def test_metrics_of_a_query_with_two_operators(
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    tally, peak = deploy(Tally), deploy(Peak, 3)
+    source.add_many(3)
+    source.add(rows(90, 7))
+
+    def start() -> StreamingQuery:
+        counted = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=tally, tasks=3)
+        odd = counted.where("n % 2 = 1")
+        peaks = apply_operator(odd, Peak, cluster=cluster, order_by="seq", name=peak, tasks=2, source="odd")
+        writer = peaks.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(int(PATIENCE_S)), "the query did not end"
+        return query
+
+    query = start()
+    odd = [0] * 4
+    for seq, _, n, _ in source.model().outputs:
+        odd[min(seq // 30, 3)] += n % 2
+    given = [30, 30, 30, 7]
+    found = query_metrics(query)
+    assert (found.id, found.name, found.batches_total) == (str(query.id), None, 4)
+    assert [batch.number for batch in found.batches] == [0, 1, 2, 3]
+    assert [batch.input_rows for batch in found.batches] == given
+    assert [batch.rows for batch in found.batches] == [all_ + some for all_, some in zip(given, odd, strict=True)]
+    by_batch = [
+        [(each.operator, each.source, each.rows, each.tasks, each.visits) for each in batch.operators]
+        for batch in found.batches
+    ]
+    assert by_batch == [
+        [(tally, None, all_, 3, PARTITIONS), (peak, "odd", some, 2, 3)] for all_, some in zip(given, odd, strict=True)
+    ]
+    in_all = [(o.batches, o.rows, o.tasks, o.visits, o.repeated, o.replayed) for o in found.operators]
+    assert in_all == [(4, 97, 12, 4 * PARTITIONS, 0, 0), (4, sum(odd), 8, 12, 0, 0)]
+    triggers = [p["durationMs"]["triggerExecution"] / 1e3 for p in query.recentProgress if p["numInputRows"]]
+    for batch, trigger_s in zip(found.batches, triggers, strict=True):
+        assert batch.trigger_s == trigger_s
+        assert batch.seconds.total == pytest.approx(trigger_s)
+        assert all(spent_everywhere(each) for each in (batch.seconds, *(o.seconds for o in batch.operators)))
+    assert found.seconds.total == pytest.approx(sum(triggers))
+    for number, total in enumerate(found.operators):
+        spent = [batch.operators[number].seconds.total for batch in found.batches]
+        assert total.seconds.total == pytest.approx(sum(spent))
+    assert query_metrics(found.id) == found
+
+    for file in (checkpoint / "commits").glob("*3*"):  # as if the driver had died: Spark does batch 3 again
+        file.unlink()
+    again = query_metrics(start())
+    assert again.batches[:3] == found.batches[:3]
+    in_all = [(o.batches, o.rows, o.tasks, o.visits, o.repeated, o.replayed) for o in again.operators]
+    assert in_all == [(4, 97, 12, 4 * PARTITIONS, 3, PARTITIONS), (4, sum(odd), 8, 12, 2, 3)]
+    last = again.batches[3]
+    assert (last.rows, last.tasks) == (7 + odd[3], 5)
+    assert last.trigger_s is not None
+    assert last.seconds.total == pytest.approx(last.trigger_s)
+    assert (last.seconds.operator, last.seconds.commit) == (0.0, 0.0), "the stored output was the answer"
+
+
+def test_metrics_of_a_batch_frame(spark: SparkSession, cluster: LocalCluster, deploy: Deploy) -> None:
+    name = deploy(Tally)
+    applied = [
+        apply_operator(frame_of(spark, rows(0, 50)), Tally, cluster=cluster, name=name, tasks=2, source=source)
+        for source in (None, f"nightly of {name}")
+    ]
+    for out in applied:
+        assert query_metrics(out).batches == ()
+        out.collect()
+        (batch,) = query_metrics(out).batches
+        (total,) = query_metrics(out).operators
+        assert (batch.number, batch.input_rows, batch.trigger_s, batch.rows, batch.tasks) == (0, None, None, 50, 2)
+        assert (total.visits, total.repeated, total.replayed) == (PARTITIONS, 0, 0)
+        assert spent_everywhere(total.seconds)
+        assert 0 < batch.seconds.total <= total.seconds.total * 1.000001
+        out.select("*").collect()
+        (total,) = query_metrics(out).operators
+        assert (total.rows, total.tasks, total.repeated, total.replayed) == (50, 2, 2, PARTITIONS)
+    assert query_metrics(f"nightly of {name}") == query_metrics(applied[1])
+
+
+def test_metrics_of_a_query_without_an_operator(spark: SparkSession, source: Input, sink: Sink) -> None:
+    source.add_many(1)
+    query = sink.start(source.stream())
+    assert query.awaitTermination(int(PATIENCE_S))
+    with pytest.raises(NoMetrics, match=r"^no_metrics: .*: apply an operator in it"):
+        query_metrics(query)
+    with pytest.raises(InvalidArgument, match="streaming DataFrame"):
+        query_metrics(source.stream())
 
 
 # -- what is refused ------------------------------------------------------------------------------------------

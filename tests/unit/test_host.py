@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.changes import ChangeSet, Mutations
+from stateflow.clock import ManualClock
 from stateflow.errors import (
     EncodeError,
     KeyColumnMissing,
@@ -25,7 +26,7 @@ from stateflow.errors import (
 )
 from stateflow.runtime import layout
 from stateflow.runtime.host import Applied, Batch, PartitionHost, read_sequence
-from stateflow.runtime.operator import Operator, output_schema
+from stateflow.runtime.operator import Context, Operator, output_schema
 from stateflow.runtime.output import read_batch
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 from stateflow.types import PartitionId
@@ -72,6 +73,28 @@ class Partition:
 
     def content(self) -> dict[bytes, bytes]:
         return dict(self.store.scan(b""))
+
+
+def test_it_measures_the_operator_and_the_commit() -> None:
+    clock = ManualClock()
+
+    class Slow(Count):
+        def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+            clock.advance(0.25)
+            yield from super().process(row, ctx)
+
+    class SlowStore(MemoryStore):
+        def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
+            clock.advance(2.0)
+            super().apply(mutations, sync=sync)
+
+    host = PartitionHost(Slow, P, SlowStore(), epoch=1, clock=clock)
+    schema = SCHEMA.serialize().to_pybytes()
+    applied = [host.apply(Batch("s", 0), schema, message([("a", 1), ("b", 5)]), NOW_US) for _ in range(2)]
+    assert [(each.replayed, each.operator_us, each.commit_us) for each in applied] == [
+        (False, 500_000, 2_000_000),
+        (True, 0, 0),
+    ]
 
 
 def test_rows_in_outputs_out() -> None:

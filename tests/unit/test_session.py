@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.errors import Moved, NotOwner, OperatorFailed, StateflowError, Unavailable
-from stateflow.router.session import BatchSession, Refresh, Route, RoutingTable, Send, Wait, table_of
+from stateflow.router.session import BatchSession, Delivery, Refresh, Route, RoutingTable, Send, Wait, table_of
 from stateflow.types import ReplicaInfo
 
 NOT_OWNER = NotOwner("not here")
@@ -50,6 +50,26 @@ def test_outputs_come_together() -> None:
     assert s.done
     assert s.result() == {0: b"zero", 1: b"one"}
     assert s.replayed == 1
+
+
+def test_what_a_delivery_took_is_what_the_busiest_replica_took() -> None:
+    s = session([0, 1, 2, 3])
+    s.poll(0.0)
+    for partition, took in enumerate([(5, 5), (0, 30), (10, 15), (3, 1)]):
+        s.answered(partition, b"", False, *took)
+    assert s.delivery() == Delivery(dict.fromkeys(range(4), b""), 0, 15, 20), "a: 15 + 20, b: 3 + 31"
+    assert session([]).delivery() == Delivery({}, 0, 0, 0)
+
+
+def test_a_partition_that_moved_counts_where_it_was_answered() -> None:
+    s = session([0, 1])
+    s.poll(0.0)
+    s.answered(1, b"", True)
+    s.refused(0, moved("c", 2), 0.0)
+    s.poll(0.0)
+    s.answered(0, b"", False, 7, 8)
+    s.answered(0, b"", False, 70, 80)
+    assert s.delivery() == Delivery({0: b"", 1: b""}, 1, 7, 8)
 
 
 def test_no_partitions_no_work() -> None:

@@ -1,0 +1,126 @@
+"""How tasks' reports come to the driver, and ``query_metrics``.
+
+Spark brings an accumulator's update with a task's success, before the job that waits for it goes on: when a
+micro-batch is done, all its reports are there.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from stateflow.errors import InvalidArgument, NoMetrics
+from stateflow.spark.metrics import Book, QueryMetrics, Seconds, TaskReport, Trigger
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+#: of this driver, whichever Spark session it has
+BOOK = Book()
+_ACCUMULATORS: weakref.WeakKeyDictionary[Any, Accumulator[Any]] = weakref.WeakKeyDictionary()  # by SparkContext
+_FRAMES: weakref.WeakKeyDictionary[DataFrame, str] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+class _Reports:
+    """Spark's AccumulatorParam: reports in a list on their way, in the book at the driver."""
+
+    def zero(self, value: Any) -> list[TaskReport]:
+        return []
+
+    def addInPlace(self, value: Any, reports: list[TaskReport]) -> Any:  # noqa: N802 - Spark's name
+        if not isinstance(value, Book):
+            return [*value, *reports]
+        value.report(reports)
+        return value
+
+
+def reports_to(spark: SparkSession) -> Accumulator[Any]:
+    """Where tasks put their reports; one for each Spark context, as Spark never forgets an accumulator."""
+    context = spark.sparkContext
+    with _LOCK:
+        if context not in _ACCUMULATORS:
+            _ACCUMULATORS[context] = context.accumulator(BOOK, _Reports())
+        return _ACCUMULATORS[context]
+
+
+def remember(frame: DataFrame, query: str) -> None:
+    """A batch DataFrame of ``apply_operator`` and what its tasks report as."""
+    _FRAMES[frame] = query
+
+
+def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
+    """What the operators of a query did so far and what it took: rows, micro-batches, time in Spark, on the way, in
+    the operator and in commit.
+
+    Complete up to the last micro-batch that has ended, and of one under way what is known. Kept by this driver's
+    process for its 100 newest queries; a query that goes on in another driver begins anew.
+
+    Args:
+        query: a streaming query, running or ended; its id or name; or a batch DataFrame as ``apply_operator``
+            returned it, or the ``source`` it was given. Spark's own figures of an ended query are read from the
+            query itself only: by name or id, those that were read before are there.
+
+    Returns one without batches for a query that has not finished its first. Raises NoMetrics when it is not known, or
+    finished a micro-batch without any operator, and InvalidArgument for a streaming DataFrame.
+    """
+    if isinstance(query, str):
+        running = _running(query)
+        if running is None:
+            return _known(query)
+        query = running
+    if hasattr(query, "isStreaming"):
+        if query.isStreaming:
+            raise InvalidArgument("a streaming DataFrame has no metrics", remedy="pass what its start() returned")
+        if query not in _FRAMES:
+            raise NoMetrics(
+                "this DataFrame is not one that apply_operator returned", remedy="pass that one, not one made of it"
+            )
+        return BOOK.query(_FRAMES[query]) or _none_yet(_FRAMES[query], None)
+    identity, ran = str(query.id), note(query.recentProgress)
+    return (_known(identity) if ran else BOOK.query(identity)) or _none_yet(identity, query.name)
+
+
+def note(progresses: Iterable[Any]) -> bool:
+    """Enter what Spark says of micro-batches in the book. Says whether there was one."""
+    triggers = [
+        Trigger(
+            str(each["id"]),
+            each["name"],
+            str(each["runId"]),
+            int(each["batchId"]),
+            int(each["numInputRows"]),
+            each["durationMs"].get("triggerExecution", 0) / 1e3,
+        )
+        for each in progresses
+        if "addBatch" in each["durationMs"]  # else Spark looked for rows and found none
+    ]
+    BOOK.triggered(triggers)
+    return bool(triggers)
+
+
+def _running(named: str) -> StreamingQuery | None:
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # a thread may have no active one
+    active = [] if spark is None else spark.streams.active
+    return next((query for query in active if named in (str(query.id), query.name)), None)
+
+
+def _known(query: str) -> QueryMetrics:
+    known = BOOK.query(query)
+    if known is None:
+        raise NoMetrics(
+            "no task of a stateflow operator has reported for this query",
+            remedy="apply an operator in it, or pass the StreamingQuery, an id or a name of this driver's",
+            query=query,
+        )
+    return known
+
+
+def _none_yet(query: str, name: str | None) -> QueryMetrics:
+    return QueryMetrics(query, name, (), 0, Seconds(), ())

@@ -1,0 +1,207 @@
+"""Metrics of queries: rows once, time as often as it was spent, parts that add up, and a book that stays small."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.errors import InvalidArgument, NoMetrics
+from stateflow.spark import metrics, query_metrics, reporting
+from stateflow.spark.metrics import Book, OperatorMetrics, Seconds, TaskReport, Trigger, covered, elapsed
+
+SPENT = Seconds(spark=0.5, routing=0.125, rpc=0.25, operator=1.0, commit=0.125)
+NOTHING = Seconds()
+
+
+def report(batch: int = 0, task: int = 0, rows: int = 10, **changes: Any) -> TaskReport:
+    known = TaskReport("q", "run", batch, "Op", None, task, rows, 4, 0, batch * 10_000_000, SPENT)
+    return replace(known, **changes)
+
+
+def trigger(batch: int = 0, **changes: Any) -> Trigger:
+    return replace(Trigger("q", "flights", "run", batch, 25, 3.0), **changes)
+
+
+def parts(seconds: Seconds) -> tuple[float, ...]:
+    return seconds.spark, seconds.routing, seconds.rpc, seconds.operator, seconds.commit
+
+
+def filled(*reports: TaskReport, triggers: tuple[Trigger, ...] = ()) -> Any:
+    book = Book()
+    book.report(reports)
+    book.triggered(triggers)
+    return book.query("q")
+
+
+def test_batches_operators_and_totals() -> None:
+    other = {"operator": "Next", "source": "half", "rows": 3, "visits": 1, "replayed": 1}
+    found = filled(report(), report(task=1), report(**other), report(1), triggers=(trigger(),))
+    assert (found.id, found.name, found.batches_total, found.rows, found.tasks) == ("q", "flights", 2, 33, 4)
+    first, second = found.batches
+    assert (first.number, first.input_rows, first.trigger_s, first.rows, first.tasks) == (0, 25, 3.0, 23, 3)
+    assert (second.number, second.input_rows, second.trigger_s, second.rows, second.tasks) == (1, None, None, 10, 1)
+    assert first.operators == (
+        OperatorMetrics("Op", None, 1, 20, 2, 8, 0, 0, SPENT + SPENT),
+        OperatorMetrics("Next", "half", 1, 3, 1, 1, 0, 1, SPENT),
+    )
+    assert found.operators == (
+        OperatorMetrics("Op", None, 2, 30, 3, 12, 0, 0, SPENT + SPENT + SPENT),
+        OperatorMetrics("Next", "half", 1, 3, 1, 1, 0, 1, SPENT),
+    )
+    assert first.seconds == Seconds(0.5 + 1.0, 0.125, 0.25, 1.0, 0.125), "three tasks at once, 2 s of 3"
+    assert second.seconds == SPENT
+    assert found.seconds == first.seconds + second.seconds
+
+
+def test_a_task_that_is_repeated_adds_its_time_and_no_rows() -> None:
+    again = report(replayed=4, seconds=replace(SPENT, operator=0.0, commit=0.0))
+    (batch,) = filled(report(), report(task=1), again).batches
+    assert batch.operators == (OperatorMetrics("Op", None, 1, 20, 2, 8, 1, 4, SPENT + SPENT + again.seconds),)
+
+
+def test_a_batch_that_another_run_did_again_is_that_runs() -> None:
+    """Its tasks may be fewer, and its trigger's time has nothing to do with what a run before spent."""
+    late = {"run": "second", "began_us": 60_000_000}
+    book = Book()
+    book.report([report(task=task) for task in range(3)])
+    book.triggered([trigger()])
+    book.report([report(rows=30, visits=12, **late)])
+    (batch,) = book.query("q").batches  # type: ignore[union-attr]
+    assert (batch.rows, batch.tasks, batch.input_rows, batch.trigger_s, batch.seconds) == (30, 1, None, None, SPENT)
+    assert (batch.operators[0].visits, batch.operators[0].repeated) == (12, 3)
+    assert batch.operators[0].seconds == SPENT.scaled(4)
+    book.triggered([trigger(), trigger(run="second", seconds=4.0), trigger(7), trigger(query="unknown")])
+    assert book.batch("q", 0).trigger_s == 4.0  # type: ignore[union-attr]
+    assert book.batch("q", 7) is None
+    assert book.batch("unknown", 0) is None
+    assert book.query("unknown") is None
+
+
+def test_what_is_not_kept_in_detail_stays_in_the_totals() -> None:
+    book = Book(batches_kept=3, queries_kept=2)
+    for number in range(10):
+        book.report([report(number), report(number, task=1)])
+        book.triggered([trigger(number)])
+    found = book.query("q")
+    assert found is not None
+    assert [batch.number for batch in found.batches] == [7, 8, 9]
+    assert (found.batches_total, found.rows, found.tasks) == (10, 200, 20)
+    assert found.operators == (OperatorMetrics("Op", None, 10, 200, 20, 80, 0, 0, SPENT.scaled(20)),)
+    assert found.seconds.total == pytest.approx(30.0)
+    book.report([report(query="second"), report(), report(query="third")])
+    assert book.query("second") is None, "the one that was silent for longest"
+    assert book.query("q") is not None
+    assert book.query("third") is not None
+
+
+def test_a_name_is_that_of_the_query_that_reported_last() -> None:
+    book = Book()
+    book.report([report(), report(query="newer"), report(query="other")])
+    book.triggered([trigger(), trigger(query="newer"), trigger(query="other", name=None)])
+    assert book.query("flights").id == "newer"  # type: ignore[union-attr]
+    book.report([report(1)])
+    assert book.query("flights").id == "q"  # type: ignore[union-attr]
+
+
+amounts = st.integers(0, 100_000_000).map(lambda micros: micros / 1e6)
+seconds = st.builds(Seconds, amounts, amounts, amounts, amounts, amounts)
+
+
+@given(st.lists(st.tuples(amounts, amounts)), seconds, st.none() | amounts)
+def test_elapsed_adds_up(begun: list[tuple[float, float]], spent: Seconds, trigger_s: float | None) -> None:
+    spans = [(begin, begin + length) for begin, length in begun]
+    found = elapsed(covered(spans), spent, trigger_s)
+    assert all(part >= -1e-9 for part in parts(found))
+    if trigger_s is not None:
+        assert found.total == pytest.approx(trigger_s, abs=1e-9)
+    elif spent.total:
+        longest = max((length for _, length in begun), default=0.0)
+        assert longest - 1e-6 <= found.total <= sum(length for _, length in begun) + 1e-6
+
+
+def test_elapsed_counts_a_moment_once() -> None:
+    spans = [(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.75)]
+    assert covered(spans) == 4.0
+    assert covered([]) == 0.0
+    assert elapsed(4.0, Seconds(operator=8.0), None) == Seconds(operator=4.0)
+    assert elapsed(4.0, Seconds(spark=4.0, operator=4.0), 10.0) == Seconds(spark=8.0, operator=2.0)
+    assert elapsed(4.0, Seconds(rpc=8.0), 3.0) == Seconds(rpc=3.0), "clocks that disagree"
+    assert elapsed(0.0, NOTHING, None) == NOTHING
+    assert elapsed(0.0, NOTHING, 2.0) == Seconds(spark=2.0)
+
+
+def test_a_frame_that_is_evaluated_for_ever_takes_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "SPANS_KEPT", 5)
+    book = Book()
+    for number in range(23):
+        book.report([report(began_us=number * 10_000_000)])
+    assert len(book._queries["q"].batches[0].spans) <= 5
+    (batch,) = book.query("q").batches  # type: ignore[union-attr]
+    assert batch.seconds.total == pytest.approx(23 * SPENT.total)
+    assert (batch.rows, batch.operators[0].repeated) == (10, 22)
+
+
+# -- the way to the driver, and who asks ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def book(monkeypatch: pytest.MonkeyPatch) -> Book:
+    fresh = Book()
+    monkeypatch.setattr(reporting, "BOOK", fresh)
+    monkeypatch.setattr(reporting, "_running", lambda named: None)
+    return fresh
+
+
+def test_reports_are_a_list_on_their_way_and_the_book_at_the_driver() -> None:
+    param, book = reporting._Reports(), Book()
+    sent = param.addInPlace(param.zero(book), [report()])
+    sent = param.addInPlace(sent, [report(task=1)])
+    assert param.addInPlace(book, pickle.loads(pickle.dumps(sent))) is book
+    assert book.query("q").rows == 20  # type: ignore[union-attr]
+
+
+def progress(batch: int = 0, ran: bool = True) -> dict[str, Any]:
+    took = {"triggerExecution": 3000, **({"addBatch": 1000} if ran else {})}
+    return {"id": "q", "runId": "run", "name": "flights", "batchId": batch, "numInputRows": 25, "durationMs": took}
+
+
+def test_a_query_is_told_from_one_that_has_no_operator(book: Book) -> None:
+    query: Any = SimpleNamespace(id="q", name="flights", recentProgress=[])
+    for waits in ([], [progress(ran=False)]):
+        query.recentProgress = waits
+        none_yet = query_metrics(query)
+        assert (none_yet.id, none_yet.name, none_yet.batches, none_yet.rows) == ("q", "flights", (), 0)
+    query.recentProgress = [progress()]
+    with pytest.raises(NoMetrics, match=r"^no_metrics: no task of a stateflow operator .*query=q.*: apply an operator"):
+        query_metrics(query)
+    book.report([report()])
+    query.recentProgress = [progress(), progress(1, ran=False)]
+    assert query_metrics(query).batches[0].trigger_s == 3.0
+    assert query_metrics("q") == query_metrics("flights") == query_metrics(query)
+    with pytest.raises(NoMetrics, match="query=elsewhere"):
+        query_metrics("elsewhere")
+
+
+class Frame:
+    def __init__(self, streaming: bool) -> None:
+        self.isStreaming = streaming
+
+
+def test_a_batch_frame_is_asked_for_itself(book: Book) -> None:
+    frame: Any = Frame(streaming=False)
+    with pytest.raises(NoMetrics, match=r"apply_operator returned.*: pass that one"):
+        query_metrics(frame)
+    reporting.remember(frame, "nightly")
+    assert query_metrics(frame).batches_total == 0
+    book.report([report(query="nightly")])
+    assert query_metrics(frame) == query_metrics("nightly")
+    assert query_metrics(frame).rows == 10
+    streaming: Any = Frame(streaming=True)
+    with pytest.raises(InvalidArgument, match=r"start\(\)"):
+        query_metrics(streaming)
