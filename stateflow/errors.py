@@ -249,6 +249,12 @@ class TasksMerged(LocalMisuse):
     code = "tasks_merged"
 
 
+class InputIncomplete(RemoteCondition):
+    """Spark ended a task's input before its end; the rows it got are not the batch."""
+
+    code = "input_incomplete"
+
+
 class StaleBatch(RemoteCondition):
     """A batch older than the newest applied one was sent; its stored output is gone."""
 

@@ -7,6 +7,7 @@ first use and kept.
 from __future__ import annotations
 
 import gc
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.client.stream import newest_event_us
-from stateflow.errors import TasksMerged
+from stateflow.errors import InputIncomplete, TasksMerged
 from stateflow.router import Router
 from stateflow.runtime.host import INITIAL, Batch
 from stateflow.runtime.layout import Attempt
@@ -113,6 +114,13 @@ class OperatorTask:
         """(input schema, partition → record batch message, newest event time), rows in ``order_by`` order or as they
         came."""
         arrived = [batch for batch in batches if batch.num_rows]
+        if not _ended():
+            raise InputIncomplete(
+                "Spark broke off the task's input, as it does when it kills a task or cannot read a shuffle",
+                remedy="nothing of it was applied; Spark says why the task failed, and its next attempt is welcome",
+                operator=self.operator,
+                task=task,
+            )
         if not arrived:
             return b"", {}, None
         table = pa.Table.from_batches(arrived)
@@ -153,6 +161,23 @@ class OperatorTask:
             tables = [_widened(table, schema) for table in tables]
         for table in tables:
             yield from table.combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
+
+
+def _ended() -> bool:
+    """Whether the worker's input, read to its end, is all there was.
+
+    Where Spark breaks it off it closes the connection between two record batches, which Arrow takes for the end of a
+    stream like any other. After a whole one a word follows, that no more will come; it is looked at and left there.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "main" and "infile" in frame.f_locals:  # of pyspark.worker
+            return bool(frame.f_locals["infile"].peek(1))
+    raise InputIncomplete(
+        "this PySpark does not show whether a task's input is all there was",
+        remedy="use a version that stateflow[spark] names",
+    )
 
 
 def _newest_us(times: pa.ChunkedArray) -> int | None:

@@ -33,7 +33,7 @@ from stateflow.errors import (
     UnknownState,
     UnsupportedKeyType,
 )
-from stateflow.spark import apply_operator, read_state, rewind
+from stateflow.spark import apply, apply_operator, read_state, rewind
 from stateflow.testing import LocalCluster
 from tests.integration.spark_operators import MISFIT, POISON, SILENT, ByKey, ByPair, Large, Peak, Tally
 
@@ -745,6 +745,33 @@ def test_tasks_that_are_retried_apply_once(spark: SparkSession, cluster: LocalCl
     assert state_of(cluster, "Flaky", "n", "total") == wanted
 
 
+@pytest.mark.parametrize("keys", [1, 11])
+def test_a_task_whose_input_breaks_off_applies_none_of_it(
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, monkeypatch: pytest.MonkeyPatch, keys: int
+) -> None:
+    """A worker sees an input that breaks off (a killed task, a shuffle that cannot be read) as one that ended. What it
+    had until then must not be taken for the batch, as the next attempt would be given its outputs."""
+    name = deploy(Tally)
+    batch = rows(0, 200, keys)
+    routed = apply._routed
+    torn = F.expr("if(seq < 150, true, raise_error('the shuffle breaks off'))")
+
+    def run() -> list[tuple[Any, ...]]:
+        frame = frame_of(spark, batch).coalesce(1).withColumn("pad", F.expr("repeat('x', 4000)"))  # Spark sends 64 KiB
+        return collected(apply_operator(frame, Tally, cluster=cluster, order_by="seq", name=name, source="torn"))
+
+    monkeypatch.setattr(apply, "_routed", lambda df, task: routed(df, task).withColumn("torn", torn))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
+    try:
+        assert "the shuffle breaks off" in said_by(run)
+        assert state_of(cluster, name, "n") == {"n": {}}
+        monkeypatch.setattr(apply, "_routed", routed)
+        assert run() == Model([batch]).outputs
+        assert state_of(cluster, name) == Model([batch]).state()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
 # -- what is refused ------------------------------------------------------------------------------------------
 
 
@@ -754,23 +781,23 @@ def test_inputs_that_are_refused_before_anything_runs(
     name = deploy(Tally)
     frame = frame_of(spark, rows(0, 3))
 
-    def apply(df: DataFrame, operator: type[Operator] = Tally, deployment: str = name, **options: Any) -> DataFrame:
+    def attempt(df: DataFrame, operator: type[Operator] = Tally, deployment: str = name, **options: Any) -> DataFrame:
         return apply_operator(df, operator, cluster=cluster, name=deployment, **options)
 
     with pytest.raises(KeyColumnMissing, match=r"^key_column_missing: there is no column 'k' .*the input has seq, K2,"):
-        apply(frame.withColumnRenamed("k", "K2"))
+        attempt(frame.withColumnRenamed("k", "K2"))
     for kind in ("decimal(10,2)", "array<string>", "struct<a:int>", "timestamp_ntz"):
         odd = spark.createDataFrame([], f"k {kind}, seq long, kind string, v long")
         with pytest.raises(UnsupportedKeyType, match=r"^unsupported_key_type: the key column 'k' is "):
-            apply(odd)
+            attempt(odd)
     with pytest.raises(OperatorNotDeployed, match=r"^operator_not_deployed: .*deploy\(Tally\)"):
-        apply(frame, deployment="Nowhere")
+        attempt(frame, deployment="Nowhere")
     with pytest.raises(InvalidArgument, match=r"^invalid_argument: there is no column 'when' to order by"):
-        apply(frame, order_by="when")
+        attempt(frame, order_by="when")
     with pytest.raises(SchemaMismatch, match=r"^schema_mismatch: .*another key or output"):
-        apply(frame, operator=Peak)
+        attempt(frame, operator=Peak)
     with pytest.raises(SchemaMismatch, match=r"^schema_mismatch: .*another key or output"):
-        apply(frame, operator=type("Tally", (Tally,), {"key": "kind"}))
+        attempt(frame, operator=type("Tally", (Tally,), {"key": "kind"}))
     assert state_of(cluster, name, "n") == {"n": {}}
 
 
