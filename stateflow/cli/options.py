@@ -54,7 +54,9 @@ MaxPause = Annotated[str | None, typer.Option("--max-pause", help="Budget per pa
 MaxBandwidth = Annotated[
     str | None, typer.Option("--max-bandwidth", help="Of all copies together, e.g. 20MB/s; default no limit.")
 ]
-Strategy = Annotated[str, typer.Option(help="auto, warm-up, stop-and-restart, pause-and-copy, fluid, batched or on-demand.")]
+Strategy = Annotated[
+    str, typer.Option(help="auto, warm-up, stop-and-restart, pause-and-copy, fluid, batched or on-demand.")
+]
 Order = Annotated[str, typer.Option(help="number, hot-first or hot-last.")]
 Patience = Annotated[
     str | None, typer.Option("--patience", help="A budget out of reach for so long is refused, e.g. 30s.")
