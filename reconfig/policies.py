@@ -12,9 +12,10 @@ strategy              copies      at a time      pauses
 ``auto``              warm-up, but pause-and-copy where changes come faster than they can cross
 ====================  ==========  =============  ==============================================================
 
-Fluid and batched are Megaphone's (Hoffmann et al., VLDB 2019), on-demand is the fetching of Meces (Gu et al., USENIX ATC
-2022) with partitions as the unit: all change hands at once, and who is asked for comes first. Stop-and-restart is what users of micro-batch engines
-do today, warm-up is the pre-copy of live migration of virtual machines (Clark et al., NSDI 2005).
+Fluid and batched are Megaphone's (Hoffmann et al., VLDB 2019), on-demand is the fetching of Meces (Gu et al., USENIX
+ATC 2022) with partitions as the unit: all change hands at once, and who is asked for comes first. Stop-and-restart is
+what users of micro-batch engines do today, warm-up is the pre-copy of live migration of virtual machines (Clark et
+al., NSDI 2005).
 """
 
 from __future__ import annotations
