@@ -243,6 +243,12 @@ class OperatorUsedTwice(LocalMisuse):
     code = "operator_used_twice"
 
 
+class BatchChanged(LocalMisuse):
+    """A batch that was applied is sent again with other rows."""
+
+    code = "batch_changed"
+
+
 class TasksMerged(LocalMisuse):
     """Spark runs several operator tasks as one, so that they cannot be told apart."""
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from stateflow.client.stream import newest_event_us
 from stateflow.errors import InputIncomplete, TasksMerged
 from stateflow.router import Router
-from stateflow.runtime.host import INITIAL, Batch
+from stateflow.runtime.host import BATCH_RUN, INITIAL, Batch
 from stateflow.runtime.layout import Attempt
 from stateflow.runtime.output import split_output
 from stateflow.runtime.rows import null_key
@@ -87,7 +87,7 @@ class OperatorTask:
         if self.initial:
             return Batch(INITIAL, 0)
         if query is None or batch is None:
-            return Batch(f"batch:{self.source or self.run}", 0)
+            return Batch(f"{BATCH_RUN}{self.source or self.run}", 0)
         return Batch(f"query:{query}" + (f":{self.source}" if self.source else ""), int(batch))
 
     def _watermark_us(self, batch: Batch, streaming: bool) -> int | None:
