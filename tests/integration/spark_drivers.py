@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.spark import apply_operator, local_session
-from tests.integration.spark_operators import LAG_S, Laggard, Tally
+from tests.integration.spark_operators import Laggard, Tally, dwell
 
 SCHEMA = "seq long, k string, kind string, v long, pad string"
 TASKS = 2
@@ -89,7 +89,7 @@ def speculate(address: str, work: Path) -> None:
         spark__executor__memory="512m",
         spark__sql__shuffle__partitions="2",
     )
-    done = str(work / "lagged")
+    lags_until = str(second(work, 0))
 
     def lag(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The first attempt at one task of a batch has its outputs, and does not come to an end with them."""
@@ -100,14 +100,31 @@ def speculate(address: str, work: Path) -> None:
         arrived = list(batches)
         batch = context.getLocalProperty("streaming.sql.batchId")
         if batch == str(LAGGING_BATCH) and context.partitionId() == 0 and context.attemptNumber() == 0:
-            Path(done).touch()
-            time.sleep(LAG_S)
+            dwell(Path(lags_until))
         yield from arrived
 
     counted = apply_operator(stream(spark, work), Laggard, cluster=address, order_by="seq", tasks=TASKS)
+    threading.Thread(target=_watch, args=(spark, work), daemon=True).start()
     query = start(counted.mapInArrow(lag, Laggard.output), work, availableNow=True)
     query.awaitTermination()
     spark.stop()
+
+
+def second(work: Path, number: int) -> Path:
+    """There once so many stages before and this one had a second attempt beside the first."""
+    return work / f"second-{number}"
+
+
+def _watch(spark: SparkSession, work: Path) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    seen: set[int] = set()
+    while True:
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info and stage not in seen and info.numActiveTasks + info.numCompletedTasks > info.numTasks:
+                second(work, len(seen)).touch()
+                seen.add(stage)
+        time.sleep(0.1)
 
 
 def _end_with_the_parent() -> None:

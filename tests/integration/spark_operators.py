@@ -16,9 +16,10 @@ POISON = -1_003
 MISFIT = -1_004
 #: ``v`` of a row that ends nowhere: no output
 SILENT = -1_005
-#: ``v`` of a row that Laggard takes so long for
+#: ``v`` of a row that Laggard dwells on
 LAGS = -1_006
-LAG_S = 4.0
+DWELLS_S = 3.0
+PATIENCE_S = 120.0
 
 
 class Tally(Operator):
@@ -129,7 +130,7 @@ def fails(seed: int, seq: int) -> bool:
 
 
 class Laggard(Operator):
-    """Tally's counts, but it dwells on some rows."""
+    """Tally's counts, but some rows take until the file ``row.pad`` is there."""
 
     key = "k"
     output = "seq long, k string, n long, total long"
@@ -141,5 +142,15 @@ class Laggard(Operator):
         self.n.value += 1
         self.total.value += row.v
         if row.v == LAGS:
-            time.sleep(LAG_S)
+            dwell(Path(row.pad))
         yield row.seq, row.k, self.n.value, self.total.value
+
+
+def dwell(until: Path) -> None:
+    """And a little longer, so that whoever came at that moment is under way. Raises TimeoutError."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not until.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {until.name}")
+        time.sleep(0.05)
+    time.sleep(DWELLS_S)

@@ -819,9 +819,7 @@ def test_inputs_that_are_refused_before_anything_runs(
         attempt(frame, initial_state=streaming)
     with Ledger("sqlite://") as ledger:
         manager = StateManager(ledger)
-        with pytest.raises(
-            InvalidArgument, match=r"^invalid_argument: state_manager records .*operator=.*: use re"
-        ):
+        with pytest.raises(InvalidArgument, match=r"^invalid_argument: state_manager records .*operator=.*: use re"):
             attempt(frame, state_manager=manager)
     with pytest.raises(InvalidArgument, match=r"^invalid_argument: allowed_lateness says nothing .*: name its column"):
         attempt(frame, allowed_lateness=timedelta(minutes=1))
@@ -867,9 +865,7 @@ def test_a_query_whose_input_has_another_schema_than_before(
     with pytest.raises(SchemaMismatch, match=r"^schema_mismatch: the key column 'k' is int now.*operator=.*: cast"):
         applied("seq", "int(substr(k, 2)) AS k", "kind", "v")
     cluster.restart("edge-0")
-    with pytest.raises(
-        KeyColumnMissing, match=r"^key_column_missing: there is no column .k..*: the input has seq"
-    ):
+    with pytest.raises(KeyColumnMissing, match=r"^key_column_missing: there is no column .k..*: the input has seq"):
         applied("seq", "kind", "v")
     before = state_of(cluster, name)
     assert "operator_failed: process() raised AttributeError" in said_by(lambda: sink.run(applied("seq", "k", "v")))
