@@ -148,6 +148,7 @@ class Laggard(Operator):
 
 def dwell(until: Path) -> None:
     """And a little longer, so that whoever came at that moment is under way. Raises TimeoutError."""
+    until.with_suffix(".lagging").touch()
     deadline = time.monotonic() + PATIENCE_S
     while not until.exists():
         if time.monotonic() > deadline:

@@ -382,6 +382,7 @@ def test_speculative_attempts_apply_once(local: LocalCluster, work: Path) -> Non
         assert driver.popen.wait(PATIENCE_S) == 0, driver.said()
     finally:
         driver.end()
+    assert all(second(work, number).exists() for number in range(2)), "a lagging attempt was left alone"
     starts = list(task_starts(work / "events"))
     speculative = [start for start in starts if start["Speculative"]]
     assert len(speculative) >= 2, Counter(start["Speculative"] for start in starts)
