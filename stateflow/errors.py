@@ -249,10 +249,22 @@ class OperatorUsedTwice(LocalMisuse):
     code = "operator_used_twice"
 
 
+class BatchChanged(LocalMisuse):
+    """A batch that was applied is sent again with other rows."""
+
+    code = "batch_changed"
+
+
 class TasksMerged(LocalMisuse):
     """Spark runs several operator tasks as one, so that they cannot be told apart."""
 
     code = "tasks_merged"
+
+
+class InputIncomplete(RemoteCondition):
+    """Spark ended a task's input before its end; the rows it got are not the batch."""
+
+    code = "input_incomplete"
 
 
 class StaleBatch(RemoteCondition):

@@ -17,7 +17,15 @@ import pyarrow as pa
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import OperatorFailed, OperatorUsedTwice, PositionGap, StaleBatch, StateflowError, TasksMerged
+from stateflow.errors import (
+    BatchChanged,
+    OperatorFailed,
+    OperatorUsedTwice,
+    PositionGap,
+    StaleBatch,
+    StateflowError,
+    TasksMerged,
+)
 from stateflow.runtime import layout
 from stateflow.runtime.layout import UNKNOWN_ATTEMPT, Attempt
 from stateflow.runtime.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
@@ -32,6 +40,8 @@ from stateflow.types import PartitionId
 RESERVED = "stateflow:"
 #: the source whose rows are not processed but become the operator's first state
 INITIAL = "stateflow:initial"
+#: what the source of one run of a batch DataFrame begins with
+BATCH_RUN = "batch:"
 #: the source of the change set that migrates a partition's state; its number is the new state version
 MIGRATION = "stateflow:migration"
 #: stored cells of states with a ttl that each batch looks at, beside two for each of its rows
@@ -236,6 +246,7 @@ class PartitionHost:
         if self._is_replay(batch, after):
             earlier = self._store.get(layout.OUTPUT + batch.source.encode()) or b""
             if not rows or self._positions[batch.source].rows:
+                self._refuse_other_rows(batch, input_schema, rows)
                 return Applied(earlier, True, 0, self.sequence)
             # Visited before without rows, by a task that did not have them (its batch failed): they come now.
         try:
@@ -321,6 +332,24 @@ class PartitionHost:
                 "Spark runs several tasks of the operator as one, as it does for a coalesce right behind it",
                 remedy="put .repartition(n) between the operator and the coalesce",
                 operator=self.partition.operator,
+            )
+
+    def _refuse_other_rows(self, batch: Batch, input_schema: bytes, rows: bytes) -> None:
+        """The stored output is of the rows that came first; given to Spark for others, those would be lost silently.
+
+        A query's replay may lack rows, as its source may skip what is gone; one run of a batch DataFrame may not.
+        """
+        if not batch.attempt.use or batch.source == INITIAL:
+            return
+        then = self._positions[batch.source].rows
+        now = len(self._reader(input_schema).batch(rows)) if rows else 0
+        if now > then or (now < then and batch.source.startswith(BATCH_RUN)):
+            raise BatchChanged(
+                f"batch {batch.number} had {then} row(s) when it was applied, and has {now} now",
+                remedy="other rows need another source= or query; a source and the stages behind it must replay",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                source=batch.source,
             )
 
     def _reader(self, schema: bytes) -> RowReader:

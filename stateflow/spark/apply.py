@@ -106,6 +106,16 @@ def apply_operator(
     count = min(spec.partitions, df.sparkSession.sparkContext.defaultParallelism if tasks is None else tasks)
     if count < 1:
         raise InvalidArgument(f"{tasks} tasks are not possible", remedy="use 1 or more")
+    if allowed_lateness and watermark is None:
+        raise InvalidArgument(
+            "allowed_lateness says nothing without a watermark", remedy="name its column: watermark=, or leave it out"
+        )
+    if state_manager is not None and not df.isStreaming:
+        raise InvalidArgument(
+            "state_manager records streaming queries, and this DataFrame is none",
+            remedy="use readStream, or run_stage for a batch pipeline",
+            operator=operator_name,
+        )
     task = OperatorTask(
         controller=address,
         operator=operator_name,
@@ -127,7 +137,7 @@ def apply_operator(
     check_executors(df.sparkSession)
     if initial_state is not None:
         _load(initial_state, task, spark_schema)
-    if state_manager is not None and df.isStreaming:
+    if state_manager is not None:
         record_queries(df.sparkSession, state_manager)
     out = rows.mapInArrow(task, spark_schema)
     if not df.isStreaming:

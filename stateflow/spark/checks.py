@@ -93,7 +93,7 @@ def not_importable(said: str) -> OperatorNotImportable | None:
 def check_key(df: DataFrame, operator: type[Operator], name: str, controller: ControllerClient) -> None:
     """Raises SchemaMismatch when stored keys are of another type than the key column is now: they would never meet.
 
-    Of operators with one key column, as one stored key shows it; nothing is said while a replica is away.
+    Of operators with one key column, as one stored key shows it; replicas that are away are not waited for.
     """
     _, _, owners, _ = controller.deployment(name)
     key = operator.key if isinstance(operator.key, str) else operator.key[0] if len(operator.key) == 1 else None
@@ -103,10 +103,7 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
     by_owner: dict[str, list[int]] = {}
     for partition, owner in enumerate(owners):
         by_owner.setdefault(owner.address, []).append(partition)
-    try:
-        stored = _stored_key(by_owner, operator, name)
-    except (NotOwner, Unavailable):
-        return
+    stored = _stored_key(by_owner, operator, name)
     if stored is not None and kind in _STORED and not _STORED[kind](stored):
         raise SchemaMismatch(
             f"the key column {key!r} is {kind} now, stored keys are {stored}",
@@ -123,6 +120,8 @@ def _stored_key(by_owner: dict[str, list[int]], operator: type[Operator], name: 
                 page = next(iter(pages), None)
             except UnknownState:  # new in this class
                 break
+            except (NotOwner, Unavailable):  # the others have keys, too
+                continue
             if page is not None:
                 found: pa.DataType = pa.ipc.open_stream(page).schema.field("key").type
                 return found

@@ -7,6 +7,7 @@ first use and kept.
 from __future__ import annotations
 
 import gc
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,9 @@ import pyarrow.compute as pc
 
 from stateflow.client.stream import newest_event_us
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import TasksMerged
+from stateflow.errors import InputIncomplete, TasksMerged
 from stateflow.router import Delivery, Router
-from stateflow.runtime.host import INITIAL, Batch
+from stateflow.runtime.host import BATCH_RUN, INITIAL, Batch
 from stateflow.runtime.layout import Attempt
 from stateflow.runtime.output import split_output
 from stateflow.runtime.rows import null_key
@@ -66,7 +67,7 @@ class OperatorTask:
             raise self._merged()
         clock = SYSTEM_CLOCK
         began_us, began = clock.now_us(), clock.monotonic()
-        arrived = [batch for batch in batches if batch.num_rows]
+        arrived = self._read(batches, task)
         count, read = sum(batch.num_rows for batch in arrived), clock.monotonic()
         visited = range(task, self.partitions, self.tasks)
         schema, rows, newest_us = self._by_partition(arrived, task)
@@ -107,6 +108,18 @@ class OperatorTask:
         for table in tables:
             yield from table.combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
 
+    def _read(self, batches: Iterator[pa.RecordBatch], task: int) -> list[pa.RecordBatch]:
+        """All of the task's rows, or InputIncomplete."""
+        arrived = [batch for batch in batches if batch.num_rows]
+        if not _ended():
+            raise InputIncomplete(
+                "Spark broke off the task's input, as it does when it kills a task or cannot read a shuffle",
+                remedy="nothing of it was applied; Spark says why the task failed, and its next attempt is welcome",
+                operator=self.operator,
+                task=task,
+            )
+        return arrived
+
     def _merged(self) -> TasksMerged:
         return TasksMerged(
             "Spark runs the operator's tasks under other numbers, as it does for a union or coalesce right behind it",
@@ -123,7 +136,7 @@ class OperatorTask:
         if self.initial:
             return Batch(INITIAL, 0)
         if query is None or batch is None:
-            return Batch(f"batch:{self.batch_query}", 0)
+            return Batch(f"{BATCH_RUN}{self.batch_query}", 0)
         return Batch(f"query:{query}" + (f":{self.source}" if self.source else ""), int(batch))
 
     def _watermark_us(self, batch: Batch, streaming: bool) -> int | None:
@@ -193,6 +206,23 @@ class OperatorTask:
 def _spent(reading: float, routing: float, sending: float, delivery: Delivery) -> Seconds:
     operator, commit = delivery.operator_us / 1e6, delivery.commit_us / 1e6
     return Seconds(reading, routing, max(0.0, sending - operator - commit), operator, commit)
+
+
+def _ended() -> bool:
+    """Whether the worker's input, read to its end, is all there was.
+
+    Where Spark breaks it off it closes the connection between two record batches, which Arrow takes for the end of a
+    stream like any other. After a whole one a word follows, that no more will come; it is looked at and left there.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "main" and "infile" in frame.f_locals:  # of pyspark.worker
+            return bool(frame.f_locals["infile"].peek(1))
+    raise InputIncomplete(
+        "this PySpark does not show whether a task's input is all there was",
+        remedy="use a version that stateflow[spark] names",
+    )
 
 
 def _newest_us(times: pa.ChunkedArray) -> int | None:

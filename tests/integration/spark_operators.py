@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ POISON = -1_003
 MISFIT = -1_004
 #: ``v`` of a row that ends nowhere: no output
 SILENT = -1_005
+#: ``v`` of a row that Laggard dwells on
+LAGS = -1_006
+DWELLS_S = 3.0
+PATIENCE_S = 120.0
 
 
 class Tally(Operator):
@@ -101,7 +106,8 @@ class Large(Operator):
 
 
 class Flaky(Operator):
-    """Tally's counts, but now and then a row fails the first time it comes; ``row.marks`` is where that is noted."""
+    """Tally's counts, but now and then a row fails the first time it comes: which ones, ``row.seed`` decides;
+    ``row.marks`` is where that is noted."""
 
     key = "k"
     output = "seq long, k string, n long, total long"
@@ -113,7 +119,39 @@ class Flaky(Operator):
         self.n.value += 1
         self.total.value += row.v
         mark = Path(row.marks) / f"{row.batch}-{ctx.partition}"  # once per batch and partition: Spark has few attempts
-        if secrets.randbelow(10) == 0 and not mark.exists():
+        if fails(row.seed, row.seq) and not mark.exists():
             mark.touch()
             raise RuntimeError(f"row {row.seq} fails the first time")
         yield row.seq, row.k, self.n.value, self.total.value
+
+
+def fails(seed: int, seq: int) -> bool:
+    return random.Random(seed * 1_000_003 + seq).random() < 0.1
+
+
+class Laggard(Operator):
+    """Tally's counts, but some rows take until the file ``row.pad`` is there."""
+
+    key = "k"
+    output = "seq long, k string, n long, total long"
+
+    n = state.value(int, default=0)
+    total = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self.n.value += 1
+        self.total.value += row.v
+        if row.v == LAGS:
+            dwell(Path(row.pad))
+        yield row.seq, row.k, self.n.value, self.total.value
+
+
+def dwell(until: Path) -> None:
+    """And a little longer, so that whoever came at that moment is under way. Raises TimeoutError."""
+    until.with_suffix(".lagging").touch()
+    deadline = time.monotonic() + PATIENCE_S
+    while not until.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {until.name}")
+        time.sleep(0.05)
+    time.sleep(DWELLS_S)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,9 +35,10 @@ from stateflow.errors import (
     UnknownState,
     UnsupportedKeyType,
 )
-from stateflow.spark import Seconds, apply_operator, query_metrics, read_state, rewind
+from stateflow.ledger import Ledger, StateManager
+from stateflow.spark import Seconds, apply, apply_operator, query_metrics, read_state, rewind
 from stateflow.testing import LocalCluster
-from tests.integration.spark_operators import MISFIT, POISON, SILENT, ByKey, ByPair, Large, Peak, Tally
+from tests.integration.spark_operators import MISFIT, POISON, SILENT, ByKey, ByPair, Large, Peak, Tally, fails
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
@@ -270,6 +272,15 @@ def test_applying_again_applies_again_unless_the_source_has_the_same_name(
     first = outputs("nightly")
     assert outputs("nightly") == first
     assert state_of(cluster, name) == Model([batch]).state()
+    for other in (rows(0, 45), rows(0, 75)):
+        again = apply_operator(
+            frame_of(spark, other), Tally, cluster=cluster, order_by="seq", name=name, source="nightly"
+        )
+        said = said_by(again.collect)
+        assert re.search(
+            r"batch_changed: batch 0 had \d+ row\(s\).* and has \d+ now .*: other rows need another so", said
+        )
+    assert state_of(cluster, name) == Model([batch]).state()
     outputs(None)
     outputs(None)
     assert state_of(cluster, name) == Model([batch, batch, batch]).state()
@@ -427,9 +438,11 @@ def test_a_branch_of_a_query_whose_source_is_silent_for_a_batch(
     assert state_of(cluster, name) == source.model().state()
 
 
+@pytest.mark.parametrize("called", [None, "the-same"])
 def test_two_queries_into_one_operator(
-    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, tmp_path: Path
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, tmp_path: Path, called: str | None
 ) -> None:
+    """Also under one ``source=``, which counts within its query."""
     name = deploy(Tally)
     inputs = [Input(spark, tmp_path / f"input-{i}") for i in range(2)]
     sinks = [Sink(spark, tmp_path / f"sink-{i}") for i in range(2)]
@@ -437,7 +450,7 @@ def test_two_queries_into_one_operator(
         for file in range(3):
             each.add(rows(1000 * number + 30 * file, 30))
     queries = [
-        to.start(apply_operator(each.stream(), Tally, cluster=cluster, order_by="seq", name=name))
+        to.start(apply_operator(each.stream(), Tally, cluster=cluster, order_by="seq", name=name, source=called))
         for each, to in zip(inputs, sinks, strict=True)
     ]
     for query in queries:
@@ -449,6 +462,11 @@ def test_two_queries_into_one_operator(
         assert [(seq, k) for seq, k, _, _ in came] == [(seq, k) for seq, k, _, _ in each.model().outputs]
     counted = Counter((k, n) for came in outputs for _, k, n, _ in came)
     assert counted == Counter((k, n) for k, last in model.n.items() for n in range(1, last + 1)), "each count once"
+    values = {row.seq: row.v for each in inputs for batch in each.batches for row in batch}
+    in_order = sorted((row for came in outputs for row in came), key=lambda row: (row[1], row[2]))
+    for _, of_key in itertools.groupby(in_order, key=lambda row: row[1]):
+        own = list(of_key)
+        assert [total for *_, total in own] == list(itertools.accumulate(values[row[0]] for row in own))
 
 
 def test_two_operators_and_stages_before_between_and_behind_them(
@@ -684,6 +702,7 @@ def test_a_replica_that_stays_away_fails_the_task_and_its_return_mends_it(
     assert state_of(cluster, name) == model.state()
 
 
+RETRY_SEED = 7
 RETRY_SCRIPT = '''
 import json, os, sys
 from pathlib import Path
@@ -697,6 +716,7 @@ marks = work / "marks"
 schema = "seq long, k string, kind string, v long"
 stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(work / "input"))
 stream = stream.withColumn("marks", F.lit(str(marks))).withColumn("batch", F.expr("seq div 40"))
+stream = stream.withColumn("seed", F.lit(int(sys.argv[3])))
 
 def stumble(batches):
     """Behind the operator: its outputs were delivered, then the task dies and is tried again."""
@@ -732,7 +752,7 @@ def test_tasks_that_are_retried_apply_once(spark: SparkSession, cluster: LocalCl
     source = Input(spark, tmp_path / "input")
     source.add_many(3, each=40)
     done = subprocess.run(
-        [sys.executable, "-c", RETRY_SCRIPT, cluster.address, str(tmp_path)],
+        [sys.executable, "-c", RETRY_SCRIPT, cluster.address, str(tmp_path), str(RETRY_SEED)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -740,7 +760,9 @@ def test_tasks_that_are_retried_apply_once(spark: SparkSession, cluster: LocalCl
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert list((tmp_path / "marks").iterdir()), "nothing failed"
+    failing = {row.seq for row in itertools.chain.from_iterable(source.batches) if fails(RETRY_SEED, row.seq)}
+    assert len(failing) >= 5
+    assert len(list((tmp_path / "marks").iterdir())) >= 5, "tasks that failed in the operator"
     assert len(list((tmp_path / "stumbled").iterdir())) == 3, "tasks that died behind the operator"
     model = source.model()
     assert [tuple(row) for row in json.loads((tmp_path / "result.json").read_text())] == model.outputs
@@ -848,6 +870,33 @@ def test_metrics_of_a_query_without_an_operator(spark: SparkSession, source: Inp
         query_metrics(source.stream())
 
 
+@pytest.mark.parametrize("keys", [1, 11])
+def test_a_task_whose_input_breaks_off_applies_none_of_it(
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, monkeypatch: pytest.MonkeyPatch, keys: int
+) -> None:
+    """A worker sees an input that breaks off (a killed task, a shuffle that cannot be read) as one that ended. What it
+    had until then must not be taken for the batch, as the next attempt would be given its outputs."""
+    name = deploy(Tally)
+    batch = rows(0, 200, keys)
+    routed = apply._routed
+    torn = F.expr("if(seq < 150, true, raise_error('the shuffle breaks off'))")
+
+    def run() -> list[tuple[Any, ...]]:
+        frame = frame_of(spark, batch).coalesce(1).withColumn("pad", F.expr("repeat('x', 4000)"))  # Spark sends 64 KiB
+        return collected(apply_operator(frame, Tally, cluster=cluster, order_by="seq", name=name, source="torn"))
+
+    monkeypatch.setattr(apply, "_routed", lambda df, task: routed(df, task).withColumn("torn", torn))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
+    try:
+        assert "the shuffle breaks off" in said_by(run)
+        assert state_of(cluster, name, "n") == {"n": {}}
+        monkeypatch.setattr(apply, "_routed", routed)
+        assert run() == Model([batch]).outputs
+        assert state_of(cluster, name) == Model([batch]).state()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
 # -- what is refused ------------------------------------------------------------------------------------------
 
 
@@ -857,23 +906,32 @@ def test_inputs_that_are_refused_before_anything_runs(
     name = deploy(Tally)
     frame = frame_of(spark, rows(0, 3))
 
-    def apply(df: DataFrame, operator: type[Operator] = Tally, deployment: str = name, **options: Any) -> DataFrame:
+    def attempt(df: DataFrame, operator: type[Operator] = Tally, deployment: str = name, **options: Any) -> DataFrame:
         return apply_operator(df, operator, cluster=cluster, name=deployment, **options)
 
     with pytest.raises(KeyColumnMissing, match=r"^key_column_missing: there is no column 'k' .*the input has seq, K2,"):
-        apply(frame.withColumnRenamed("k", "K2"))
+        attempt(frame.withColumnRenamed("k", "K2"))
     for kind in ("decimal(10,2)", "array<string>", "struct<a:int>", "timestamp_ntz"):
         odd = spark.createDataFrame([], f"k {kind}, seq long, kind string, v long")
         with pytest.raises(UnsupportedKeyType, match=r"^unsupported_key_type: the key column 'k' is "):
-            apply(odd)
+            attempt(odd)
     with pytest.raises(OperatorNotDeployed, match=r"^operator_not_deployed: .*deploy\(Tally\)"):
-        apply(frame, deployment="Nowhere")
+        attempt(frame, deployment="Nowhere")
+    streaming = spark.readStream.format("rate").load().selectExpr("'a' AS k", "value AS seq")
+    with pytest.raises(InvalidArgument, match=r"^invalid_argument: initial_state is a streaming .*: pass a batch"):
+        attempt(frame, initial_state=streaming)
+    with Ledger("sqlite://") as ledger:
+        manager = StateManager(ledger)
+        with pytest.raises(InvalidArgument, match=r"^invalid_argument: state_manager records .*operator=.*: use re"):
+            attempt(frame, state_manager=manager)
+    with pytest.raises(InvalidArgument, match=r"^invalid_argument: allowed_lateness says nothing .*: name its column"):
+        attempt(frame, allowed_lateness=timedelta(minutes=1))
     with pytest.raises(InvalidArgument, match=r"^invalid_argument: there is no column 'when' to order by"):
-        apply(frame, order_by="when")
+        attempt(frame, order_by="when")
     with pytest.raises(SchemaMismatch, match=r"^schema_mismatch: .*another key or output"):
-        apply(frame, operator=Peak)
+        attempt(frame, operator=Peak)
     with pytest.raises(SchemaMismatch, match=r"^schema_mismatch: .*another key or output"):
-        apply(frame, operator=type("Tally", (Tally,), {"key": "kind"}))
+        attempt(frame, operator=type("Tally", (Tally,), {"key": "kind"}))
     assert state_of(cluster, name, "n") == {"n": {}}
 
 
@@ -889,6 +947,37 @@ def test_a_key_column_of_another_type_than_the_stored_keys_is_refused(
     assert apply_operator(wider, ByKey, cluster=cluster, name=name).collect() == [(2,)] * 20
     with pytest.raises(Unavailable, match=r"^unavailable: "):
         apply_operator(numbers, ByKey, cluster="127.0.0.1:1", name=name)
+
+
+@pytest.mark.usefixtures("everyone_up")
+def test_a_query_whose_input_has_another_schema_than_before(
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink
+) -> None:
+    """Another type of the key, or none, is told before the query starts, even while a replica is away; what else the
+    operator cannot do with, by the first batch, which is not applied."""
+    name = deploy(Tally)
+    source.add_many(2)
+
+    def applied(*columns: str) -> DataFrame:
+        drifted = source.stream().selectExpr(*columns)
+        return apply_operator(drifted, Tally, cluster=cluster, order_by="seq", name=name)
+
+    sink.run(applied("*"))
+    source.add_many(1)
+    cluster.kill("edge-0")
+    with pytest.raises(SchemaMismatch, match=r"^schema_mismatch: the key column 'k' is int now.*operator=.*: cast"):
+        applied("seq", "int(substr(k, 2)) AS k", "kind", "v")
+    cluster.restart("edge-0")
+    with pytest.raises(KeyColumnMissing, match=r"^key_column_missing: there is no column .k..*: the input has seq"):
+        applied("seq", "kind", "v")
+    before = state_of(cluster, name)
+    assert "operator_failed: process() raised AttributeError" in said_by(lambda: sink.run(applied("seq", "k", "v")))
+    text = said_by(lambda: sink.run(applied("seq", "k", "kind", "string(v) AS v")))
+    assert "operator_failed: process() raised TypeError" in text
+    assert state_of(cluster, name) == before
+    sink.run(applied("*"))
+    assert sink.rows() == source.model().outputs
+    assert state_of(cluster, name) == source.model().state()
 
 
 def test_what_fails_while_it_runs_leaves_the_state_as_it_was(

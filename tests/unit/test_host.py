@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.clock import ManualClock
 from stateflow.errors import (
+    BatchChanged,
     EncodeError,
     KeyColumnMissing,
     NullKey,
@@ -132,6 +133,37 @@ def test_a_replay_returns_the_stored_output_and_changes_nothing() -> None:
     assert len(p.changes) == told
     assert p.host.sequence == 2
     assert first.replayed is False
+
+
+@pytest.mark.parametrize(
+    ("source", "rows", "refused"),
+    [
+        ("query:q", [("a", 1)], False),  # a source may have skipped what it no longer holds
+        ("query:q", [], False),
+        ("query:q", [("a", 1), ("b", 2), ("c", 3)], True),
+        ("batch:nightly", [("a", 1)], True),
+        ("batch:nightly", [], True),
+        ("batch:nightly", [("a", 1), ("b", 2), ("c", 3)], True),
+        ("batch:nightly", [("a", 1), ("b", 2)], False),
+    ],
+)
+def test_a_replay_with_other_rows(source: str, rows: list[tuple[str, int]], refused: bool) -> None:
+    p = Partition()
+
+    def send(*rows: tuple[str, int]) -> Applied:
+        batch = Batch(source, 0, attempt=layout.Attempt(use="u", task=f"{len(rows)}"))
+        return p.host.apply(batch, SCHEMA.serialize().to_pybytes(), message(rows) if rows else b"", NOW_US)
+
+    first = send(("a", 1), ("b", 2))
+    before = p.content()
+    if refused:
+        with pytest.raises(
+            BatchChanged, match=rf"^batch_changed: batch 0 had 2 row\(s\) .* and has {len(rows)} now \("
+        ):
+            send(*rows)
+    else:
+        assert send(*rows).output == first.output
+    assert p.content() == before
 
 
 def test_a_replay_after_a_restart() -> None:

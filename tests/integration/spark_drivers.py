@@ -1,0 +1,135 @@
+"""Spark drivers that run as processes of their own: ``python -m tests.integration.spark_drivers WHAT ADDRESS WORK``.
+
+They end when their standard input does, and so with the test that started them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from stateflow.spark import apply_operator, local_session
+from tests.integration.spark_operators import Laggard, Tally, dwell
+
+SCHEMA = "seq long, k string, kind string, v long, pad string"
+LAGGING_BATCH = 1
+HOSTS = ("127.0.0.2", "127.0.0.3")
+
+
+def start(frame: DataFrame, work: Path, **trigger: bool) -> Any:
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(work / "checkpoint"))
+    return (writer.trigger(**trigger) if trigger else writer).start(str(work / "output"))
+
+
+def stream(spark: SparkSession, work: Path) -> DataFrame:
+    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(work / "input"))
+
+
+def tally(address: str, work: Path) -> None:
+    """Until ``work/enough`` is there and everything is worked off. Tasks have record batches by the dozen, so that
+    what is killed is killed between two of them, too."""
+    spark = local_session(
+        "tally",
+        master="local[2,4]",
+        spark__sql__shuffle__partitions="2",
+        spark__sql__execution__arrow__maxRecordsPerBatch="50",
+    )
+    query = start(apply_operator(stream(spark, work), Tally, cluster=address, order_by="seq", tasks=2), work)
+    while not (work / "enough").exists():
+        if not query.isActive:
+            query.awaitTermination()  # raises what it ended with
+        time.sleep(0.05)
+    query.processAllAvailable()
+    query.stop()
+    spark.stop()
+
+
+def speculate(address: str, work: Path) -> None:
+    """On executors of two hosts, as Spark starts no second attempt beside the first: the master and its workers are
+    in this driver's JVM, the hosts are addresses of the loopback."""
+    from pyspark import SparkConf, SparkContext
+
+    (work / "events").mkdir()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    SparkContext._ensure_initialized()
+    jvm = SparkContext._jvm
+    gateway = SparkContext._gateway
+    assert jvm is not None
+    assert gateway is not None
+    conf = SparkConf().set("spark.master.rest.enabled", "false").set("spark.ui.enabled", "false")._jconf
+    deploy, nothing = jvm.org.apache.spark.deploy, jvm.scala.Option.empty()
+    master = deploy.master.Master.startRpcEnvAndEndpoint("127.0.0.1", 0, 0, conf)._1()
+    url = f"spark://{master.address().hostPort()}"
+    urls = gateway.new_array(jvm.java.lang.String, 1)
+    urls[0] = url
+    for number, host in enumerate(HOSTS):
+        deploy.worker.Worker.startRpcEnvAndEndpoint(
+            host, 0, 0, 1, 1024, urls, str(work / "workers"), jvm.scala.Some(number), conf, nothing
+        )
+    spark = local_session(
+        "speculate",
+        master=url,
+        spark__locality__wait="0s",
+        spark__speculation="true",
+        spark__speculation__interval="100ms",
+        spark__speculation__task__duration__threshold="1s",
+        spark__eventLog__enabled="true",
+        spark__eventLog__compress="false",
+        spark__eventLog__dir=(work / "events").as_uri(),
+        spark__executor__memory="512m",
+        spark__sql__shuffle__partitions="2",
+    )
+    lags_until = str(second(work, 0))
+
+    def lag(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The first attempt at one task of a batch has its outputs, and does not come to an end with them."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        arrived = list(batches)
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if batch == str(LAGGING_BATCH) and context.partitionId() == 0 and context.attemptNumber() == 0:
+            dwell(Path(lags_until))
+        yield from arrived
+
+    # Spark goes by the threshold alone where all tasks of a stage fit into one executor
+    counted = apply_operator(stream(spark, work), Laggard, cluster=address, order_by="seq", tasks=1)
+    threading.Thread(target=_watch, args=(spark, work), daemon=True).start()
+    query = start(counted.mapInArrow(lag, Laggard.output), work, availableNow=True)
+    query.awaitTermination()
+    spark.stop()
+
+
+def second(work: Path, number: int) -> Path:
+    """There once a stage that lags so has a second attempt beside the first."""
+    return work / f"second-{number}"
+
+
+def _watch(spark: SparkSession, work: Path) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    while True:
+        infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        if any(info and info.numActiveTasks + info.numCompletedTasks > info.numTasks for info in infos):
+            for lagging in work.glob("second-*.lagging"):
+                lagging.with_suffix("").touch()
+        time.sleep(0.1)
+
+
+def _end_with_the_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    {"tally": tally, "speculate": speculate}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
+    os._exit(0)  # the thread still reads
