@@ -39,7 +39,7 @@ from stateflow.rpc.wire import (
     unary,
 )
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec
+from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
 CHECKPOINT_TIMEOUT_S = 3600.0
@@ -84,7 +84,14 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     async def Heartbeat(self, request: cpb.HeartbeatRequest, context: grpc.aio.ServicerContext) -> cpb.HeartbeatReply:
         known = self._members.beat(request.name, request.incarnation)
-        return cpb.HeartbeatReply(known=known, lease_s=self.settings.lease_s if known else 0.0)
+        ended = [copy for copy in request.incoming if self._is_over(copy)] if known else []
+        return cpb.HeartbeatReply(known=known, lease_s=self.settings.lease_s if known else 0.0, ended=ended)
+
+    def _is_over(self, copy: cpb.Incoming) -> bool:
+        """A copy is wanted as long as its move is open, and where it may take over for an owner that is gone."""
+        if self._takeovers.concerns(PartitionId(copy.operator, copy.partition)):
+            return False
+        return all(open_move.planned.move_id != copy.move_id for open_move in self._book.open_moves.values())
 
     # -- deployments --------------------------------------------------------------------------------------
 

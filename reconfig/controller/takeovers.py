@@ -116,6 +116,10 @@ class Takeovers:
             elif self._is_due(partition):
                 await self._start(partition)
 
+    def concerns(self, partition: PartitionId) -> bool:
+        """It has no owner that answers."""
+        return partition in self._orphans or partition in self._runners
+
     def _is_due(self, partition: PartitionId) -> bool:
         if partition in self._runners or self._not_before.get(partition, 0.0) > self._desk.clock.monotonic():
             return False

@@ -40,21 +40,35 @@ class Superseded(_message.Message):
     owner: _common_pb2.Replica
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
 
+class Incoming(_message.Message):
+    __slots__ = ("operator", "partition", "move_id")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    move_id: str
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., move_id: _Optional[str] = ...) -> None: ...
+
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("name", "incarnation")
+    __slots__ = ("name", "incarnation", "incoming")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    INCOMING_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    incoming: _containers.RepeatedCompositeFieldContainer[Incoming]
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., incoming: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "lease_s")
+    __slots__ = ("known", "lease_s", "ended")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     known: bool
     lease_s: float
-    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    ended: _containers.RepeatedCompositeFieldContainer[Incoming]
+    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ...) -> None: ...
 
 class DeployRequest(_message.Message):
     __slots__ = ("spec", "sites")

@@ -35,12 +35,16 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                     await _register(shell, stub, info, incarnation)
                     log.info("registered as %s at %s", info.name, controller)
                 sent_at = shell.clock.monotonic()
+                incoming = [cpb.Incoming(**copy) for copy in shell.incoming()]
                 beat = await stub.Heartbeat(
-                    cpb.HeartbeatRequest(name=info.name, incarnation=incarnation), timeout=CALL_TIMEOUT_S
+                    cpb.HeartbeatRequest(name=info.name, incarnation=incarnation, incoming=incoming),
+                    timeout=CALL_TIMEOUT_S,
                 )
                 known, warned = beat.known, False
                 if known:
                     node.lease.granted(sent_at, beat.lease_s)
+                    for ended in beat.ended:
+                        await shell.end(PartitionId(ended.operator, ended.partition), ended.move_id)
                 else:
                     node.lease.revoke()
             except grpc.aio.AioRpcError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from stateflow.runtime.takeover import TakenOver
 from stateflow.runtime.transfer import ChangeLog
 from stateflow.types import PartitionId
 
+log = logging.getLogger(__name__)
 FOLLOW_IDLE_S = 1.0
 T = TypeVar("T")
 
@@ -285,6 +287,21 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
 
     async def _in_quick(self, work: Callable[..., T], *arguments: Any) -> T:
         return await self._loop.run_in_executor(self._quick, work, *arguments)
+
+    def incoming(self) -> list[dict[str, Any]]:
+        """Copies under way to this replica: operator, partition, move_id."""
+        return [
+            {"operator": partition.operator, "partition": partition.partition, "move_id": running.move_id}
+            for partition, running in self._pulls.items()
+            if not running.task.done()
+        ]
+
+    async def end(self, partition: PartitionId, move_id: str) -> None:
+        """Its move is over, and its cancellation was lost."""
+        lifecycle = self.node.lifecycle(partition)
+        if lifecycle.state is State.WARMING and lifecycle.move_id == move_id:
+            log.warning("move %s of %s is over: its copy is given up", move_id, partition)
+            await self._in_quick(self.node.cancel, partition, move_id)
 
     async def stop_moving(self) -> None:
         for running in self._pulls.values():

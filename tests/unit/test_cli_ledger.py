@@ -11,6 +11,7 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 from stateflow.cli.app import app
+from stateflow.cli.output import console
 from stateflow.errors import ApplicationError
 from stateflow.ledger import App, Ledger, StateManager
 
@@ -32,8 +33,14 @@ def url(tmp_path: Path) -> str:
     return url
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the width was when the console was made."""
+    monkeypatch.setattr(console, "width", 200)
+
+
 def run(url: str, *arguments: str) -> Any:
-    return CliRunner().invoke(app, [*arguments, "--ledger", url], env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, [*arguments, "--ledger", url])
 
 
 def said(url: str, *arguments: str) -> Any:
