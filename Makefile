@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo test simulate crash-matrix check bench bench-full stubs constraints clean
+.PHONY: help demo test simulate kills crash-matrix check bench bench-full stubs constraints clean
 
 help:
 	@echo "make demo    real flights through five processes, with moves and a crash; report in demo-out/"
 	@echo "make test    all tests"
 	@echo "make simulate  100,000 seeds of a simulated cluster; every state of one move, and of two"
+	@echo "make kills   a Spark pipeline whose processes are killed twenty times while partitions move"
 	@echo "make crash-matrix  every step x participant x fault on real processes; writes docs/crash-matrix.md"
 	@echo "make check   ruff, mypy, import layers, generated stubs"
 	@echo "make bench   benchmarks, quick sizes; report in bench-out/ (make bench-full: all of it, many hours)"
@@ -18,11 +19,14 @@ demo: $(VENV)/.demo
 	$(BIN)/stateflow demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadscope
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder  # small ones last
 
 simulate: $(VENV)/.dev
 	$(BIN)/python -m tests.simulation.sim --seeds 100000
 	$(BIN)/python -m tests.simulation
+
+kills: $(VENV)/.dev
+	STATEFLOW_TEST_KILL_ROUNDS=4 $(BIN)/python -m pytest -s tests/integration/test_spark_kills.py
 
 crash-matrix: $(VENV)/.dev
 	$(BIN)/python -m tests.crash_matrix

@@ -35,7 +35,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes]
 SEED = 20130101
 PARTITIONS = 8
 REPLICAS = ("cloud-0", "edge-0")
-KILLS = {"driver": 4, "worker": 6, "replica": 5, "controller": 5}
+#: four, as `make kills` has it, are twenty kills
+ROUNDS = int(os.environ.get("STATEFLOW_TEST_KILL_ROUNDS", "1"))
+KILLS = {"driver": ROUNDS, "worker": 2 * ROUNDS, "replica": ROUNDS, "controller": ROUNDS}
 FILE_ROWS = 400
 AHEAD = 4  # files that wait for the query
 AWAY_S = 0.7  # at most, before what was killed is started again
@@ -327,7 +329,7 @@ class Run:
         assert self.driver.popen.wait(PATIENCE_S) == 0, self.driver.said()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300 + 300 * ROUNDS)
 def test_a_pipeline_whose_every_process_is_killed_while_partitions_move(local: LocalCluster, work: Path) -> None:
     kinds = [kind for kind, times in KILLS.items() for _ in range(times)]
     random.Random(SEED).shuffle(kinds)
@@ -345,7 +347,7 @@ def test_a_pipeline_whose_every_process_is_killed_while_partitions_move(local: L
         run.driver.end()
     assert run.kills == KILLS
     assert run.committed() == run.files >= 2 * len(kinds), "the query went on before and after every kill"
-    assert min(mover.completed[name] for name in REPLICAS) >= 10, f"{mover.completed} moved, {mover.failed} did not"
+    assert min(mover.completed[name] for name in REPLICAS) >= 2 * ROUNDS, f"{mover.completed} moved, {mover.failed} did not"
     wait_alive(local, *REPLICAS)
     eventually(lambda: settled(local), "the last move ends")
     check_owners(local)
