@@ -158,7 +158,7 @@ class KeyedState:
 
     def expired(self, limit: int = 1_000) -> Mutations:
         """Looks at up to ``limit`` stored cells of states with a ttl, from where the last call stopped, and drops
-        those that have expired.
+        those that have expired; of a map, set or list that is met so, whatever is loaded and has expired goes with it.
 
         For between two batches: write what it returns and call ``mark_clean``, or call ``rollback``. Within
         a batch it may be called before ``collect``, which then has these removals, too. Cells that have no expiry,

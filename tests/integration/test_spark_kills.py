@@ -157,6 +157,7 @@ class Driver:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "tests.integration.spark_drivers", *self._arguments],
                 cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},  # executors begin elsewhere
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -347,7 +348,8 @@ def test_a_pipeline_whose_every_process_is_killed_while_partitions_move(local: L
         run.driver.end()
     assert run.kills == KILLS
     assert run.committed() == run.files >= 2 * len(kinds), "the query went on before and after every kill"
-    assert min(mover.completed[name] for name in REPLICAS) >= 2 * ROUNDS, f"{mover.completed} moved, {mover.failed} did not"
+    moved = min(mover.completed[name] for name in REPLICAS)
+    assert moved >= 2 * ROUNDS, f"{mover.completed} moved, {mover.failed} did not"
     wait_alive(local, *REPLICAS)
     eventually(lambda: settled(local), "the last move ends")
     check_owners(local)
