@@ -34,7 +34,7 @@ def stream(spark: SparkSession, work: Path) -> DataFrame:
 
 
 def tally(address: str, work: Path) -> None:
-    """Until ``work/enough`` is there and everything is worked off. Tasks have record batches by the dozen, so that
+    """Until ``work/enough`` is there and as many files as it says are worked off. Tasks have record batches by the dozen, so that
     what is killed is killed between two of them, too."""
     spark = local_session(
         "tally",
@@ -43,13 +43,21 @@ def tally(address: str, work: Path) -> None:
         spark__sql__execution__arrow__maxRecordsPerBatch="50",
     )
     query = start(apply_operator(stream(spark, work), Tally, cluster=address, order_by="seq", tasks=2), work)
-    while not (work / "enough").exists():
+    # processAllAvailable() would take a listing that began before the last file came for an empty one
+    while not _done(work):
         if not query.isActive:
             query.awaitTermination()  # raises what it ended with
         time.sleep(0.05)
-    query.processAllAvailable()
     query.stop()
     spark.stop()
+
+
+def _done(work: Path) -> bool:
+    try:
+        files = int((work / "enough").read_text())
+    except FileNotFoundError:
+        return False
+    return (work / "checkpoint" / "commits" / str(files - 1)).exists()
 
 
 def speculate(address: str, work: Path) -> None:
