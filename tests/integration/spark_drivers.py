@@ -34,8 +34,10 @@ def stream(spark: SparkSession, work: Path) -> DataFrame:
 
 
 def tally(address: str, work: Path) -> None:
-    """Until ``work/enough`` is there and as many files as it says are worked off. Tasks have record batches by the dozen, so that
-    what is killed is killed between two of them, too."""
+    """Until ``work/enough`` is there and as many files as it says are worked off.
+
+    Tasks have record batches by the dozen, so that what is killed is killed between two of them, too.
+    """
     spark = local_session(
         "tally",
         master="local[2,4]",
