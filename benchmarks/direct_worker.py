@@ -21,9 +21,10 @@ import pyarrow as pa
 from benchmarks.direct import BATCH_ROWS, BYTEWAX, COLUMNS, PLAIN, RECOVERY, RECOVERY_1S, ROWS, Job
 from benchmarks.operators import CountSum, CountSumColumns
 from stateflow import Operator
-from stateflow.runtime.host import Applied, Batch
+from stateflow.runtime.host import Applied
 from stateflow.runtime.operator import describe, output_schema
 from stateflow.runtime.output import OutputReader
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo

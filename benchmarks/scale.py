@@ -28,9 +28,9 @@ from benchmarks.state_large import VALUE_BYTES, Archive
 from stateflow import Operator
 from stateflow.partitioner import partition_of
 from stateflow.router import Router
-from stateflow.runtime.host import Batch
 from stateflow.runtime.operator import output_schema
 from stateflow.runtime.output import read_batch
+from stateflow.runtime.positions import Batch
 from stateflow.testing import LocalCluster
 
 PARTS = ("replicas", "keys", "state")

@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from stateflow import Operator, state
-from stateflow.runtime.host import Batch
 from stateflow.runtime.operator import describe
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo

@@ -22,9 +22,9 @@ from stateflow.client import Cluster
 from stateflow.client.reports import RestoredPartition
 from stateflow.errors import CheckpointMissing, InvalidArgument, StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.runtime.host import RESERVED
 from stateflow.runtime.offline import Verified
 from stateflow.runtime.offline import verify as verify_manifest
+from stateflow.runtime.positions import RESERVED
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId
 

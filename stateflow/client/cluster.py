@@ -17,8 +17,8 @@ from stateflow.router import backoff
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
-from stateflow.runtime.host import INITIAL, RESERVED
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, Operator, describe
+from stateflow.runtime.positions import INITIAL, RESERVED
 from stateflow.runtime.reading import joined
 from stateflow.state import encode_row_key
 from stateflow.types import OperatorSpec, check_name

@@ -15,8 +15,8 @@ from stateflow.router import Router, backoff
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.runtime.ddl import parse_ddl
-from stateflow.runtime.host import Batch
 from stateflow.runtime.output import OutputReader
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.timers import to_us
 from stateflow.settings import RouterSettings
 

@@ -12,7 +12,7 @@ from stateflow.errors import StateflowError, Unavailable
 from stateflow.router.session import BatchSession, Delivery, Refresh, RoutingTable, Send, Wait, table_of
 from stateflow.rpc.clients import Answer, ControllerClient, ReplicaClient
 from stateflow.rpc.wire import unexpected
-from stateflow.runtime.host import Batch
+from stateflow.runtime.positions import Batch
 from stateflow.settings import RouterSettings
 from stateflow.types import OperatorSpec
 

@@ -15,8 +15,9 @@ from stateflow.clock import Clock
 from stateflow.errors import Moved, NotOwner, StandbyMissing, StateflowError
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import fault_of, pieces, unexpected
-from stateflow.runtime.host import Applied, Batch
+from stateflow.runtime.host import Applied
 from stateflow.runtime.layout import Attempt
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId, ReplicaInfo
 

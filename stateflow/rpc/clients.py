@@ -14,7 +14,7 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import OPTIONS, error_of, pieces, remote_error, spec_of, spec_to_pb
-from stateflow.runtime.host import Batch
+from stateflow.runtime.positions import Batch
 from stateflow.types import OperatorSpec, ReplicaInfo
 
 _LOCK = threading.Lock()

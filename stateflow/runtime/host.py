@@ -17,56 +17,19 @@ import pyarrow as pa
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import (
-    BatchChanged,
-    OperatorFailed,
-    OperatorUsedTwice,
-    PositionGap,
-    StaleBatch,
-    StateflowError,
-    TasksMerged,
-)
+from stateflow.errors import OperatorFailed, StateflowError
 from stateflow.runtime import layout
-from stateflow.runtime.layout import UNKNOWN_ATTEMPT, Attempt
 from stateflow.runtime.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
 from stateflow.runtime.output import OutputReader, join_output
+from stateflow.runtime.positions import INITIAL, MIGRATION, Batch, Positions
 from stateflow.runtime.rows import OutputWriter, RowReader
 from stateflow.runtime.timers import Domain, Timers, to_datetime
 from stateflow.state import MAX_VALUE_BYTES, CachePool, ColumnStates, Evolution, KeyedState, declarations_of
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
 
-#: sources whose names begin so are not the user's
-RESERVED = "stateflow:"
-#: the source whose rows are not processed but become the operator's first state
-INITIAL = "stateflow:initial"
-#: what the source of one run of a batch DataFrame begins with
-BATCH_RUN = "batch:"
-#: the source of the change set that migrates a partition's state; its number is the new state version
-MIGRATION = "stateflow:migration"
 #: stored cells of states with a ttl that each batch looks at, beside two for each of its rows
 SWEPT_MIN = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Where rows come from. ``number`` rises by one per batch; a *sparse* source may skip numbers.
-
-    ``rewind``: an older batch is sent again, for partitions that lost it; those that contain it skip it, and have
-    its output no more.
-
-    ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
-    ``event_us``: the newest event time among the rows its sender has, for all partitions, µs.
-    ``attempt``: who sends it, where that is known.
-    """
-
-    source: str
-    number: int
-    sparse: bool = False
-    watermark_us: int | None = None
-    attempt: Attempt = UNKNOWN_ATTEMPT
-    event_us: int | None = None
-    rewind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +94,11 @@ class PartitionHost:
         self._outputs = OutputReader(output_schema(operator), side)
         self.key = key_columns(operator)
         self._readers: dict[bytes, RowReader] = {}
-        self._positions = {
+        known = {
             entry[len(layout.POSITION) :].decode(): layout.Position.decode(value)
             for entry, value in store.scan(layout.POSITION)
         }
+        self._positions = Positions(partition, known)
         self.sequence = read_sequence(store)
         self._event_time = operator.event_time
         self._timers = Timers(store)
@@ -222,8 +186,7 @@ class PartitionHost:
 
     def position(self, source: str) -> int | None:
         """The last batch of ``source`` this partition contains; None when it has seen none."""
-        known = self._positions.get(source)
-        return None if known is None else known.batch
+        return self._positions.last(source)
 
     def apply(self, batch: Batch, input_schema: bytes, rows: bytes, now_us: int, after: int | None = None) -> Applied:
         """Apply one batch, or return the stored output when it was applied before.
@@ -239,14 +202,14 @@ class PartitionHost:
         """
         earlier = b""
         began = self._clock.monotonic()
-        known = self.position(batch.source)
-        if batch.rewind and known is not None and batch.number < known:
+        if self._positions.contains(batch):
             return Applied(b"", True, 0, self.sequence)
         self._evolve(now_us)
-        if self._is_replay(batch, after):
+        if self._positions.is_replay(batch, after):
             earlier = self._store.get(layout.OUTPUT + batch.source.encode()) or b""
-            if not rows or self._positions[batch.source].rows:
-                self._refuse_other_rows(batch, input_schema, rows)
+            if not rows or self._positions.rows(batch.source):
+                if batch.attempt.use and batch.source != INITIAL:  # somebody who sends the same rows, or is mistaken
+                    self._positions.check_rows(batch, len(self._reader(input_schema).batch(rows)) if rows else 0)
                 return Applied(earlier, True, 0, self.sequence)
             # Visited before without rows, by a task that did not have them (its batch failed): they come now.
         try:
@@ -274,83 +237,6 @@ class PartitionHost:
             raise
         ended = self._clock.monotonic()
         return Applied(output, False, count, self.sequence, _micros(worked - began), _micros(ended - worked))
-
-    def _is_replay(self, batch: Batch, after: int | None) -> bool:
-        last = self.position(batch.source)
-        if batch.source == INITIAL and self._positions.keys() - {INITIAL}:
-            if last is not None and batch.number <= last:
-                return True
-            raise StaleBatch(
-                "the operator has processed rows already",
-                remedy="load initial state before the first query or stream starts",
-                operator=self.partition.operator,
-                partition=self.partition.partition,
-            )
-        if batch.number == last:
-            self._refuse_others(self._positions[batch.source].attempt, batch.attempt)
-            return True
-        where = {
-            "operator": self.partition.operator,
-            "partition": self.partition.partition,
-            "source": batch.source,
-        }
-        if last is not None and batch.number < last:
-            raise StaleBatch(
-                f"batch {batch.number} was sent after batch {last}",
-                remedy="only the newest batch can be replayed; start the query from its latest checkpoint",
-                **where,
-            )
-        expected = 0 if last is None else last + 1
-        if batch.number != expected and not batch.sparse:
-            raise PositionGap(
-                f"batch {batch.number} was sent, the state expects batch {expected}",
-                remedy=f"rewind the source to batch {expected}",
-                expected=expected,
-                **where,
-            )
-        if after is not None and after >= expected:  # a sparse source may skip, but not what was acknowledged
-            raise PositionGap(
-                f"batch {after} was acknowledged, the state contains none after {expected - 1}",
-                remedy=f"send the batches from {expected} on again, with rewind",
-                expected=expected,
-                **where,
-            )
-        return False
-
-    def _refuse_others(self, earlier: Attempt, now: Attempt) -> None:
-        """A retry is welcome to the stored output; somebody else, who has other rows, is not."""
-        if not now.run or earlier.run != now.run:
-            return
-        if earlier.use != now.use:
-            raise OperatorUsedTwice(
-                "the operator is applied twice in one query",
-                remedy="pass a different source= to each apply_operator",
-                operator=self.partition.operator,
-            )
-        if earlier.task == now.task and earlier.call != now.call:
-            raise TasksMerged(
-                "Spark runs several tasks of the operator as one, as it does for a coalesce right behind it",
-                remedy="put .repartition(n) between the operator and the coalesce",
-                operator=self.partition.operator,
-            )
-
-    def _refuse_other_rows(self, batch: Batch, input_schema: bytes, rows: bytes) -> None:
-        """The stored output is of the rows that came first; given to Spark for others, those would be lost silently.
-
-        A query's replay may lack rows, as its source may skip what is gone; one run of a batch DataFrame may not.
-        """
-        if not batch.attempt.use or batch.source == INITIAL:
-            return
-        then = self._positions[batch.source].rows
-        now = len(self._reader(input_schema).batch(rows)) if rows else 0
-        if now > then or (now < then and batch.source.startswith(BATCH_RUN)):
-            raise BatchChanged(
-                f"batch {batch.number} had {then} row(s) when it was applied, and has {now} now",
-                remedy="other rows need another source= or query; a source and the stages behind it must replay",
-                operator=self.partition.operator,
-                partition=self.partition.partition,
-                source=batch.source,
-            )
 
     def _reader(self, schema: bytes) -> RowReader:
         reader = self._readers.get(schema)
@@ -404,13 +290,9 @@ class PartitionHost:
 
         It is the minimum over the sources that have one, and never goes back when a late source joins.
         """
-        watermarks = {source: position.watermark_us for source, position in self._positions.items()}
-        if batch.watermark_us is not None:
-            watermarks[batch.source] = max(batch.watermark_us, watermarks.get(batch.source) or batch.watermark_us)
-        known = [watermark for watermark in watermarks.values() if watermark is not None]
-        watermark_us = self._watermark_us
-        if known and (watermark_us is None or min(known) > watermark_us):
-            watermark_us = min(known)
+        watermark_us, lowest_us = self._watermark_us, self._positions.watermark_us(batch)
+        if lowest_us is not None and (watermark_us is None or lowest_us > watermark_us):
+            watermark_us = lowest_us
             self._show_watermark(watermark_us)
             assert self._ctx.watermark is not None
             self._call("on_watermark", self._operator.on_watermark, self._ctx.watermark, outputs)
@@ -460,25 +342,12 @@ class PartitionHost:
         )
 
     def _commit(self, batch: Batch, mutations: Mutations, output: bytes, watermark_us: int | None, rows: int) -> None:
-        source = batch.source.encode()
-        before = self._positions.get(batch.source, layout.Position(-1))
-        promised = [w for w in (batch.watermark_us, before.watermark_us) if w is not None]
-        again = before.batch == batch.number
-        event_before_us = before.event_before_us if again else before.event_us
-        events = [e for e in (before.event_us, batch.event_us) if e is not None]
-        position = layout.Position(
-            batch.number,
-            max(promised, default=None),
-            rows,
-            batch.attempt,
-            max(events, default=None),
-            event_before_us,
-        )
+        source, position = batch.source.encode(), self._positions.behind(batch, rows)
         mutations.puts += [(layout.POSITION + source, position.encode()), (layout.OUTPUT + source, output)]
         if watermark_us is not None and watermark_us != self._watermark_us:
             mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
         self._commit_changes(batch.source, batch.number, mutations)
-        self._positions[batch.source] = position
+        self._positions.reached(batch.source, position)
         self._watermark_us = watermark_us
         self.state.mark_clean()
         self._timers.end_batch()

@@ -11,10 +11,11 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import AlreadyDeployed, NotOwner
 from stateflow.runtime import layout
 from stateflow.runtime.checkpointing import Checkpointer
-from stateflow.runtime.host import Applied, Batch, PartitionHost
+from stateflow.runtime.host import Applied, PartitionHost
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
 from stateflow.runtime.machine import Machine
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.reading import declaration_of, entries_of
 from stateflow.runtime.receiving import Receiver
 from stateflow.runtime.restoring import Restorer

@@ -20,8 +20,8 @@ from stateflow.errors import (
 from stateflow.ledger import StateManager
 from stateflow.router import Router
 from stateflow.rpc.clients import ControllerClient
-from stateflow.runtime.host import INITIAL
 from stateflow.runtime.operator import Operator, key_columns, output_schema
+from stateflow.runtime.positions import INITIAL
 from stateflow.spark.checks import check_classic, check_executors, check_key
 from stateflow.spark.recording import record_queries
 from stateflow.spark.reporting import remember, reports_to

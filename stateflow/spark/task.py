@@ -21,9 +21,9 @@ from stateflow.client.stream import newest_event_us
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InputIncomplete, TasksMerged
 from stateflow.router import Delivery, Router
-from stateflow.runtime.host import BATCH_RUN, INITIAL, Batch
 from stateflow.runtime.layout import Attempt
 from stateflow.runtime.output import split_output
+from stateflow.runtime.positions import BATCH_RUN, INITIAL, Batch
 from stateflow.runtime.rows import null_key
 from stateflow.settings import RouterSettings
 from stateflow.spark.metrics import Seconds, TaskReport

@@ -14,9 +14,10 @@ import pyarrow as pa
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import InvalidArgument, KeyColumnMissing
 from stateflow.partitioner import check_partitions, partition_of
-from stateflow.runtime.host import INITIAL, Batch, PartitionHost
+from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.operator import Operator, key_columns, output_schema, side_schemas
 from stateflow.runtime.output import OutputReader
+from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.runtime.timers import to_us
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 from stateflow.types import PartitionId

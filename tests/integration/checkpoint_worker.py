@@ -21,11 +21,12 @@ import pytest
 from stateflow.checkpoint import CheckpointStore, Codec, Retention, collect
 from stateflow.checkpoint.backend import Backend, LocalBackend
 from stateflow.errors import StaleCheckpoint
-from stateflow.runtime.host import Applied, Batch
+from stateflow.runtime.host import Applied
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.machine import Machine
 from stateflow.runtime.offline import verify
 from stateflow.runtime.operator import describe
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import RocksEngine

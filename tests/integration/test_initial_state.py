@@ -10,7 +10,7 @@ import pytest
 
 from stateflow.client import cluster as client
 from stateflow.errors import InvalidArgument, StaleBatch
-from stateflow.runtime.host import INITIAL
+from stateflow.runtime.positions import INITIAL
 from stateflow.spark import apply_operator
 from stateflow.testing import LocalCluster
 from tests.integration.spark_operators import Tally

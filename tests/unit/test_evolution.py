@@ -14,7 +14,7 @@ import pytest
 
 from stateflow import BatchOperator, Context, Namespace, Operator, state
 from stateflow.errors import OperatorFailed, SchemaMismatch
-from stateflow.runtime.host import MIGRATION
+from stateflow.runtime.positions import MIGRATION
 from stateflow.state.evolution import coder_named
 from stateflow.testing import OperatorHarness
 

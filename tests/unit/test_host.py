@@ -26,9 +26,10 @@ from stateflow.errors import (
     StateflowError,
 )
 from stateflow.runtime import layout
-from stateflow.runtime.host import Applied, Batch, PartitionHost, read_sequence
+from stateflow.runtime.host import Applied, PartitionHost, read_sequence
 from stateflow.runtime.operator import Context, Operator, output_schema
 from stateflow.runtime.output import read_batch
+from stateflow.runtime.positions import Batch
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 from stateflow.types import PartitionId
 from tests.unit.operators import Count, Lifecycled, Pair, Picky

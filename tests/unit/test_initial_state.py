@@ -10,7 +10,7 @@ import pytest
 
 from stateflow import BatchOperator, Context, Operator, state
 from stateflow.errors import InvalidArgument, OperatorFailed, StaleBatch
-from stateflow.runtime.host import INITIAL, Batch
+from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.testing import OperatorHarness
 
 

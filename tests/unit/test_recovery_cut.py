@@ -19,8 +19,9 @@ import pytest
 
 from stateflow import Context, Operator, state
 from stateflow.changes import Mutations
-from stateflow.runtime.host import Batch, PartitionHost
+from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.output import OutputReader
+from stateflow.runtime.positions import Batch
 from stateflow.storage import PartitionStore, RocksEngine
 from stateflow.types import PartitionId
 

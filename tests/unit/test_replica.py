@@ -25,9 +25,10 @@ from stateflow.errors import (
     TransferCorrupt,
     UnknownState,
 )
-from stateflow.runtime.host import Applied, Batch
+from stateflow.runtime.host import Applied
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import Operator, describe
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Seal, SnapshotInfo
 from stateflow.settings import ReplicaSettings

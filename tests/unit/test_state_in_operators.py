@@ -11,7 +11,8 @@ import pytest
 
 from stateflow import BatchOperator, Context, Namespace, Operator, state
 from stateflow.errors import DeclarationError, EncodeError, InvalidArgument
-from stateflow.runtime.host import Batch, PartitionHost
+from stateflow.runtime.host import PartitionHost
+from stateflow.runtime.positions import Batch
 from stateflow.storage import MemoryStore
 from stateflow.testing import OperatorHarness
 from stateflow.types import PartitionId

@@ -20,8 +20,8 @@ from stateflow.errors import (
     StaleEpoch,
     StateMissing,
 )
-from stateflow.runtime.host import Batch
 from stateflow.runtime.lifecycle import State
+from stateflow.runtime.positions import Batch
 from tests.unit.test_replica import SCHEMA, P, Two
 
 

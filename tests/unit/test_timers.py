@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from stateflow import Context, Operator, state
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, InvalidArgument, OperatorFailed
-from stateflow.runtime.host import Batch, PartitionHost
+from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.operator import side_schemas
 from stateflow.runtime.output import OutputReader
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.timers import Domain, Timers, to_us
 from stateflow.storage import MemoryStore
 from stateflow.testing import OperatorHarness

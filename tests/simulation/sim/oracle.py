@@ -12,8 +12,9 @@ from typing import Any
 
 from stateflow.changes import Mutations
 from stateflow.runtime import layout
-from stateflow.runtime.host import Batch, PartitionHost
+from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.runtime.positions import Batch
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
 from tests.simulation.sim.flow import SCHEMA_BYTES, Flow

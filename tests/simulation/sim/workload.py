@@ -15,7 +15,7 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc.clients import _requests
 from stateflow.rpc.wire import error_of, remote_error, spec_to_pb
-from stateflow.runtime.host import Batch
+from stateflow.runtime.positions import Batch
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim.flow import PARTITIONS, SCHEMA_BYTES, messages
 from tests.simulation.sim.loop import Process
