@@ -23,10 +23,12 @@ comes back with the burnt one is told to seal.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from reconfig.migration import STORY_KEPT
 from stateflow.errors import InvalidTransition, StateflowError, Unavailable
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -160,7 +162,7 @@ class Takeover:
     phase: Phase = Phase.PLANNED
     cancelling: bool = False
     error: StateflowError | None = None
-    story: list[str] = field(default_factory=list)
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_KEPT))
 
     def handle(self, event: Event) -> list[Instruction]:
         """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""

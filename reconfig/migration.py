@@ -21,6 +21,7 @@ FENCED                  FenceRefused → FENCED: CancelSource                   
                         SourceCancelled → ABORTED: AbandonTarget, Record
                         SourceSealed → FENCED (sealed): Prepare if the target had failed
                         TargetFailed → FENCED: CancelSource, or Prepare once sealed
+                       TargetFailed, cancelled there, sealed → ABORTED: Record  (what is sealed is for a take-over)
                         SourceUnknown → FENCED: Fence again, after a while       (no answer decides nothing)
                         SourceGone → FENCED: CancelTarget                        (its lease lapsed: it serves no more)
                         TargetCancelled → ABORTED: Record                        (after SourceGone: neither can own)
@@ -42,6 +43,7 @@ become small.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -52,6 +54,8 @@ from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, 
 MARGIN_WAIT = 0.25
 #: a move without a budget is cut over once its lag takes no longer than this to cross
 LAG_MS_SMALL = 10.0
+#: steps that a machine remembers, for its errors
+STORY_KEPT = 40
 
 
 class Phase(StrEnum):
@@ -232,7 +236,7 @@ class Move:
     rounds: int = 0
     digest: str = ""
     error: StateflowError | None = None
-    story: list[str] = field(default_factory=list)
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_KEPT))
 
     def handle(self, event: Event) -> list[Instruction]:
         """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""
@@ -367,6 +371,9 @@ class Move:
                 self.target_up = False
                 if self.source_gone:
                     return []
+                if self.sealed and isinstance(error, MoveAborted):  # its promise never to own for this move
+                    self.phase, self.error = Phase.ABORTED, error
+                    return [Instruction.RECORD_ABORTED]
                 if self.sealed:
                     self.target_up = True
                     return [Instruction.RETRY_PREPARE]

@@ -204,6 +204,14 @@ class Book:
                 remedy="deploy it with `stateflow deploy module:Class`",
             ) from None
 
+    def assigned(self, name: str) -> dict[PartitionId, int]:
+        """A replica's partitions, and the epochs it owns them at."""
+        return {
+            PartitionId(operator, number): epoch
+            for operator, deployed in self.deployed.items()
+            for number, epoch in deployed.assignment.of(name).items()
+        }
+
     # -- moves --------------------------------------------------------------------------------------------
 
     def next_epoch(self, partition: PartitionId) -> int:

@@ -63,6 +63,8 @@ class Carrier:
             hooks=self.hooks(running, planned),
             settings=self._desk.settings,
             clock=self._desk.clock,
+            session=self._desk.members.session,
+            newest_epoch=lambda: self._desk.book.next_epoch(planned.partition) - 1,
             machine=machine,
         )
 

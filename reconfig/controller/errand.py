@@ -39,6 +39,9 @@ class Hooks:
 
 @dataclass(slots=True, kw_only=True)
 class Errand:
+    """``session``: of a replica, by its name, as it registered last: what it is asked to do that cannot be undone names
+    it, so that the request is void once the controller gave the replica up."""
+
     planned: PlannedMove
     spec: OperatorSpec
     target: ReplicaInfo
@@ -46,6 +49,7 @@ class Errand:
     hooks: Hooks
     settings: ControllerSettings
     clock: Clock
+    session: Callable[[str], str]
     report: cpb.Move = field(default_factory=cpb.Move)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)  # of the machine's

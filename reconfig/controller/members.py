@@ -3,15 +3,21 @@
 A replica counts its lease from when it sent a heartbeat, the controller from when it answered, which is later. The
 controller adds a margin for clocks that drift apart, and one that has just started takes every replica it knows of
 for one whose lease its predecessor renewed at that moment.
+
+What a replica says when it registers, that it lacks a partition for one, holds only as long as it has no lease. So it
+asks for a ticket first, by a heartbeat that is not known, and a ticket is good for one registration, and void when the
+next is given or the replica's partitions changed: a request that was sent twice, was long on its way, or came from a
+process that ended changes nothing. The ticket names the session too: what was asked in an earlier one is void.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stateflow.clock import Clock
 from stateflow.settings import ControllerSettings
+from stateflow.types import PartitionId
 
 
 @dataclass(slots=True)
@@ -19,6 +25,13 @@ class _Member:
     lease_from: float
     heard_at: float | None = None  # None: not since the controller started
     incarnation: str = ""
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    session: str
+    assigned: Mapping[PartitionId, int]
 
 
 class Members:
@@ -26,11 +39,27 @@ class Members:
         self._settings, self._clock = settings, clock
         now = clock.monotonic()
         self._members = {name: _Member(now) for name in known}
+        self._tickets: dict[str, _Ticket] = {}
 
-    def registered(self, name: str, incarnation: str) -> None:
-        """Its lease begins with its first heartbeat, which is taken to be on its way."""
+    def issue(self, name: str, ticket: str, assigned: Mapping[PartitionId, int]) -> str:
+        """Args: assigned: the replica's partitions and their epochs, as of now."""
+        self._tickets[name] = _Ticket(ticket, assigned)
+        return ticket
+
+    def is_good(self, name: str, ticket: str, assigned: Mapping[PartitionId, int]) -> bool:
+        """The newest, and since it was issued the replica was given nothing, and nothing was taken from it."""
+        return self._tickets.get(name) == _Ticket(ticket, assigned)
+
+    def registered(self, name: str, incarnation: str, ticket: str) -> None:
+        """Its lease begins with its first heartbeat, which is taken to be on its way. The ticket is used up."""
+        del self._tickets[name]
         now = self._clock.monotonic()
-        self._members[name] = _Member(now, now, incarnation)
+        self._members[name] = _Member(now, now, incarnation, ticket)
+
+    def session(self, name: str) -> str:
+        """The ticket that a replica registered with; empty: it has to register yet."""
+        member = self._members.get(name)
+        return member.session if member is not None and member.incarnation else ""
 
     def beat(self, name: str, incarnation: str) -> bool:
         """A heartbeat. True: it is known, and its lease is renewed; False: it must register again."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -15,7 +16,7 @@ from reconfig import policies
 from reconfig.budget import FixedCost, Measured
 from reconfig.controller.book import PlannedMove
 from reconfig.controller.errand import Errand
-from stateflow.errors import Locked, Unavailable
+from stateflow.errors import LeaseLost, Locked, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import connected, error_of, fault_of, remote_error, replica_to_pb, spec_to_pb
@@ -32,6 +33,7 @@ TURN_S_MAX = 0.5
 class MoveRunner(Errand):
     source: ReplicaInfo
     machine: m.Move
+    newest_epoch: Callable[[], int]  # granted to anybody, of the partition
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
     sequence: int = 0  # that the target has reached, as last reported
@@ -177,6 +179,8 @@ class MoveRunner(Errand):
             bandwidth_max=self.planned.bandwidth_max,
             standby=self.machine.kind is m.Kind.STANDBY,
             on_demand=(strategy := policies.STRATEGIES.get(self.planned.strategy)) is not None and strategy.on_demand,
+            session=self.session(self.target.name),
+            newest_epoch=self.newest_epoch(),
         )
         warm = False
         try:
@@ -217,6 +221,8 @@ class MoveRunner(Errand):
             self.sequence = progress.sequence
 
     async def _fence(self) -> None:
+        if self._source_told:  # it may be back, and serve: nothing is asked of it any more
+            return
         request = rpb.FenceRequest(
             move_id=self.planned.move_id,
             operator=self.planned.partition.operator,
@@ -225,6 +231,7 @@ class MoveRunner(Errand):
             target=replica_to_pb(self.target),
             cold=self.machine.kind is m.Kind.COLD,
             pause_ms=self.machine.predicted_pause_ms if math.isfinite(self.machine.predicted_pause_ms) else 0.0,
+            session=self.session(self.source.name),
         )
         try:
             reply = await self._stub(self.source).Fence(request, timeout=self.settings.rpc_timeout_s)
@@ -235,8 +242,9 @@ class MoveRunner(Errand):
         if reply.sealed:
             self._in_hand_ms = reply.in_hand_ms
             self._events.put_nowait(m.SourceSealed())
-        else:
-            self._events.put_nowait(m.FenceRefused(error_of(reply.fault)))
+            return
+        why = error_of(reply.fault)
+        self._events.put_nowait(m.SourceUnknown() if isinstance(why, LeaseLost) else m.FenceRefused(why))
 
     async def _cancel_source(self) -> None:
         reply = await self._cancel_at_source()

@@ -71,8 +71,12 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     async def Register(self, request: cpb.RegisterRequest, context: grpc.aio.ServicerContext) -> cpb.RegisterReply:
         info = replica_of(request.replica)
+        if not self._members.is_good(info.name, request.ticket, self._book.assigned(info.name)):
+            return cpb.RegisterReply(late=True)
         await self._desk.record(Book.register, info, request.incarnation)
-        self._members.registered(info.name, request.incarnation)
+        if not self._members.is_good(info.name, request.ticket, self._book.assigned(info.name)):
+            return cpb.RegisterReply(late=True)
+        self._members.registered(info.name, request.incarnation, request.ticket)
         superseded = self._takeovers.registered(info.name, request.partitions)
         log.info("replica %s at %s (%s) registered", info.name, info.site, info.address)
         return cpb.RegisterReply(
@@ -84,8 +88,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     async def Heartbeat(self, request: cpb.HeartbeatRequest, context: grpc.aio.ServicerContext) -> cpb.HeartbeatReply:
         known = self._members.beat(request.name, request.incarnation)
-        ended = [copy for copy in request.incoming if self._is_over(copy)] if known else []
-        return cpb.HeartbeatReply(known=known, lease_s=self.settings.lease_s if known else 0.0, ended=ended)
+        if not known:
+            return cpb.HeartbeatReply(ticket=self._issue(request.name))
+        ended = [copy for copy in request.incoming if self._is_over(copy)]
+        return cpb.HeartbeatReply(known=True, lease_s=self.settings.lease_s, ended=ended)
+
+    def _issue(self, name: str) -> str:
+        return self._members.issue(name, self._desk.new_id(), self._book.assigned(name))
 
     def _is_over(self, copy: cpb.Incoming) -> bool:
         """A copy is wanted as long as its move is open, and where it may take over for an owner that is gone."""
@@ -258,9 +267,9 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         """Carry on with what the ledger says was under way, and watch over leases from now on."""
         for deployed, record in list(self._book.planned.values()):
             self._desk.spawn(self._resume_deployment(deployed, record))
+        self._standbys.resume_all()
         self._takeovers.resume_all()
         self._reconfigurations.resume_all()
-        self._standbys.resume_all()
         self._desk.spawn(self._restores.resume())
         self._desk.spawn(self._takeovers.watch())
 

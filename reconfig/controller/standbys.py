@@ -160,16 +160,23 @@ class Standbys:
 
     async def hand_over(self, partition: PartitionId, successor: str) -> None:
         """The source is gone: end a partition's standbys, and leave the copy of the move ``successor`` as it is."""
-        runners = self.of(partition)
-        for runner in runners:
+        self._tell_gone(partition, successor)
+        await asyncio.gather(*(runner.ended.wait() for runner in self.of(partition)))
+
+    def _tell_gone(self, partition: PartitionId, successor: str) -> None:
+        for runner in self.of(partition):
             if runner.planned.move_id == successor:
                 runner.taken_over()
             else:
                 runner.source_gone()
-        await asyncio.gather(*(runner.ended.wait() for runner in runners))
 
     def resume_all(self) -> None:
-        """After a restart: the transfers at the targets go on, and are joined."""
-        for open_move in list(self._desk.book.open_moves.values()):
-            if open_move.planned.strategy == "standby":
-                self._begin(open_move.planned)
+        """After a restart: the transfers at the targets go on, and are joined. Those that a take-over had yet to end
+        are told before they ask their target, whose copy may serve by now."""
+        open_moves = [open_move.planned for open_move in self._desk.book.open_moves.values()]
+        for planned in open_moves:
+            if planned.strategy == "standby":
+                self._begin(planned)
+        for planned in open_moves:
+            if planned.strategy == "failover":
+                self._tell_gone(planned.partition, planned.standby_move)

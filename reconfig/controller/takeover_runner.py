@@ -10,7 +10,7 @@ import grpc.aio
 
 from reconfig import failover as f
 from reconfig.controller.errand import Errand
-from stateflow.errors import Locked, Unavailable
+from stateflow.errors import LeaseLost, Locked, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import fault_of, remote_error, spec_to_pb
@@ -91,13 +91,16 @@ class TakeoverRunner(Errand):
             epoch=self.planned.granted_epoch,
             how=self.planned.how,
             standby_move=self.planned.standby_move,
+            session=self.session(self.target.name),
         )
         try:
             reply = await self._stub(self.target).TakeOver(request, timeout=TAKE_OVER_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             meant = remote_error(error, self.target.address)
             log.warning("take-over %s: %s", self.planned.move_id, meant)
-            self._events.put_nowait(f.TargetUnknown() if isinstance(meant, Unavailable) else f.TargetRefused(meant))
+            self._events.put_nowait(
+                f.TargetUnknown() if isinstance(meant, Unavailable | LeaseLost) else f.TargetRefused(meant)
+            )
             return
         self.report.note = self._note(reply)
         self._events.put_nowait(f.TargetOwned(reply.epoch))

@@ -14,6 +14,8 @@ from reconfig.controller.desk import Desk
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.controller.underway import Running, Underway
+from stateflow.errors import StateflowError
+from stateflow.ledger import RecordState
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import replica_to_pb
@@ -45,30 +47,61 @@ class Takeovers:
         self._orphans: dict[PartitionId, Orphan] = {}
         self._not_before: dict[PartitionId, float] = {}
         self._failures: dict[PartitionId, int] = {}
+        self._looked_at = len(desk.book.finished)
 
     # -- who has what -------------------------------------------------------------------------------------
 
     def registered(self, name: str, views: Iterable[rpb.PartitionView]) -> list[cpb.Superseded]:
         """What a replica that registers must seal, having lost it meanwhile. Notes what it should have and has not."""
         held = {PartitionId(view.operator, view.partition): view for view in views}
-        for operator, deployed in self._desk.book.deployed.items():
-            for number, epoch in deployed.assignment.of(name).items():
-                self._check_held(PartitionId(operator, number), epoch, held.get(PartitionId(operator, number)))
+        for partition, epoch in self._desk.book.assigned(name).items():
+            view = held.get(partition)
+            self._check_held(partition, epoch, view)
+            if view is not None and view.state == "FENCING":
+                self._desk.spawn(self._settle_fence(name, partition, view.epoch, view.move_id))
         return [gone for partition, view in held.items() if (gone := self._superseded(name, partition, view))]
 
     def _check_held(self, partition: PartitionId, epoch: int, view: rpb.PartitionView | None) -> None:
-        if any(
-            open_move.planned.partition == partition and open_move.planned.strategy != "standby"
-            for open_move in self._desk.book.open_moves.values()
-        ):
-            return  # its move asks the replica itself
-        if view is not None and view.state in HELD and view.epoch == epoch:
-            self._orphans.pop(partition, None)
-        elif view is not None and view.state == "SEALED" and view.epoch > epoch:
+        if view is not None and view.state == "SEALED" and view.epoch > epoch:
             self._orphans[partition] = Orphan(epoch, True)
+        elif partition in self._runners:
+            pass  # it comes too late: see _superseded
+        elif view is not None and view.state in HELD and view.epoch == epoch:
+            self._orphans.pop(partition, None)
         else:
             log.error("state_missing: %s is assigned at epoch %d, its owner came without it", partition, epoch)
             self._orphans[partition] = Orphan(epoch, False)
+
+    def _look_at_aborted(self) -> None:
+        """A move that was granted and ended without an owner may have left its source sealed."""
+        finished = self._desk.book.finished
+        for planned, record in finished[self._looked_at :]:
+            granted = self._desk.book.epochs_granted.get(planned.partition, 0) >= planned.granted_epoch > 0
+            if record.state is RecordState.FAILED and planned.strategy != "failover" and granted:
+                self._desk.spawn(self._settle_fence(planned.source, planned.partition, planned.epoch, planned.move_id))
+        self._looked_at = len(finished)
+
+    async def _settle_fence(self, name: str, partition: PartitionId, epoch: int, move_id: str) -> None:
+        """When a move has ended without an owner: does its source serve on, or did it seal?"""
+        book, members = self._desk.book, self._desk.members
+        session = members.session(name)
+        request = rpb.CancelRequest(
+            move_id=move_id, operator=partition.operator, partition=partition.partition, owned_at=epoch
+        )
+        while members.session(name) == session:
+            await asyncio.sleep(TICK_S)
+            if book.operator(partition.operator).assignment.owner(partition.partition) != (name, epoch):
+                return
+            if any(open_move.planned.move_id == move_id for open_move in book.open_moves.values()):
+                continue
+            try:
+                reply = await self._desk.call(name, lambda stub: stub.Cancel, request)
+            except StateflowError as error:
+                log.warning("%s, fenced at %s for %s: %s", partition, name, move_id, error)
+                continue
+            if reply.sealed:
+                self._orphans[partition] = Orphan(epoch, True)
+            return
 
     def _superseded(self, name: str, partition: PartitionId, view: rpb.PartitionView) -> cpb.Superseded | None:
         deployed = self._desk.book.deployed.get(partition.operator)
@@ -85,13 +118,30 @@ class Takeovers:
                 # the target may own by now; should the restore fail, what is sealed here is served again
                 self._orphans[partition] = Orphan(epoch, True)
                 owner, epoch = restore.target, restore.epoch
-        if owner == name or epoch <= view.epoch:
+        burnt = 0
+        if view.epoch > epoch and not self._is_owning(name, partition, view.epoch):
+            burnt = view.epoch
+            if owner == name:  # the whole of it, and what it served there meanwhile
+                self._orphans[partition] = Orphan(epoch, True)
+        elif owner == name or epoch <= view.epoch:
             return None
         return cpb.Superseded(
             operator=partition.operator,
             partition=partition.partition,
             epoch=epoch,
             owner=replica_to_pb(self._desk.book.replicas[owner]),
+            burnt=burnt,
+        )
+
+    def _is_owning(self, name: str, partition: PartitionId, epoch: int) -> bool:
+        """Is something under way by which the replica owns the partition at this epoch, or newer in a restore?"""
+        book = self._desk.book
+        return any(
+            move.planned.partition == partition and (move.planned.target, move.planned.granted_epoch) == (name, epoch)
+            for move in book.open_moves.values()
+        ) or any(
+            restore.partition == partition and restore.target == name and restore.epoch <= epoch
+            for restore, _ in book.open_restores.values()
         )
 
     # -- watching -----------------------------------------------------------------------------------------
@@ -107,6 +157,7 @@ class Takeovers:
 
     async def _tick(self) -> None:
         members, book = self._desk.members, self._desk.book
+        self._look_at_aborted()
         for name in list(book.replicas):
             if members.lapsed(name):
                 await self._lapsed(name)
@@ -134,12 +185,10 @@ class Takeovers:
         for takeover in self._runners.values():
             if takeover.planned.target == name:
                 takeover.target_gone()
-        for operator, deployed in self._desk.book.deployed.items():
-            for number, epoch in deployed.assignment.of(name).items():
-                partition = PartitionId(operator, number)
-                if partition not in self._orphans and partition not in self._runners:
-                    log.warning("%s is without an owner: the lease of %s has lapsed", partition, name)
-                    self._orphans[partition] = Orphan(epoch, False)
+        for partition, epoch in self._desk.book.assigned(name).items():
+            if partition not in self._orphans and partition not in self._runners:
+                log.warning("%s is without an owner: the lease of %s has lapsed", partition, name)
+                self._orphans[partition] = Orphan(epoch, False)
 
     async def _start(self, partition: PartitionId) -> None:
         book = self._desk.book
@@ -163,7 +212,6 @@ class Takeovers:
             )
             if choice is None:
                 return
-            await self._standbys.hand_over(partition, choice.standby_move)
             planned = PlannedMove(
                 self._desk.new_id(),
                 partition,
@@ -177,8 +225,14 @@ class Takeovers:
                 how=choice.how,
                 standby_move=choice.standby_move,
             )
-            await self._desk.record(Book.plan_move, planned)
-            self._begin(planned, f.Takeover(partition, planned.granted_epoch), None)
+            # known before it is recorded: an owner that comes back meanwhile is told that it is too late
+            running, runner = self._prepare(planned, f.Takeover(partition, planned.granted_epoch))
+            try:
+                await self._desk.record(Book.plan_move, planned)
+            except BaseException:
+                del self._runners[partition]
+                raise
+            self._begin(running, runner, None)
 
     def _moves_on(self, partition: PartitionId) -> bool:
         return any(
@@ -186,7 +240,7 @@ class Takeovers:
             for open_move in self._desk.book.open_moves.values()
         )
 
-    def _begin(self, planned: PlannedMove, machine: f.Takeover, first: list[f.Instruction] | None) -> None:
+    def _prepare(self, planned: PlannedMove, machine: f.Takeover) -> tuple[Running, TakeoverRunner]:
         message = cpb.Reconfiguration(
             id=planned.reconfiguration,
             operator=planned.partition.operator,
@@ -205,16 +259,21 @@ class Takeovers:
             settings=self._desk.settings,
             clock=self._desk.clock,
             machine=machine,
+            session=self._desk.members.session,
         )
         running.runners.append(runner)
+        self._runners[planned.partition] = runner
+        return running, runner
+
+    def _begin(self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None) -> None:
         running.go.set()
         self._underway.keep(running)
-        self._runners[planned.partition] = runner
         self._desk.spawn(self._run(running, runner, first))
 
     async def _run(self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None) -> None:
         partition = runner.planned.partition
         try:
+            await self._standbys.hand_over(partition, runner.planned.standby_move)
             await runner.run(first)
         except Exception:
             log.exception("take-over %s", runner.planned.move_id)
@@ -241,4 +300,4 @@ class Takeovers:
             if planned.strategy == "failover":
                 machine, first = f.Takeover.resumed(planned.partition, planned.granted_epoch, open_move.granted)
                 self._orphans[planned.partition] = Orphan(planned.epoch, planned.how == f.How.LOCAL)
-                self._begin(planned, machine, first)
+                self._begin(*self._prepare(planned, machine), first)

@@ -9,36 +9,42 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("replica", "incarnation", "partitions")
+    __slots__ = ("replica", "incarnation", "partitions", "ticket")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     replica: _common_pb2.Replica
     incarnation: str
     partitions: _containers.RepeatedCompositeFieldContainer[_replica_pb2.PartitionView]
-    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., incarnation: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[_replica_pb2.PartitionView, _Mapping]]] = ...) -> None: ...
+    ticket: str
+    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., incarnation: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[_replica_pb2.PartitionView, _Mapping]]] = ..., ticket: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("operators", "heartbeat_interval_s", "superseded")
+    __slots__ = ("operators", "heartbeat_interval_s", "superseded", "late")
     OPERATORS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     operators: _containers.RepeatedCompositeFieldContainer[_common_pb2.OperatorSpec]
     heartbeat_interval_s: float
     superseded: _containers.RepeatedCompositeFieldContainer[Superseded]
-    def __init__(self, operators: _Optional[_Iterable[_Union[_common_pb2.OperatorSpec, _Mapping]]] = ..., heartbeat_interval_s: _Optional[float] = ..., superseded: _Optional[_Iterable[_Union[Superseded, _Mapping]]] = ...) -> None: ...
+    late: bool
+    def __init__(self, operators: _Optional[_Iterable[_Union[_common_pb2.OperatorSpec, _Mapping]]] = ..., heartbeat_interval_s: _Optional[float] = ..., superseded: _Optional[_Iterable[_Union[Superseded, _Mapping]]] = ..., late: _Optional[bool] = ...) -> None: ...
 
 class Superseded(_message.Message):
-    __slots__ = ("operator", "partition", "epoch", "owner")
+    __slots__ = ("operator", "partition", "epoch", "owner", "burnt")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    BURNT_FIELD_NUMBER: _ClassVar[int]
     operator: str
     partition: int
     epoch: int
     owner: _common_pb2.Replica
-    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
+    burnt: int
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., burnt: _Optional[int] = ...) -> None: ...
 
 class Incoming(_message.Message):
     __slots__ = ("operator", "partition", "move_id")
@@ -61,14 +67,16 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., incoming: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "lease_s", "ended")
+    __slots__ = ("known", "lease_s", "ended", "ticket")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     known: bool
     lease_s: float
     ended: _containers.RepeatedCompositeFieldContainer[Incoming]
-    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ...) -> None: ...
+    ticket: str
+    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., ticket: _Optional[str] = ...) -> None: ...
 
 class DeployRequest(_message.Message):
     __slots__ = ("spec", "sites")

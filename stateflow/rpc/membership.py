@@ -20,33 +20,33 @@ CALL_TIMEOUT_S = 5.0
 
 
 async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: str, incarnation: str) -> None:
-    """Register, then heartbeat; register again whenever the controller does not know this incarnation.
+    """Heartbeat; register whenever the controller does not know this incarnation.
 
     A controller that gave partitions away forgets the incarnation first. So the lease of a replica that comes back
     begins behind its registration, and that behind the seals of what it lost.
     """
     node = shell.node
-    warned = known = False
+    warned = False
     async with shell.connect(controller) as channel:
         stub = controller_pb2_grpc.ControllerServiceStub(channel)
         while True:
             try:
-                if not known:
-                    await _register(shell, stub, info, incarnation)
-                    log.info("registered as %s at %s", info.name, controller)
                 sent_at = shell.clock.monotonic()
                 incoming = [cpb.Incoming(**copy) for copy in shell.incoming()]
                 beat = await stub.Heartbeat(
                     cpb.HeartbeatRequest(name=info.name, incarnation=incarnation, incoming=incoming),
                     timeout=CALL_TIMEOUT_S,
                 )
-                known, warned = beat.known, False
-                if known:
+                warned = False
+                if beat.known:
                     node.lease.granted(sent_at, beat.lease_s)
                     for ended in beat.ended:
                         await shell.end(PartitionId(ended.operator, ended.partition), ended.move_id)
                 else:
                     node.lease.revoke()
+                    if await _register(shell, stub, info, incarnation, beat.ticket):
+                        log.info("registered as %s at %s", info.name, controller)
+                        continue
             except grpc.aio.AioRpcError as error:
                 if not warned:
                     log.warning("%s", remote_error(error, controller))
@@ -57,15 +57,26 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
 
 
 async def _register(
-    shell: MoveHandlers, stub: controller_pb2_grpc.ControllerServiceStub, info: ReplicaInfo, incarnation: str
-) -> None:
-    request = cpb.RegisterRequest(replica=replica_to_pb(info), incarnation=incarnation, partitions=views_of(shell.node))
+    shell: MoveHandlers,
+    stub: controller_pb2_grpc.ControllerServiceStub,
+    info: ReplicaInfo,
+    incarnation: str,
+    ticket: str,
+) -> bool:
+    """False: the ticket was void by then."""
+    await shell.in_files(shell.node.begin_session, ticket)  # what is said now stays true
+    request = cpb.RegisterRequest(
+        replica=replica_to_pb(info), incarnation=incarnation, partitions=views_of(shell.node), ticket=ticket
+    )
     reply = await stub.Register(request, timeout=2 * CALL_TIMEOUT_S)
+    if reply.late:
+        return False
     for spec in reply.operators:
         with contextlib.suppress(StateflowError):  # it is named again when it is really needed
             await shell.in_files(shell.node.learn, spec_of(spec))
     for gone in reply.superseded:
         partition = PartitionId(gone.operator, gone.partition)
         owner = replica_of(gone.owner)
-        if await shell.in_files(shell.node.successor.supersede, partition, gone.epoch, owner):
+        if await shell.in_files(shell.node.successor.supersede, partition, gone.epoch, owner, gone.burnt):
             log.warning("%s went to %s at epoch %d while this replica was not heard", partition, owner.name, gone.epoch)
+    return True

@@ -82,6 +82,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         # one that comes back joins the transfer that is under way.
         running = self._pulls.get(partition)
         if running is None or running.move_id != request.move_id or running.task.done():
+            self.node.lease.check_asked(request.session)
             source = replica_of(request.source)
             move = Incoming(
                 request.move_id,
@@ -92,6 +93,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
                 request.bandwidth_max,
                 request.standby,
                 request.on_demand,
+                request.newest_epoch,
             )
             pull = Pull(
                 self.node,
@@ -144,7 +146,9 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
                 "the target does not follow this partition now", remedy="start the move again", move=request.move_id
             )
         target = replica_of(request.target)
-        return sender.fence(partition, request.move_id, request.epoch, target, cold=request.cold)
+        return sender.fence(
+            partition, request.move_id, request.epoch, target, cold=request.cold, session=request.session
+        )
 
     async def _quiet_moment(self, partition: PartitionId, pause_s: float) -> None:
         """Return right behind the commit of the next batch, where waiting for it is worth it."""
@@ -218,6 +222,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
 
             changes.wake = wake
             after, said = request.after_sequence, False
+            changes.confirm(after)
             while True:
                 more.clear()
                 _check_log(changes)
@@ -256,13 +261,20 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         match request.how:
             case rpb.TakeOverRequest.STANDBY:
                 taken = await self._in_quick(
-                    successor.from_standby, partition, request.move_id, request.epoch, request.standby_move
+                    successor.from_standby,
+                    partition,
+                    request.move_id,
+                    request.epoch,
+                    request.standby_move,
+                    request.session,
                 )
                 running = self._pulls.pop(partition, None)
                 if running is not None:
                     running.task.cancel()
             case rpb.TakeOverRequest.LOCAL:
-                taken = await self._in_quick(successor.from_local, partition, request.move_id, request.epoch)
+                taken = await self._in_quick(
+                    successor.from_local, partition, request.move_id, request.epoch, request.session
+                )
             case _:
                 if self.checkpoints is None:
                     raise InvalidArgument(
@@ -271,7 +283,13 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
                         replica=self.node.info.name,
                     )
                 taken = await self.in_files(
-                    successor.from_checkpoint, spec, partition, request.move_id, request.epoch, self.checkpoints
+                    successor.from_checkpoint,
+                    spec,
+                    partition,
+                    request.move_id,
+                    request.epoch,
+                    self.checkpoints,
+                    request.session,
                 )
         return _taken_to_pb(taken)
 
@@ -289,11 +307,12 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         return await self._loop.run_in_executor(self._quick, work, *arguments)
 
     def incoming(self) -> list[dict[str, Any]]:
-        """Copies under way to this replica: operator, partition, move_id."""
+        """Copies to this replica whose move has not ended here: operator, partition, move_id. Also of a transfer that
+        failed: what it left is kept until the controller says what becomes of it."""
         return [
-            {"operator": partition.operator, "partition": partition.partition, "move_id": running.move_id}
-            for partition, running in self._pulls.items()
-            if not running.task.done()
+            {"operator": found.partition.operator, "partition": found.partition.partition, "move_id": found.move_id}
+            for found, _ in self.node.inventory()
+            if found.state is State.WARMING
         ]
 
     async def end(self, partition: PartitionId, move_id: str) -> None:

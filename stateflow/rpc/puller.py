@@ -41,6 +41,8 @@ RETRY_INTERVAL_S = 0.1
 RESTARTS_MAX = 3
 PING_INTERVAL_S = 0.25
 PINGS_KEPT = 9
+#: so much is applied at most before the source hears of it, and forgets it
+CONFIRM_BYTES = 1 << 20
 Phase = rpb.MoveProgress.Phase
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class Incoming:
     bandwidth_max: float = 0.0
     standby: bool = False
     on_demand: bool = False
+    newest_epoch: int = 0
 
 
 class _Restart(Exception):
@@ -136,7 +139,12 @@ class Pull:
         move = self._move
         if self._base is None:
             await self._in_thread(
-                self._node.receiver.prepare, move.spec, move.partition, move.move_id, move.source_epoch
+                self._node.receiver.prepare,
+                move.spec,
+                move.partition,
+                move.move_id,
+                move.source_epoch,
+                move.newest_epoch,
             )
         async with self._turn() if move.on_demand else contextlib.nullcontext():
             await connected(self._channel, move.source.address)
@@ -253,7 +261,7 @@ class Pull:
     async def _catch_up(self, base: SnapshotInfo) -> AsyncIterator[rpb.MoveProgress]:
         move, report = self._move, self._report
         report.phase = Phase.CATCHING_UP
-        partial = b""
+        partial, unconfirmed = b"", 0
         rate = _Rate(self._clock)
         reached = await self._in_quick(self._node.receiver.apply_changes, move.partition, move.move_id, [])
         call = self._stub.Follow(rpb.FollowRequest(snapshot_id=base.snapshot_id, after_sequence=reached))
@@ -268,6 +276,7 @@ class Pull:
                 size = sum(map(len, change_sets))
                 reached = await self._apply(change_sets)
                 report.bytes_delta += size
+                unconfirmed += size
                 report.lag_bytes = frame.lag_bytes + len(partial)
                 report.change_rate = rate.add(size)
                 report.sequence, report.waited_s = reached, self._clock.monotonic() - self._caught_up_at
@@ -282,8 +291,9 @@ class Pull:
                     await self._in_quick(
                         self._node.receiver.check_chain, move.partition, move.move_id, reached, frame.chain
                     )
-                if move.standby and caught_up:
+                if (move.standby and caught_up) or unconfirmed > CONFIRM_BYTES:
                     await self._confirm(base.snapshot_id, reached)
+                    unconfirmed = 0
                 if self._due(CAUGHT_UP_INTERVAL_S if caught_up else REPORT_INTERVAL_S):
                     report.rounds += 1
                     yield self._copy()

@@ -99,7 +99,7 @@ class CreateRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partitions: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("move_id", "spec", "partition", "source", "source_epoch", "bandwidth_max", "standby", "on_demand")
+    __slots__ = ("move_id", "spec", "partition", "source", "source_epoch", "bandwidth_max", "standby", "on_demand", "session", "newest_epoch")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,8 @@ class PrepareRequest(_message.Message):
     BANDWIDTH_MAX_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     ON_DEMAND_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     spec: _common_pb2.OperatorSpec
     partition: int
@@ -116,7 +118,9 @@ class PrepareRequest(_message.Message):
     bandwidth_max: float
     standby: bool
     on_demand: bool
-    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ..., bandwidth_max: _Optional[float] = ..., standby: _Optional[bool] = ..., on_demand: _Optional[bool] = ...) -> None: ...
+    session: str
+    newest_epoch: int
+    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ..., bandwidth_max: _Optional[float] = ..., standby: _Optional[bool] = ..., on_demand: _Optional[bool] = ..., session: _Optional[str] = ..., newest_epoch: _Optional[int] = ...) -> None: ...
 
 class MoveProgress(_message.Message):
     __slots__ = ("phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "epoch", "digest", "fault", "bytes_stored", "base_bytes", "waited_s", "sequence")
@@ -165,7 +169,7 @@ class MoveProgress(_message.Message):
     def __init__(self, phase: _Optional[_Union[MoveProgress.Phase, str]] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class FenceRequest(_message.Message):
-    __slots__ = ("move_id", "operator", "partition", "epoch", "target", "cold", "pause_ms")
+    __slots__ = ("move_id", "operator", "partition", "epoch", "target", "cold", "pause_ms", "session")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +177,7 @@ class FenceRequest(_message.Message):
     TARGET_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
     PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     operator: str
     partition: int
@@ -180,7 +185,8 @@ class FenceRequest(_message.Message):
     target: _common_pb2.Replica
     cold: bool
     pause_ms: float
-    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., cold: _Optional[bool] = ..., pause_ms: _Optional[float] = ...) -> None: ...
+    session: str
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., cold: _Optional[bool] = ..., pause_ms: _Optional[float] = ..., session: _Optional[str] = ...) -> None: ...
 
 class FenceReply(_message.Message):
     __slots__ = ("sealed", "sequence", "in_hand_ms", "fault", "owned", "owned_epoch")
@@ -225,7 +231,7 @@ class ReleaseRequest(_message.Message):
     def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
 
 class TakeOverRequest(_message.Message):
-    __slots__ = ("move_id", "spec", "partition", "epoch", "how", "standby_move")
+    __slots__ = ("move_id", "spec", "partition", "epoch", "how", "standby_move", "session")
     class How(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STANDBY: _ClassVar[TakeOverRequest.How]
@@ -240,13 +246,15 @@ class TakeOverRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOW_FIELD_NUMBER: _ClassVar[int]
     STANDBY_MOVE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     spec: _common_pb2.OperatorSpec
     partition: int
     epoch: int
     how: TakeOverRequest.How
     standby_move: str
-    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., how: _Optional[_Union[TakeOverRequest.How, str]] = ..., standby_move: _Optional[str] = ...) -> None: ...
+    session: str
+    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., how: _Optional[_Union[TakeOverRequest.How, str]] = ..., standby_move: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
 
 class TakeOverReply(_message.Message):
     __slots__ = ("epoch", "sequence", "positions", "checkpoint_epoch", "checkpoint_sequence", "checkpoint_us")

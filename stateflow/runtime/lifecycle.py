@@ -83,11 +83,14 @@ class Lifecycle:
             )
         self.state, self.epoch = State.OWNED, epoch
 
-    def prepare(self, move_id: str, source_epoch: int) -> None:
+    def prepare(self, move_id: str, source_epoch: int, newest_epoch: int = 0) -> None:
         """This replica becomes the target of a move from an owner at ``source_epoch``.
 
         Raises MoveConflict while another move warms it, MoveAborted when this one was cancelled here, StaleEpoch
         when this replica knows a newer epoch.
+
+        Args:
+            newest_epoch: granted to anybody when this was asked for. Those above the source's were given up.
         """
         if self.state is State.WARMING and self.move_id != move_id:
             raise MoveConflict(
@@ -100,7 +103,7 @@ class Lifecycle:
             raise self._illegal(f"prepare({move_id})")
         if move_id in self.cancelled:
             raise MoveAborted("this move was cancelled here", remedy="start a new one", partition=self.partition)
-        if source_epoch < self.epoch:
+        if max(source_epoch, newest_epoch) < self.epoch:
             raise StaleEpoch(
                 f"the source owns it at {source_epoch}, epoch {self.epoch} was seen here",
                 remedy="plan the move again",
@@ -234,12 +237,16 @@ class Lifecycle:
             self.state, self.move_id, self.successor = State.OWNED, "", None
         return True
 
-    def supersede(self, epoch: int, successor: ReplicaInfo) -> bool:
+    def supersede(self, epoch: int, successor: ReplicaInfo, burnt: int = 0) -> bool:
         """The controller gave the partition to ``successor`` at ``epoch``, after this replica's lease had lapsed.
 
         What is here is a warm base from now on. False: nothing of it is here, or it is newer than that.
+
+        Args:
+            burnt: it is owned here by a take-over that the controller gave up, at this epoch, which is nobody's. The
+                partition is back at an older one.
         """
-        if self.state in (State.ABSENT, State.WARMING) or epoch <= self.epoch:
+        if self.state in (State.ABSENT, State.WARMING) or (epoch <= self.epoch and self.epoch != burnt):
             return False
         if self.in_hand:
             raise self._illegal("supersede")

@@ -25,12 +25,14 @@ class Receiver:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
 
-    def prepare(self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int) -> None:
+    def prepare(
+        self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int, newest_epoch: int = 0
+    ) -> None:
         """Become the target of a move. A second call for the same move starts its transfer again."""
         self._shelf.learn(spec)
         slot = self._shelf.slot(partition)
         with slot.work, slot.mutex:
-            slot.lifecycle.prepare(move_id, source_epoch)
+            slot.lifecycle.prepare(move_id, source_epoch, newest_epoch)
             if slot.incoming is not None:
                 self._shelf.discard(slot.incoming)
             if slot.store is not None:  # what it had before a move away: from now on only files

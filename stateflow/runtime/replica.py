@@ -56,11 +56,11 @@ class ReplicaNode:
         self._clock = clock
         self._cache = CachePool(self.settings.cache_bytes)
         self._shelf = Shelf(info, data_dir, self.settings, clock, machine)
-        self.sender = Sender(self._shelf)
+        self.sender = Sender(self._shelf, self.lease)
         self.receiver = Receiver(self._shelf)
         self.checkpointer = Checkpointer(self._shelf)
         self.restorer = Restorer(self._shelf)
-        self.successor = Successor(self._shelf)
+        self.successor = Successor(self._shelf, self.lease, clock)
         self.served_at = 0.0  # when the last batch was applied, monotonic
         self._held: dict[str, float] = {}  # operator → until, monotonic
 
@@ -100,6 +100,13 @@ class ReplicaNode:
     def lifecycle(self, partition: PartitionId) -> Lifecycle:
         """What this replica holds of a partition. To be read, not changed."""
         return self._shelf.slot(partition).lifecycle
+
+    def begin_session(self, session: str) -> None:
+        """What was asked for in an earlier one is refused from now on, or done when this returns."""
+        self.lease.begin(session)
+        for slot in self._shelf.slots():
+            with slot.mutex:
+                pass
 
     def inventory(self) -> Iterator[tuple[Lifecycle, int]]:
         """(lifecycle, sequence) of every partition that is here in some form."""
@@ -211,7 +218,7 @@ class ReplicaNode:
                 cached_keys=self.settings.cached_keys,
                 cache=self._cache,
                 max_value_bytes=self.settings.value_bytes_max,
-                sync=self.settings.acknowledge == "fsync",
+                sync=self.settings.acknowledge != "wal",
                 on_commit=partial(self._committed, slot),
                 clock=self._clock,
             )

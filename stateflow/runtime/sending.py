@@ -10,6 +10,7 @@ from stateflow.changes import Mutations
 from stateflow.errors import MoveUnknown
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
+from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import FenceAnswer, State
 from stateflow.runtime.shelf import Shelf, Slot
 from stateflow.runtime.transfer import ChangeLog, Seal, SnapshotInfo, base_digest, cutover_digest
@@ -19,8 +20,8 @@ from stateflow.types import PartitionId, ReplicaInfo
 class Sender:
     """The source's side of moves. Called from several threads."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, shelf: Shelf, lease: Lease) -> None:
+        self._shelf, self._lease = shelf, lease
 
     def snapshot(self, partition: PartitionId, move_id: str, standby: bool = False) -> SnapshotInfo:
         """A base for a move's target, and a change log from there on. Once sealed only for the move it sealed for."""
@@ -107,7 +108,14 @@ class Sender:
         return any(changes.standby and changes.confirmed >= sequence for changes in logs)
 
     def fence(
-        self, partition: PartitionId, move_id: str, epoch: int, target: ReplicaInfo, *, cold: bool = False
+        self,
+        partition: PartitionId,
+        move_id: str,
+        epoch: int,
+        target: ReplicaInfo,
+        *,
+        cold: bool = False,
+        session: str = "",
     ) -> bool:
         """Stop serving for this move, after the batch in hand. True: sealed; False: will be when that batch is done.
 
@@ -118,6 +126,7 @@ class Sender:
         """
         slot = self._shelf.slot(partition)
         with slot.mutex:
+            self._lease.check_asked(session)
             changes = slot.logs.get(move_id)
             follows = changes is not None and changes.base is not None and not changes.overflowed
             if slot.lifecycle.state is State.OWNED and not (follows or cold):

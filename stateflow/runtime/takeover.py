@@ -14,9 +14,11 @@ from pathlib import Path
 
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest
+from stateflow.clock import Clock
 from stateflow.errors import CheckpointCorrupt, MoveUnknown, StaleEpoch, StateMissing
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
+from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.shelf import PART, Shelf, Slot
 from stateflow.storage import PartitionStore
@@ -38,11 +40,17 @@ class TakenOver:
 class Successor:
     """Called from several threads."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, shelf: Shelf, lease: Lease, clock: Clock) -> None:
+        self._shelf, self._lease, self._clock = shelf, lease, clock
 
-    def from_standby(self, partition: PartitionId, move_id: str, epoch: int, standby_move: str) -> TakenOver:
-        """Serve the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch."""
+    def _check_asked(self, session: str) -> None:
+        """Raises LeaseLost where the controller may have given this take-over up."""
+        self._lease.check_session(self._clock.monotonic(), session)
+
+    def from_standby(
+        self, partition: PartitionId, move_id: str, epoch: int, standby_move: str, session: str = ""
+    ) -> TakenOver:
+        """Serve the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch, LeaseLost."""
         slot = self._shelf.slot(partition)
         with slot.work:
             if not self._owns(slot, epoch):
@@ -51,19 +59,21 @@ class Successor:
                     raise MoveUnknown(
                         "no copy follows here for that standby", remedy="restore a checkpoint", move=standby_move
                     )
+                self._check_asked(session)
                 with slot.mutex:
                     slot.lifecycle.adopt(standby_move, move_id)
                     incoming.move_id = move_id  # its transfer applies nothing more
                 self._own(slot, move_id, epoch, incoming.store, incoming.directory)
             return self._view(slot, epoch)
 
-    def from_local(self, partition: PartitionId, move_id: str, epoch: int) -> TakenOver:
-        """Serve again what was sealed here. Raises StateMissing, StaleEpoch."""
+    def from_local(self, partition: PartitionId, move_id: str, epoch: int, session: str = "") -> TakenOver:
+        """Serve again what was sealed here. Raises StateMissing, StaleEpoch, LeaseLost."""
         slot = self._shelf.slot(partition)
         with slot.work:
             if not self._owns(slot, epoch):
                 store = self._shelf.store(slot)
                 assert slot.directory is not None
+                self._check_asked(session)
                 with slot.mutex:
                     if epoch <= slot.lifecycle.epoch:  # before anything changes: what is sealed must stay so
                         raise StaleEpoch(
@@ -76,18 +86,25 @@ class Successor:
             return self._view(slot, epoch)
 
     def from_checkpoint(
-        self, spec: OperatorSpec, partition: PartitionId, move_id: str, epoch: int, checkpoints: CheckpointStore
+        self,
+        spec: OperatorSpec,
+        partition: PartitionId,
+        move_id: str,
+        epoch: int,
+        checkpoints: CheckpointStore,
+        session: str = "",
     ) -> TakenOver:
         """Restore the newest readable checkpoint, and publish it under the new epoch before it is served: an old owner
         that comes back can then checkpoint no more.
 
-        Raises StateMissing when there is none, StaleEpoch when a newer owner has checkpointed already.
+        Raises StateMissing when there is none, StaleEpoch when a newer owner has checkpointed already, LeaseLost.
         """
         self._shelf.learn(spec)
         slot = self._shelf.slot(partition)
         with slot.work:
             if self._owns(slot, epoch):
                 return self._view(slot, epoch)
+            self._check_asked(session)
             with slot.mutex:
                 slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
             try:
@@ -97,6 +114,7 @@ class Successor:
                 self._shelf.machine.sync([*part.iterdir(), part])
                 directory = part.rename(part.with_name(part.name.removesuffix(PART)))
                 self._shelf.machine.sync([slot.home, slot.home.parent])
+                self._check_asked(session)  # that may have taken minutes
                 if slot.store is not None:
                     slot.store.close()
                     slot.store = None
@@ -152,12 +170,12 @@ class Successor:
 
     # -- the old owner ------------------------------------------------------------------------------------
 
-    def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo) -> bool:
-        """The partition was given to ``owner`` at ``epoch``: what is here is only a warm base. Durable before it is
-        said. False: nothing of it was here."""
+    def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, burnt: int = 0) -> bool:
+        """The partition is ``owner``'s at ``epoch``: what is here is only a warm base. Durable before it is said.
+        False: nothing of it was here."""
         slot = self._shelf.slot(partition)
         with slot.work, slot.mutex:
-            if not slot.lifecycle.supersede(epoch, owner):
+            if not slot.lifecycle.supersede(epoch, owner, burnt):
                 return False
             ownership = layout.Ownership(
                 self._shelf.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address

@@ -16,6 +16,7 @@ from pathlib import Path
 import xxhash
 
 from stateflow.changes import chain
+from stateflow.errors import MoveUnknown
 
 READ_BYTES = 4 << 20
 #: chain before the first change set
@@ -90,7 +91,8 @@ def cutover_digest(base: str, changes: bytes) -> str:
 class ChangeLog:
     """What one follower has yet to read. Thread-safe; ``wake`` is called, from any thread, when there is more.
 
-    Invariant: entries are ``base_sequence + 1 …`` without a gap; ``changes`` chains all of them.
+    Invariant: entries follow on each other without a gap, from the first that was not confirmed; ``changes`` chains all
+    there ever were.
 
     Args:
         standby: the follower stays, and confirms what is durable there.
@@ -113,7 +115,7 @@ class ChangeLog:
         self._bytes_max = bytes_max
         self._entries: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
-        self._head = base_sequence
+        self._forgotten = self._head = base_sequence
         self._lock = threading.Lock()
         self.wake: Callable[[], None] = lambda: None
 
@@ -136,29 +138,39 @@ class ChangeLog:
         self.wake()
 
     def confirm(self, sequence: int) -> None:
-        """Everything up to ``sequence`` is durable at the follower."""
+        """The follower has everything up to ``sequence``, as durably as it ever will: here it is forgotten. That it was
+        sent proves nothing, a connection may break behind it."""
         with self._lock:
             self.confirmed = max(self.confirmed, sequence)
+            while self._entries and self._entries[0][0] <= sequence:
+                self._forgotten, forgotten = self._entries.popleft()
+                self._bytes -= len(forgotten)
 
     def close(self) -> None:
         self.closed = True
         self.wake()
 
     def read(self, after: int, bytes_max: int) -> Reading:
-        """What comes after sequence ``after``. What is at or before it is forgotten: the follower has it."""
+        """What comes after sequence ``after``. Raises MoveUnknown when that was confirmed and forgotten."""
         with self._lock:
-            while self._entries and self._entries[0][0] <= after:
-                self._bytes -= len(self._entries.popleft()[1])
+            if after < self._forgotten:
+                raise MoveUnknown(
+                    f"changes up to {self._forgotten} were confirmed, those after {after} are asked for",
+                    remedy="start the transfer again",
+                    move=self.move_id,
+                )
             taken: list[bytes] = []
-            size = 0
-            for _, change_set in self._entries:
-                if taken and size + len(change_set) > bytes_max:
+            skipped = size = 0
+            for sequence, change_set in self._entries:
+                if sequence <= after:
+                    skipped += len(change_set)
+                elif taken and size + len(change_set) > bytes_max:
                     break
-                taken.append(change_set)
-                size += len(change_set)
-            everything = len(taken) == len(self._entries)
-            seal = self.seal if everything else None
-            return Reading(taken, self._head, self._bytes - size, seal, self.changes if everything else b"")
+                else:
+                    taken.append(change_set)
+                    size += len(change_set)
+            lag = self._bytes - skipped - size
+            return Reading(taken, self._head, lag, None if lag else self.seal, b"" if lag else self.changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from reconfig.controller.members import Members
+from reconfig.controller.takeovers import Takeovers
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
+from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
 from stateflow.runtime.machine import Machine as RealMachine
 from stateflow.runtime.replica import ReplicaNode
@@ -27,7 +30,7 @@ from tests.simulation.sim.run import simulate
 
 SEEDS = 2000
 #: within so many seeds whatever is broken must be found
-ENOUGH = 150
+ENOUGH = 400
 
 
 @pytest.mark.timeout(600)
@@ -45,6 +48,7 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert count["moves_completed"] > 2 * SEEDS
     assert count["moves_aborted"] > SEEDS
     assert min(count["crashes"], count["power_losses"], count["pauses"], count["cuts"]) > SEEDS / 5
+    assert count["takeovers"] > SEEDS / 20
 
 
 def test_a_seed_is_the_same_run_every_time() -> None:
@@ -179,6 +183,35 @@ def directories_are_not_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(disk.Machine, "sync", lambda _self, _paths: None)
 
 
+def take_over_before_the_lease_has_lapsed(patch: pytest.MonkeyPatch) -> None:
+    lapses_at = Members._lapses_at
+    patch.setattr(Members, "_lapses_at", lambda self, member: lapses_at(self, member) - 0.3 * self._settings.lease_s)
+
+
+def served_without_a_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lease, "check", lambda _self, _now: None)
+
+
+def a_lease_for_one_that_does_not_know_what_it_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Members, "expel", lambda _self, _name: None)
+
+
+def what_was_given_up_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """A replica that comes back is not told what it lost."""
+    patch.setattr(Takeovers, "_superseded", lambda *_: None)
+
+
+def a_registration_is_believed_whenever_it_comes(patch: pytest.MonkeyPatch) -> None:
+    registered = Members.registered
+
+    def believed(self: Members, name: str, incarnation: str, ticket: str) -> None:
+        self.issue(name, ticket, {})
+        registered(self, name, incarnation, ticket)
+
+    patch.setattr(Members, "is_good", lambda *_: True)
+    patch.setattr(Members, "registered", believed)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -193,6 +226,11 @@ def directories_are_not_synced(patch: pytest.MonkeyPatch) -> None:
         acknowledged_before_it_is_written,
         ownership_is_not_synced,
         directories_are_not_synced,
+        take_over_before_the_lease_has_lapsed,
+        served_without_a_lease,
+        a_lease_for_one_that_does_not_know_what_it_lost,
+        what_was_given_up_is_kept,
+        a_registration_is_believed_whenever_it_comes,
     ],
     ids=[
         "un-fence on time-out",
@@ -206,6 +244,11 @@ def directories_are_not_synced(patch: pytest.MonkeyPatch) -> None:
         "fsync without sync",
         "ownership is not synced",
         "directories are not synced",
+        "take-over before the lease has lapsed",
+        "served without a lease",
+        "a lease for one that does not know what it lost",
+        "what was given up is kept",
+        "a registration is believed whenever it comes",
     ],
 )
 def test_a_broken_variant_is_found(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,8 @@ def test_a_replica_stops_before_the_controller_acts(
     true = 0.0
     clock = ManualClock()
     members = Members(["a"], settings, clock)
-    members.registered("a", "i")
+    members.issue("a", "t", {})
+    members.registered("a", "i", "t")
     lease = Lease.none()
     for wait in waits:
         sent_at = true * drift  # on the replica's clock
@@ -87,7 +88,8 @@ def test_members() -> None:
     assert not members.beat("old", "i1")
     clock.advance(11.1)
     assert members.lapsed("old")
-    members.registered("old", "i1")
+    members.issue("old", "t1", {})
+    members.registered("old", "i1", "t1")
     assert members.alive("old")
     assert members.beat("old", "i1")
     assert not members.beat("old", "i0"), "another incarnation"
@@ -97,6 +99,40 @@ def test_members() -> None:
     assert not members.alive("old")
     assert members.heard_s("new") == -1
     assert not members.lapsed("new")
+
+
+def test_a_ticket_is_good_once_and_only_for_what_it_was_issued_for() -> None:
+    members = Members([], ControllerSettings(), ManualClock())
+    mine = {PartitionId("Op", 0): 3}
+    assert not members.is_good("a", "t1", mine), "nobody issued it"
+    members.issue("a", "t1", mine)
+    assert members.is_good("a", "t1", mine)
+    assert not members.is_good("b", "t1", mine)
+    assert not members.is_good("a", "t1", {}), "it lost a partition since"
+    assert not members.is_good("a", "t1", {PartitionId("Op", 0): 4}), "it owns it anew since"
+    members.issue("a", "t2", mine)
+    assert not members.is_good("a", "t1", mine), "there is a newer one"
+    assert members.session("a") == ""
+    members.registered("a", "i", "t2")
+    assert members.session("a") == "t2"
+    assert not members.is_good("a", "t2", mine), "it is used up"
+    members.expel("a")
+    assert members.session("a") == "", "it has to register before anything is asked of it"
+
+
+def test_what_was_asked_in_an_earlier_session_is_refused() -> None:
+    lease = Lease.none()
+    lease.begin("t1")
+    lease.check_asked("t1")
+    with pytest.raises(LeaseLost, match="before it registered last"):
+        lease.check_asked("")
+    with pytest.raises(LeaseLost, match="lapsed"):
+        lease.check_session(0.0, "t1")
+    lease.granted(0.0, 5.0)
+    lease.check_session(4.9, "t1")
+    lease.begin("t2")
+    with pytest.raises(LeaseLost, match="before it registered last"):
+        lease.check_session(4.9, "t1")
 
 
 # -- who ----------------------------------------------------------------------------------------------------

@@ -383,3 +383,22 @@ def test_invariants_over_any_history(history: list[tuple[Any, ...]]) -> None:
             cancelled.add(arguments[0])
         if name == "sealed":
             assert lifecycle.move_id not in cancelled
+
+
+def test_an_epoch_that_was_given_up_is_nobodys() -> None:
+    """It owns by a take-over that the controller gave up: the partition is back at the epoch before, elsewhere."""
+    lifecycle = ALL["owned"]()
+    lifecycle.epoch = 9
+    assert lifecycle.supersede(5, CLOUD) is False, "an older word"
+    assert lifecycle.supersede(5, CLOUD, burnt=8) is False, "that is another epoch"
+    assert lifecycle.supersede(5, CLOUD, burnt=9) is True
+    assert (lifecycle.state, lifecycle.epoch, lifecycle.successor) == (State.SEALED, 5, CLOUD)
+
+
+def test_a_copy_may_follow_an_owner_older_than_an_epoch_that_was_given_up() -> None:
+    lifecycle = ALL["sealed"]()
+    lifecycle.supersede(9, CLOUD)  # granted to a take-over that was given up later
+    with pytest.raises(StaleEpoch):
+        lifecycle.prepare("m9", 6, newest_epoch=8)
+    lifecycle.prepare("m9", 6, newest_epoch=9)
+    assert (lifecycle.state, lifecycle.epoch) == (State.WARMING, 6)

@@ -20,6 +20,7 @@ LARGE = Measured(lag_bytes=10**9, change_rate=0.0, bandwidth=1e6, rtt_ms=1.0)
 HOPELESS = Measured(lag_bytes=0, change_rate=2e6, bandwidth=1e6, rtt_ms=1.0)
 LOST = Unavailable("the target went away")
 REFUSED = StaleEpoch("too old")
+CANCELLED_THERE = MoveAborted("this move was cancelled here")
 OWNED = m.TargetOwned(6, "digest")
 
 EVENTS: list[m.Event] = [
@@ -52,7 +53,7 @@ def move(*events: m.Event, **options: Any) -> Move:
 
 def photo(machine: Move) -> Move:
     """Independent of what ``machine`` does later, and equal to it until then."""
-    return dataclasses.replace(machine, story=list(machine.story))
+    return dataclasses.replace(machine, story=machine.story.copy())
 
 
 START = m.Begin()
@@ -438,6 +439,13 @@ def test_an_ownership_told_twice_is_recorded_once() -> None:
     assert machine.digest == "digest"
 
 
+def test_a_target_that_promised_never_to_own_ends_a_sealed_move() -> None:
+    machine = move(*TO_SEALED)
+    assert machine.handle(m.TargetFailed(CANCELLED_THERE)) == [I.RECORD_ABORTED]
+    assert machine.phase is Phase.ABORTED
+    assert machine.error is CANCELLED_THERE
+
+
 # -- after a restart of the controller ----------------------------------------------------------------------
 
 
@@ -470,7 +478,16 @@ def test_resumed_after_the_seal_goes_forward() -> None:
 
 @given(
     st.lists(
-        st.sampled_from([*EVENTS, m.CaughtUp(LARGE, 60.0), m.CaughtUp(HOPELESS), m.TargetOwned(7, "")]), max_size=30
+        st.sampled_from(
+            [
+                *EVENTS,
+                m.CaughtUp(LARGE, 60.0),
+                m.CaughtUp(HOPELESS),
+                m.TargetOwned(7, ""),
+                m.TargetFailed(CANCELLED_THERE),
+            ]
+        ),
+        max_size=30,
     ),
     st.sampled_from([0.0, 20.0]),
     st.booleans(),
@@ -498,8 +515,10 @@ def test_invariants_over_any_history(events: list[m.Event], budget: float, resum
             if before.phase is Phase.FENCED:
                 if before.source_gone:
                     assert isinstance(event, m.SourceCancelled | m.TargetCancelled)
+                elif before.sealed:
+                    assert event == m.TargetFailed(CANCELLED_THERE), "the target promised, and neither can own"
                 else:
                     assert isinstance(event, m.SourceCancelled), "only the source's word rolls a fenced move back"
                 if isinstance(event, m.SourceCancelled):
-                    assert not before.sealed, "past the seal every failure goes forward"
+                    assert not before.sealed, "past the seal a source cannot serve again"
         ended = machine.phase in m.TERMINAL

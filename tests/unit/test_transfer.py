@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.changes import ChangeSet, Mutations, chain
+from stateflow.errors import MoveUnknown
 from stateflow.runtime.transfer import (
     NO_CHANGES,
     BaseFile,
@@ -96,7 +97,7 @@ def test_a_cutover_digest_covers_base_and_changes() -> None:
 # -- change log ---------------------------------------------------------------------------------------------
 
 
-def test_what_was_read_is_forgotten_only_when_the_next_is_asked_for() -> None:
+def test_what_was_read_is_forgotten_only_when_it_is_confirmed() -> None:
     log = ChangeLog("m1", "snap", base_sequence=4, bytes_max=10_000)
     for sequence in (5, 6, 7):
         log.append(sequence, change_set(sequence))
@@ -104,7 +105,11 @@ def test_what_was_read_is_forgotten_only_when_the_next_is_asked_for() -> None:
     assert log.read(4, 10_000).change_sets == everything
     assert log.read(4, 10_000).change_sets == everything, "a follower whose stream broke may read again"
     assert log.read(6, 10_000).change_sets == everything[2:]
-    assert log.read(4, 10_000).change_sets == everything[2:], "what it had said it has is gone"
+    assert log.read(4, 10_000).change_sets == everything, "what was asked for next is no proof of what came before"
+    log.confirm(6)
+    assert log.read(6, 10_000).change_sets == everything[2:]
+    with pytest.raises(MoveUnknown, match=r"up to 6 were confirmed, those after 4 are asked for"):
+        log.read(4, 10_000)
 
 
 def test_a_reading_is_bounded_but_never_empty() -> None:
@@ -155,12 +160,12 @@ def test_overflow_is_final() -> None:
     assert log.read(0, 10_000).change_sets == []
 
 
-def test_what_was_read_makes_room() -> None:
+def test_what_was_confirmed_makes_room() -> None:
     size = len(change_set(1))
     log = ChangeLog("m1", "snap", 0, bytes_max=2 * size)
     for sequence in range(1, 50):
         log.append(sequence, change_set(sequence))
-        log.read(sequence - 1, 10_000)
+        log.confirm(sequence - 1)
     assert not log.overflowed
 
 
@@ -222,7 +227,9 @@ def test_any_interleaving_reads_every_change_set_once_in_order(sizes: list[int],
     assert read == sets
 
 
-@pytest.mark.parametrize("after", [0, 3])
-def test_an_empty_log(after: int) -> None:
-    reading = ChangeLog("m1", "snap", 3, 100).read(after, 10)
+def test_an_empty_log() -> None:
+    log = ChangeLog("m1", "snap", 3, 100)
+    with pytest.raises(MoveUnknown):
+        log.read(0, 10)
+    reading = log.read(3, 10)
     assert (reading.change_sets, reading.head_sequence, reading.lag_bytes, reading.seal) == ([], 3, 0, None)

@@ -59,5 +59,8 @@ class MemoryLedger:
     def records(self, item_id: str | None = None, *, archived: bool = False) -> Iterator[Record]:
         return iter([record for record in self._records if item_id in (None, record.item_id)])
 
+    def head(self, item_id: str) -> Record:
+        return self._heads[item_id]
+
     def close(self) -> None:
         pass

@@ -67,6 +67,10 @@ class Network:
             else:
                 self.loop.at(self.loop.now + link.latency_s, None, call.cancel_server)
 
+    def heal_all(self) -> None:
+        for one, two in list(self.links):
+            self.heal(one, two)
+
     def sever(self, call: Call) -> None:
         """Both ends will find out, if the link is still cut by then."""
         patience = self.random.choice((0.3, 3.0, 15.0))

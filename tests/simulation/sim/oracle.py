@@ -35,76 +35,132 @@ class Commit:
     output: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an epoch came to be owned, as the ledger says. ``origin``: the epoch its copy was taken from; ``how``: MOVE,
+    or as of a take-over; ``abandoned``: take-overs were given up since then, which may have happened."""
+
+    origin: int = 0
+    how: str = "CREATED"
+    abandoned: bool = False
+
+
 def may_commit(lifecycle: Lifecycle) -> bool:
     return lifecycle.state is State.OWNED or lifecycle.in_hand
 
 
 class Oracle:
-    """Args: lossy: acknowledged writes may be lost with power, as ``acknowledge="wal"`` says."""
+    """Args: acknowledge: as the replicas are set: what may be lost of what was acknowledged.
 
-    def __init__(self, lossy: bool) -> None:
-        self.lossy = lossy
-        self.histories: dict[PartitionId, list[Commit]] = {}
+    Every epoch of a partition has its history. It begins as that of the epoch its owner's copy was taken from, cut
+    where that copy ended: after a move the whole of it, after a take-over by a copy that followed perhaps less.
+    """
+
+    def __init__(self, acknowledge: str) -> None:
+        self.acknowledge = acknowledge
+        self.epochs: dict[PartitionId, int] = {}  # the newest that was owned
         self.acknowledged: dict[tuple[PartitionId, str, int], bytes] = {}
         self.owners: dict[tuple[PartitionId, int], str] = {}  # by epoch
         self.commits = self.lost = 0
+        self._histories: dict[tuple[PartitionId, int], list[Commit]] = {}
+        self._before_power: dict[tuple[PartitionId, int], list[Commit]] = {}  # what a standby may still have
         self._lost: set[tuple[PartitionId, str, int]] = set()
+
+    def history(self, partition: PartitionId) -> list[Commit]:
+        """As it is now."""
+        return self._histories.get((partition, self.epochs.get(partition, 0)), [])
 
     # -- while it runs ------------------------------------------------------------------------------------
 
     def changed(self, partition: PartitionId, nodes: dict[str, Any]) -> None:
         """A lifecycle changed: at most one replica may commit."""
         able = [name for name, node in nodes.items() if may_commit(node.lifecycle(partition))]
-        if len(able) > 1:
-            raise Violation(f"{' and '.join(able)} may both commit to {partition}")
+        serving = [name for name in able if nodes[name].leased]
+        if len(serving) > 1:
+            raise Violation(f"{' and '.join(serving)} may both commit to {partition}")
         for name in able:
             lifecycle = nodes[name].lifecycle(partition)
             if self.owners.setdefault((partition, lifecycle.epoch), name) != name:
                 raise Violation(f"{partition} was owned by two replicas at epoch {lifecycle.epoch}")
 
+    def serves(self, partition: PartitionId, replica: str, epoch: int, given_up: bool) -> None:
+        """A replica that has a lease commits. ``given_up``: as is every epoch that is newer, by the ledger."""
+        if epoch < self.epochs[partition]:
+            if not given_up:
+                raise Violation(f"{replica} commits to {partition} at epoch {epoch} after {self.epochs[partition]}")
+            before = self.history(partition)
+            self.epochs[partition] = epoch
+            self._gone(partition, before, self.acknowledge != "standby", "by a take-over that was given up")
+
     def committed(
         self, partition: PartitionId, replica: str, epoch: int, batch: Batch, rows: bytes, now_us: int, wrote: Mutations
     ) -> None:
+        """Also by one whose lease has lapsed: it may not say so, see ``answered``."""
         written = dict(wrote.puts)
         sequence = int.from_bytes(written[layout.SEQUENCE], "big")
-        history = self.histories.setdefault(partition, [])
+        history = self._histories[partition, epoch]
         if sequence != len(history) + 1:
             raise Violation(f"{replica} commits {sequence} to {partition} after {len(history)}")
-        if history and epoch < history[-1].epoch:
-            raise Violation(f"{replica} commits to {partition} at epoch {epoch} after {history[-1].epoch}")
         output = written[layout.OUTPUT + batch.source.encode()]
         history.append(Commit(sequence, epoch, replica, batch, rows, now_us, output))
         self.commits += 1
 
-    def opened(self, partition: PartitionId, sequence: int, power_was_lost: bool) -> None:
+    def opened(self, partition: PartitionId, epoch: int, sequence: int, power_was_lost: bool) -> None:
         """An owner is back, with what its disk kept."""
-        history = self.histories.setdefault(partition, [])
+        self.epochs.setdefault(partition, epoch)
+        history = self._histories.setdefault((partition, epoch), [])
         if sequence > len(history):
-            raise Violation(f"{partition} came back with {sequence} of {len(history)} commits")
-        gone = history[sequence:]
-        for commit in gone:
-            key = partition, commit.batch.source, commit.batch.number
-            if key in self.acknowledged and not (self.lossy and power_was_lost):
-                raise Violation(f"{partition} lost the acknowledged batch {commit.batch}")
-            if not power_was_lost:
-                raise Violation(f"{partition} lost {commit.batch} although its power was never lost")
-            self.lost += 1
-            self._lost.add(key)
-            self.acknowledged.pop(key, None)
+            raise Violation(f"{partition} came back with {sequence} of {len(history)} commits of epoch {epoch}")
+        if sequence < len(history) and not power_was_lost:
+            raise Violation(f"{partition} lost {history[sequence].batch} although its power was never lost")
+        before = self.history(partition)[:]
+        if sequence < len(history):
+            self._before_power[partition, epoch] = history[:]
         del history[sequence:]
+        self._gone(partition, before, self.acknowledge == "wal", "with its power")
+
+    def owned(self, partition: PartitionId, replica: str, epoch: int, sequence: int, plan: Plan) -> None:
+        """A lifecycle says OWNED. What its copy contains is what the partition contains from now on."""
+        if (partition, epoch) in self._histories:
+            return
+        before = self.history(partition)
+        self.epochs[partition] = max(epoch, self.epochs.get(partition, 0))
+        source = plan.origin
+        if plan.how == "LOCAL":  # what it had, whatever became of it
+            source = max(e for (p, e), name in self.owners.items() if (p, name) == (partition, replica) and e < epoch)
+        origin = self._histories.get((partition, source), [])
+        if sequence > len(origin):
+            origin = self._before_power.get((partition, source), [])
+        if sequence > len(origin):
+            raise Violation(f"{partition} has {sequence} of {len(origin)} commits by {plan.how}")
+        if sequence < len(origin) and plan.how != "STANDBY":
+            raise Violation(f"{partition} lost {origin[sequence].batch} by {plan.how}")
+        self._histories[partition, epoch] = origin[:sequence]
+        # a take-over nobody heard of, by one that was not heard any more, is as if it had never been
+        may = plan.how == "STANDBY" or (plan.abandoned and plan.how == "LOCAL")
+        self._gone(partition, before, may and self.acknowledge != "standby", f"by {plan.how}")
+
+    def _gone(self, partition: PartitionId, before: list[Commit], acknowledged_too: bool, how: str) -> None:
+        there = {(c.batch.source, c.batch.number) for c in self.history(partition)}
+        for commit in before:
+            if (commit.batch.source, commit.batch.number) not in there:
+                key = partition, commit.batch.source, commit.batch.number
+                if key in self.acknowledged and not acknowledged_too:
+                    raise Violation(f"{partition} lost the acknowledged {commit.batch} {how}")
+                self.lost += 1
+                self._lost.add(key)
+                self.acknowledged.pop(key, None)
 
     def newest(self, partition: PartitionId, source: str) -> int:
         """The last batch of a source that the partition contains, -1 for none."""
-        return max([c.batch.number for c in self.histories.get(partition, ()) if c.batch.source == source], default=-1)
+        return max([c.batch.number for c in self.history(partition) if c.batch.source == source], default=-1)
 
     def answered(self, partition: PartitionId, source: str, number: int, output: bytes) -> None:
         """A client was told this."""
-        committed = [
-            c for c in self.histories.get(partition, ()) if (c.batch.source, c.batch.number) == (source, number)
-        ]
+        committed = [c for c in self.history(partition) if (c.batch.source, c.batch.number) == (source, number)]
         key = partition, source, number
         if key in self._lost:
-            return  # said before the power was lost, or of what was sent again
+            return  # said before it was lost, or of what was sent again
         if len(committed) != 1:
             raise Violation(f"batch {number} of {source} was acknowledged and is {len(committed)} times in {partition}")
         if committed[0].output != output:
@@ -114,12 +170,17 @@ class Oracle:
 
     # -- in the end ---------------------------------------------------------------------------------------
 
+    @staticmethod
+    def same(one: dict[bytes, bytes], other: dict[bytes, bytes]) -> bool:
+        """Do two copies agree but for who owns them?"""
+        return one | {layout.OWNERSHIP: b""} == other | {layout.OWNERSHIP: b""}
+
     def compare(self, partition: PartitionId, entries: dict[bytes, bytes], sent: dict[tuple[str, int], bytes]) -> None:
         """The partition, as its owner has it, is what an undisturbed operator makes of the same input.
 
         Args: sent: (source, number) → rows, of every batch that this partition was sent.
         """
-        history = self.histories.get(partition, [])
+        history = self.history(partition)
         seen = {(c.batch.source, c.batch.number): c.rows for c in history}
         if len(seen) != len(history):
             raise Violation(f"{partition} took a batch twice")
@@ -133,7 +194,7 @@ class Oracle:
             if output != commit.output:
                 raise Violation(f"{partition}: {commit.batch} gave another output than without interruption")
         expected = dict(store.scan(b""))
-        found = {key: value for key, value in entries.items() if key != layout.OWNERSHIP}
-        if found != expected:
-            different = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
+        if not self.same(entries, expected):
+            keys = entries.keys() | expected.keys()
+            different = sorted(k for k in keys if k != layout.OWNERSHIP and entries.get(k) != expected.get(k))
             raise Violation(f"{partition} differs from an uninterrupted run in {different[:5]}")

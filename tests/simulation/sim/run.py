@@ -26,13 +26,15 @@ class Nemesis:
     def plan(self) -> None:
         random = self._random
         kinds = [
-            kind for kind in (self.kill, self.kill_at_write, self.power, self.pause, self.cut) if random.random() < 0.6
+            kind
+            for kind in (self.kill, self.kill_at_write, self.power, self.pause, self.cut, self.outage)
+            if random.random() < 0.6
         ]
         for _ in range(random.choice((0, 1, 2, 3, 5, 8)) if kinds else 0):
             self._world.loop.at(0.5 + random.random() * BUSY_S, None, random.choice(kinds))
 
     def _later(self, work: object, *arguments: object) -> None:
-        delay = self._random.choice((0.1, 1.0, 6.0)) * self._random.random()
+        delay = self._random.choice((0.1, 1.0, 6.0, 12.0)) * self._random.random()
         self._world.loop.at(self._world.loop.now + delay, None, work, *arguments)  # type: ignore[arg-type]
 
     def kill(self) -> None:
@@ -58,6 +60,25 @@ class Nemesis:
         name = self._random.choice(REPLICAS)
         self._world.power_loss(name)
         self._later(self._world.start, name)
+
+    def outage(self) -> None:
+        """A replica that does not answer for so long that its lease lapses, and comes back all the same."""
+        name = self._random.choice(REPLICAS)
+        program, until = self._world.programs[name], self._world.loop.now + 4 + 8 * self._random.random()
+        match self._random.choice(("killed", "stopped", "cut")):
+            case "killed":
+                self._world.kill(name)
+                self._world.loop.at(until, None, self._world.start, name)
+            case "stopped" if program.process is not None and program.process.alive and not program.process.stopped:
+                self._world.log(f"{name} is stopped")
+                self._world.counts.pauses += 1
+                program.process.stop()
+                self._world.loop.at(until, None, self._go_on, program.process)
+            case "cut":
+                self._world.log(f"{name} and controller are cut")
+                self._world.counts.cuts += 1
+                self._world.net.cut(name, "controller")
+                self._world.loop.at(until, None, self._heal, name, "controller")
 
     def pause(self) -> None:
         process = self._world.programs[self._random.choice(self._names)].process
@@ -143,8 +164,13 @@ def _run(world: World) -> None:
         left = [s.name for s in sources if not s.finished]
         raise Violation(f"not over after {SETTLE_S:.0f} s: {left or 'moves'}")
     # every process is up, whatever is late has come
-    for name in world.programs:
+    world.net.heal_all()
+    for name, program in world.programs.items():
         world.start(name)
+        assert program.process is not None
+        program.process.writes_left = None
+        if program.process.stopped:
+            program.process.go_on()
     settled = world.loop.now + 6
     world.loop.run(lambda: world.failure is not None or (world.loop.now > settled and world.quiet), settled + SETTLE_S)
     if world.failure is not None:
@@ -156,8 +182,8 @@ def _run(world: World) -> None:
     world.check_end(sent)
     assert world.controller is not None
     for planned, record in world.controller._book.finished:
-        if record.state == "PROCESSED":
-            world.counts.moves_completed += 1
-        else:
-            world.counts.moves_aborted += 1
-        del planned
+        if planned.strategy == "failover":
+            world.counts.takeovers += record.state == "PROCESSED"
+        elif planned.strategy != "standby":
+            world.counts.moves_completed += record.state == "PROCESSED"
+            world.counts.moves_aborted += record.state == "FAILED"

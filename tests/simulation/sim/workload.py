@@ -84,11 +84,13 @@ class Client:
             self._world.answered(partition, batch, output)
 
     async def _fill(self, gap: PositionGap, number: int) -> None:
-        """Some partition lost acknowledged batches with its replica's power, and says so: they are sent again."""
+        """Some partition lost acknowledged batches, with its replica's power or with all of it, and says so: they are
+        sent again."""
         world, source = self._world, self._source
         partition = int(gap.where["partition"])
+        world.serving(PartitionId("Flow", partition))
         found = world.oracle.newest(PartitionId("Flow", partition), source.name)
-        if not (world.oracle.lossy and world.counts.power_losses):
+        if not world.oracle.lost or world.acknowledge == "standby":
             raise Violation(f"a gap without a loss: {gap}")
         if gap.remedy != f"rewind the source to batch {found + 1}":
             raise Violation(f"the batch to rewind to is {found + 1}: {gap}")
@@ -191,6 +193,9 @@ class Mover:
         world, random = self._world, self._world.random
         begun: list[str] = []
         while not await self._asked(self._stub.Deploy(cpb.DeployRequest(spec=spec_to_pb(SPEC)), timeout=30)):
+            await asyncio.sleep(0.3)
+        standby = cpb.StandbyRequest(operator="Flow", count=world.standbys)
+        while not await self._asked(self._stub.Standby(standby, timeout=10)):
             await asyncio.sleep(0.3)
         while world.loop.now < until:
             await asyncio.sleep(random.expovariate(1 / 0.8))

@@ -16,6 +16,7 @@ from typing import Any
 from reconfig.controller.book import Book
 from reconfig.controller.service import ControllerServer
 from stateflow.errors import StateflowError
+from stateflow.ledger import RecordState
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc.replica_server import ReplicaServer, duties
 from stateflow.runtime import layout
@@ -31,18 +32,20 @@ from tests.simulation.sim.disk import Disk, Machine, Store
 from tests.simulation.sim.ledger import MemoryLedger
 from tests.simulation.sim.loop import Crashed, Process, SimLoop
 from tests.simulation.sim.net import Methods, Network
-from tests.simulation.sim.oracle import Oracle, Violation
+from tests.simulation.sim.oracle import Oracle, Plan, Violation, may_commit
 
 REPLICAS = ("cloud-0", "edge-0", "edge-1")
 SPEC = describe(flow.Flow, flow.PARTITIONS, "Flow")
 DRIFT_MAX = 0.01
 SETTLE_S = 600.0
-CONTROLLER = ControllerSettings(heartbeat_interval_s=4.0, rpc_timeout_s=10.0, retry_interval_s=0.25)
+CONTROLLER = ControllerSettings(
+    heartbeat_interval_s=1.0, lease_s=3.0, rpc_timeout_s=10.0, retry_interval_s=0.25, takeover_retry_s=1.0
+)
 REPLICA = {
     acknowledge: ReplicaSettings(
-        heartbeat_interval_s=4.0, hold_timeout_s=5.0, transfer_timeout_s=10.0, acknowledge=acknowledge
+        heartbeat_interval_s=1.0, hold_timeout_s=5.0, transfer_timeout_s=10.0, acknowledge=acknowledge
     )
-    for acknowledge in ("wal", "fsync")
+    for acknowledge in ("wal", "fsync", "standby")
 }
 
 
@@ -70,6 +73,11 @@ class Node(ReplicaNode):
         self._world, self._process = world, process
         settings = REPLICA[world.acknowledge]
         super().__init__(info, machine.home, settings, Clock(process), machine, Lease.none())  # type: ignore[arg-type]
+
+    @property
+    def leased(self) -> bool:
+        """May it serve now, as it would say itself?"""
+        return self._process.local(self._process.loop.now) < self.lease.until
 
     def on_change(self, listener: Callable[[PartitionId], None]) -> None:
         def changed(partition: PartitionId) -> None:
@@ -118,6 +126,7 @@ class Counts:
     cuts: int = 0
     moves_completed: int = 0
     moves_aborted: int = 0
+    takeovers: int = 0
     batches_lost: int = 0
     virtual_s: float = 0.0
 
@@ -134,11 +143,12 @@ class World:
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
-        self.acknowledge = self.random.choice(("wal", "fsync"))
+        self.standbys = int(self.random.random() < 0.5)
+        self.acknowledge = self.random.choice(("wal", "fsync", "standby") if self.standbys else ("wal", "fsync"))
         self.loop = SimLoop(self.random)
         self.net = Network(self.loop)
         self.net.log = self.log
-        self.oracle = Oracle(self.acknowledge == "wal")
+        self.oracle = Oracle(self.acknowledge)
         self.ledger = MemoryLedger()
         self.disks = {name: Disk(self.random) for name in REPLICAS}
         self.nodes: dict[str, Node] = {}  # of processes that are alive
@@ -236,7 +246,9 @@ class World:
         self.nodes[name] = node
         for slot in node._shelf.slots():
             if slot.lifecycle.state is State.OWNED and slot.store is not None:
-                self.oracle.opened(slot.id, read_sequence(slot.store), program.power_lost)
+                epoch, sequence = slot.lifecycle.epoch, read_sequence(slot.store)
+                self.oracle.owned(slot.id, name, epoch, sequence, self._plan_of(slot.id, epoch))
+                self.oracle.opened(slot.id, epoch, sequence, program.power_lost)
                 self.oracle.changed(slot.id, self.nodes)
         program.power_lost = False
         shell = ReplicaServer(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
@@ -258,13 +270,46 @@ class World:
         epoch = self.nodes[process.name].lifecycle(partition).epoch
         self.log(f"{process.name} commits {batch.source} {batch.number} to {partition} at {epoch}")
         now_us = job.notes["now_us"]
+        self.serving(partition)
         self._check(lambda: self.oracle.committed(partition, process.name, epoch, batch, rows, now_us, mutations))
         self._check(lambda: self.oracle.changed(partition, self.nodes))
 
     def changed(self, node: Node, partition: PartitionId) -> None:
         lifecycle = node.lifecycle(partition)
         self.log(f"{node.info.name} {partition} {lifecycle.state} {lifecycle.epoch} {lifecycle.move_id}")
+        if lifecycle.state is State.OWNED:
+            store = node._shelf.slot(partition).store
+            assert store is not None
+            plan = self._plan_of(partition, lifecycle.epoch)
+            self._check(
+                lambda: self.oracle.owned(partition, node.info.name, lifecycle.epoch, read_sequence(store), plan)
+            )
         self._check(lambda: self.oracle.changed(partition, self.nodes))
+
+    def serving(self, partition: PartitionId) -> None:
+        """Whoever has a lease is about to serve."""
+        for name, node in self.nodes.items():
+            lifecycle = node.lifecycle(partition)
+            if may_commit(lifecycle) and node.leased:
+                epoch = lifecycle.epoch
+                self._check(lambda: self.oracle.serves(partition, name, epoch, self._given_up(partition, epoch)))  # noqa: B023
+
+    def _given_up(self, partition: PartitionId, epoch: int) -> bool:
+        """Is whatever was granted after this epoch over, without an owner?"""
+        newest = self.oracle.epochs.get(partition, 0)
+        for later in range(epoch + 1, newest + 1):
+            for grant in self.ledger.records(f"grant/{partition}/{later}"):
+                if self.ledger.head(grant.payload["move"]).state is not RecordState.FAILED:
+                    return False
+        return True
+
+    def _plan_of(self, partition: PartitionId, epoch: int) -> Plan:
+        for grant in self.ledger.records(f"grant/{partition}/{epoch}"):
+            planned = next(self.ledger.records(grant.payload["move"])).payload
+            between = range(planned["epoch"] + 1, epoch)
+            abandoned = any(True for e in between for _ in self.ledger.records(f"grant/{partition}/{e}"))
+            return Plan(planned["epoch"], planned["how"] or "MOVE", abandoned)
+        return Plan()
 
     def answered(self, partition: int, batch: Any, output: bytes) -> None:
         self._check(lambda: self.oracle.answered(PartitionId("Flow", partition), batch.source, batch.number, output))
@@ -283,9 +328,36 @@ class World:
         if self.controller is None:
             return False
         book = self.controller._book
-        if book.open_moves or book.planned or "Flow" not in book.deployed:
+        if any(open_move.planned.strategy != "standby" for open_move in book.open_moves.values()):
+            return False
+        if book.planned or "Flow" not in book.deployed or not self._copies_follow:
             return False
         return not any(r.message.state == "RUNNING" for r in self.controller._underway.running.values())
+
+    @property
+    def _copies_follow(self) -> bool:
+        """Every standby that is wanted has what its owner has."""
+        assert self.controller is not None
+        if self.controller._book.standbys.get("Flow", 0) != self.standbys:
+            return False
+        return all(len(self._copies(PartitionId("Flow", p))) == self.standbys for p in range(flow.PARTITIONS))
+
+    def _copies(self, partition: PartitionId) -> list[tuple[str, Store]]:
+        """(replica, store) of the standbys that have all their owner has."""
+        assert self.controller is not None
+        owner = self.controller._book.operator("Flow").assignment.owner(partition.partition)[0]
+        serving = self.nodes[owner]._shelf.slot(partition).store if owner in self.nodes else None
+        if not isinstance(serving, Store) or serving.closed:
+            return []
+        found = []
+        for copy in self.controller._standbys.copies(partition):
+            if copy.replica in self.nodes:
+                incoming = self.nodes[copy.replica]._shelf.slot(partition).incoming
+                if incoming is None or incoming.move_id != copy.move_id or not isinstance(incoming.store, Store):
+                    continue
+                if not incoming.store.closed and read_sequence(incoming.store) == read_sequence(serving):
+                    found.append((copy.replica, incoming.store))
+        return found
 
     def check_end(self, sent: dict[int, dict[tuple[str, int], bytes]]) -> None:
         """Raises Violation. ``sent``: partition → (source, number) → rows."""
@@ -308,12 +380,18 @@ class World:
             ]
             if owners != [assignment.owner(number)]:
                 raise Violation(f"{partition} is owned by {owners}, the ledger says {assignment.owner(number)}")
+            copies = dict(self._copies(partition))
             for name, node in self.nodes.items():
-                if node.lifecycle(partition).state in (State.WARMING, State.FENCING):
+                if node.lifecycle(partition).state in (State.WARMING, State.FENCING) and name not in copies:
                     raise Violation(f"{name} still has {partition} {node.lifecycle(partition).state}")
             slot = self.nodes[owners[0][0]]._shelf.slot(partition)
             assert isinstance(slot.store, Store)
             self.oracle.compare(partition, slot.store.entries(), sent[number])
+            if len(copies) != self.standbys:
+                raise Violation(f"{partition} has {sorted(copies)} as standbys, {self.standbys} are wanted")
+            for name, copy in copies.items():
+                if not self.oracle.same(copy.entries(), slot.store.entries()):
+                    raise Violation(f"the standby of {partition} at {name} differs from its owner's")
 
 
 __all__ = ["REPLICAS", "SPEC", "Counts", "Crashed", "Program", "StateflowError", "World"]
