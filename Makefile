@@ -38,10 +38,10 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	.ci/generate-stubs --check
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev $(VENV)/.quix
 	$(BIN)/python -m benchmarks suite --quick
 
-bench-full: $(VENV)/.dev
+bench-full: $(VENV)/.dev $(VENV)/.quix
 	$(BIN)/python -m benchmarks suite
 
 stubs: $(VENV)/.dev
@@ -62,6 +62,12 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e '.[demo]'
+	@touch $@
+
+# A rival whose requirements are not ours.
+$(VENV)/.quix: | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/quix
+	$(VENV)/quix/bin/pip --disable-pip-version-check install -q 'quixstreams==3.28.1' 'numpy>=2,<3'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

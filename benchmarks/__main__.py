@@ -39,12 +39,16 @@ REGISTRY = {
         "benchmarks.ledger", ("G1", "G1-1e7"), "does the ledger scale, in appends and look-ups?", full_only=("G1-1e7",)
     ),
     "checkpoint": Benchmark("benchmarks.checkpoint", ("C1",), "what does durability cost?"),
-    "migrate": Benchmark("benchmarks.migrate", ("M1", "M2", "M6", "M7", "M8"), "how long do partitions stand still?"),
+    "migrate": Benchmark(
+        "benchmarks.migrate", ("M1", "M2", "M3", "M6", "M7", "M8"), "how long do partitions stand still?"
+    ),
     "failover": Benchmark("benchmarks.failover", ("F1",), "how long until a dead replica's partitions answer again?"),
     "soak": Benchmark(
         "benchmarks.soak", ("SOAK",), "is anything lost under random moves, kills and stops?", full_only=("SOAK",)
     ),
-    "spark": Benchmark("benchmarks.spark", ("T1",), "faster than Spark's Python state API and its own aggregation?"),
+    "spark": Benchmark(
+        "benchmarks.spark", ("T1", "T1-small"), "faster than Spark's Python state API and its own aggregation?"
+    ),
     "direct": Benchmark("benchmarks.direct", ("T2",), "what does a record cost without Spark?"),
     "scale": Benchmark("benchmarks.scale", ("T3",), "does it scale with replicas, keys and state?"),
     "plan": Benchmark("benchmarks.plan", ("S1",), "how long does planning take for 10,000 replicas, and what moves?"),

@@ -12,37 +12,25 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.direct_common import BATCH_ROWS, BYTEWAX, COLUMNS, PLAIN, QUIX, RECOVERY, RECOVERY_1S, ROWS, Job
 from benchmarks.record import REPOSITORY, Correctness, Record, Target, ratio, spread
 
-PLAIN, ROWS, COLUMNS = "dict loop", "stateflow rows", "stateflow columns"
-BYTEWAX, RECOVERY, RECOVERY_1S = "bytewax", "bytewax recovery", "bytewax recovery 1 s"
-CONTESTANTS = (PLAIN, ROWS, COLUMNS, BYTEWAX, RECOVERY, RECOVERY_1S)
+CONTESTANTS = (PLAIN, ROWS, COLUMNS, BYTEWAX, RECOVERY, RECOVERY_1S, QUIX)
 KEY_COUNTS = (1_000, 100_000)
-BATCH_ROWS = 100_000
+#: made by ``make .venv/.quix``
+QUIX_PYTHON = REPOSITORY / ".venv" / "quix" / "bin" / "python"
 _TIMEOUT_S = 600
 
 RIVALS = {
     "bytewax": "stateful_map, one worker, string keys made beforehand, source batches of 1,000, no recovery",
     "bytewax recovery": "the same, one recovery partition, the default epoch of 10 s; a snapshot at the end of the run",
     "bytewax recovery 1 s": "the same with an epoch of 1 s",
-    "quix streams": "left out: every release wants pydantic below the one this project is pinned to",
+    "quix streams": "its RocksDB state, a transaction for every batch; no Kafka, no changelog topic",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What one worker process does; JSON for ``benchmarks.direct_worker``."""
-
-    contestant: str
-    keys: int
-    seed: int
-    warm_up: int
-    batches: int  # counted ones
-    directory: str
 
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
@@ -96,13 +84,19 @@ def _targets(figures: dict[str, dict[str, Any]]) -> list[Target]:
     ]
     for keys in KEY_COUNTS:
         targets.append(Target(f"{ROWS} / {PLAIN} @{keys:,} keys", over(keys, ROWS, PLAIN), 0.2))
+        targets.append(Target(f"{ROWS} / {QUIX} @{keys:,} keys", over(keys, ROWS, QUIX), 1.0))
         targets.append(Target(f"{COLUMNS} / {ROWS} @{keys:,} keys", over(keys, COLUMNS, ROWS), 5.0))
     return targets
 
 
 def run_worker(job: Job) -> dict[str, Any]:
     """The worker's result, or ``{"error": …}``."""
-    command = [sys.executable, "-m", "benchmarks.direct_worker", json.dumps(asdict(job))]
+    program = [sys.executable, "-m", "benchmarks.direct_worker"]
+    if job.contestant == QUIX:
+        if not QUIX_PYTHON.exists():
+            return {"error": "it is not installed: make .venv/.quix"}
+        program = [str(QUIX_PYTHON), "-m", "benchmarks.direct_quix"]
+    command = [*program, json.dumps(asdict(job))]
     try:
         subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
         return dict(json.loads((Path(job.directory) / "result.json").read_text()))

@@ -1,24 +1,27 @@
-"""One contestant of T2 in a process of its own: ``python -m benchmarks.direct_worker JOB``, JSON both ways.
-
-Runs once for the time, and once more, small, with every output row held against the reference.
-"""
+"""One contestant of T2 in a process of its own: ``python -m benchmarks.direct_worker JOB``, JSON both ways."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from benchmarks.direct import BATCH_ROWS, BYTEWAX, COLUMNS, PLAIN, RECOVERY, RECOVERY_1S, ROWS, Job
+from benchmarks.direct_common import (
+    BYTEWAX,
+    COLUMNS,
+    PLAIN,
+    RECOVERY,
+    RECOVERY_1S,
+    ROWS,
+    Columns,
+    Contest,
+    Outcome,
+    State,
+    main,
+)
 from benchmarks.operators import CountSum, CountSumColumns
 from stateflow import Operator
 from stateflow.runtime.host import Applied
@@ -30,61 +33,7 @@ from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
 PARTITIONS = 8
-VERIFY_ROWS, VERIFY_KEYS, VERIFY_BATCHES = 2_000, 100, 4
 SOURCE_BATCH = 1_000
-Columns = list[tuple[Any, Any]]
-State = dict[int, tuple[int, float]]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """``began_s``: end of the warm-up. ``outputs``: (key, count, sum) in any order; ``state`` where it can be read."""
-
-    began_s: float = 0.0
-    ended_s: float = 0.0
-    outputs: list[tuple[int, int, float]] = field(default_factory=list)
-    state: State | None = None
-
-
-def columns_of(seed: int, keys: int, rows: int, batches: int) -> Columns:
-    """Keys and values, batch by batch. Sums of quarters are exact in any order."""
-    numbers = np.random.default_rng(seed)
-    return [(numbers.integers(0, keys, rows), numbers.integers(-4_000, 4_000, rows) / 4) for _ in range(batches)]
-
-
-def main() -> None:
-    job = Job(**json.loads(sys.argv[1]))
-    directory = Path(job.directory)
-    contest = CONTEST[job.contestant]
-    timed = columns_of(job.seed, job.keys, BATCH_ROWS, job.warm_up + job.batches)
-    outcome = contest(timed, job.warm_up, directory / "timed", False)
-    found = {"rows_per_s": job.batches * BATCH_ROWS / (outcome.ended_s - outcome.began_s)}
-    small = columns_of(job.seed + 1, VERIFY_KEYS, VERIFY_ROWS, VERIFY_BATCHES)
-    checked = contest(small, 1, directory / "verify", True)
-    expected, state = reference(small, last_only=job.contestant == COLUMNS)
-    here, wanted = Counter(checked.outputs), Counter(expected)
-    found["lost"] = sum((wanted - here).values())
-    found["duplicated"] = sum((here - wanted).values())
-    found["state_equal"] = checked.state in (None, state) and (
-        outcome.state is None or outcome.state == reference(timed, last_only=True)[1]
-    )
-    (directory / "result.json").write_text(json.dumps(found))
-
-
-def reference(batches: Columns, *, last_only: bool) -> tuple[list[tuple[int, int, float]], State]:
-    state: State = {}
-    outputs = []
-    for k, v in batches:
-        of_batch = {}
-        for key, value in zip(k.tolist(), v.tolist(), strict=True):
-            n, total = state.get(key, (0, 0.0))
-            state[key] = n, total = n + 1, total + value
-            of_batch[key] = (key, n, total)
-            if not last_only:
-                outputs.append((key, n, total))
-        if last_only:
-            outputs += of_batch.values()
-    return outputs, state
 
 
 # -- contestants --------------------------------------------------------------------------------------------
@@ -108,7 +57,7 @@ def plain(batches: Columns, warm_up: int, _: Path, keep: bool) -> Outcome:
     return outcome
 
 
-def replica(operator: type[Operator]) -> Callable[[Columns, int, Path, bool], Outcome]:
+def replica(operator: type[Operator]) -> Contest:
     """A replica without its sockets. Rows come as they do from a router: Arrow messages by partition."""
 
     def contest(batches: Columns, warm_up: int, directory: Path, keep: bool) -> Outcome:
@@ -146,7 +95,7 @@ def _messages(k: Any, v: Any) -> tuple[bytes, list[bytes]]:
     return whole.schema.serialize().to_pybytes(), parts
 
 
-def bytewax(epoch_s: float | None) -> Callable[[Columns, int, Path, bool], Outcome]:
+def bytewax(epoch_s: float | None) -> Contest:
     """``epoch_s``: a snapshot so often; None: no recovery."""
 
     def contest(batches: Columns, warm_up: int, directory: Path, keep: bool) -> Outcome:
@@ -217,7 +166,7 @@ def bytewax(epoch_s: float | None) -> Callable[[Columns, int, Path, bool], Outco
     return contest
 
 
-CONTEST: dict[str, Callable[[Columns, int, Path, bool], Outcome]] = {
+CONTEST: dict[str, Contest] = {
     PLAIN: plain,
     ROWS: replica(CountSum),
     COLUMNS: replica(CountSumColumns),
@@ -227,4 +176,4 @@ CONTEST: dict[str, Callable[[Columns, int, Path, bool], Outcome]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    main(CONTEST)

@@ -1,5 +1,5 @@
-"""Moving partitions under load: M1 pause against state size, M2 against access ratio, M6 the way back, M7 bystanders,
-M8 budgets. docs/moving-state.md says what the strategies do.
+"""Moving partitions under load: M1 pause against state size, M2 against access ratio, M3 key-count (its own module),
+M6 the way back, M7 bystanders, M8 budgets. docs/moving-state.md says what the strategies do.
 
 Partitions 0 and 1 hold the state; 0 moves first and warms everything up, 1 moves second and is reported. Partitions 2
 and 3 are bystanders. Every run is a cluster of its own.
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks import migrate_keys
 from benchmarks.load import Latencies, Load, Source, ccdf, correctness_of, summary
 from benchmarks.operators import Ballast
 from benchmarks.record import Correctness, Record, Target, ratio, spread
@@ -282,9 +283,14 @@ def _m8(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
     ]
 
 
+def _m3(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
+    return migrate_keys.experiment(quick, seed, only, _CHECKED, say)
+
+
 EXPERIMENTS: dict[str, Callable[[bool, int, Sequence[str] | None], tuple[dict[str, Any], list[Target]]]] = {
     "M1": _m1,
     "M2": _m2,
+    "M3": _m3,
     "M6": _m6,
     "M7": _m7,
     "M8": _m8,

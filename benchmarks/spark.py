@@ -6,6 +6,9 @@ micro-batch over its ``triggerExecution`` time, which includes Spark's own bookk
 
 Each contestant is then checked twice: the final state of the timed run, cell by cell, and every output row of
 a smaller run.
+
+T1-small: how long does a micro-batch take that brings nothing, or 1,000 rows, beside a query that only hands rows to
+Python and back? That is Spark's own floor.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ TRANSFORM, NATIVE = "transformWithState", "native"
 TRANSFORM_PANDAS, APPLY_PANDAS = "transformWithStateInPandas", "applyInPandasWithState"
 MINE, RIVALS = (OURS, COLUMNS), (TRANSFORM, NATIVE, TRANSFORM_PANDAS, APPLY_PANDAS)
 CONTESTANTS = (*RIVALS, *MINE)
+TRIVIAL = "mapInArrow"
+SMALL_ROWS = (0, 1_000)
+SMALL_BOUND = 1.5
 #: Python operators of Spark's, which at many keys take many seconds for a batch
 SLOW = frozenset({TRANSFORM, TRANSFORM_PANDAS, APPLY_PANDAS})
 VERIFY_ROWS, VERIFY_KEYS, VERIFY_BATCHES = 2_000, 300, 3
@@ -59,9 +65,12 @@ class Job:
     verify_input: str
     work_directory: str
     result: str
+    small: bool = False
 
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    if experiment == "T1-small":
+        return _run_small(experiment, quick=quick, seed=seed)
     contestants = [name for name in CONTESTANTS if not only or name in only]
     if unknown := sorted(set(only or ()) - set(CONTESTANTS)):
         raise SystemExit(f"invalid_argument: no contestant {unknown[0]!r}: choose {', '.join(CONTESTANTS)}")
@@ -80,6 +89,60 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
                 outcomes[name, keys] = outcome = run_worker(job)
                 _say(f"{name} at {keys:,} keys: " + _brief(outcome))
     return _record(experiment, outcomes, quick=quick, seed=seed)
+
+
+def _run_small(experiment: str, *, quick: bool, seed: int) -> Record:
+    """Micro-batches of both sizes in turns, in one query; a contestant after another, and all of that again."""
+    warm_up, counted, rounds = (10, 20, 1) if quick else (20, 60, 3)
+    seconds: dict[str, dict[str, list[float]]] = {}
+    failures, checks = [], []
+    with tempfile.TemporaryDirectory(prefix="stateflow-t1-small-") as directory:
+        timed = write_small_input(Path(directory) / "timed", seed, warm_up + counted)
+        for number in range(rounds):
+            for name in (TRIVIAL, *MINE):
+                work = Path(directory) / f"{name}-{number}"
+                work.mkdir()
+                result = str(work / "result.json")
+                outcome = run_worker(
+                    Job(name, 1_000, warm_up, warm_up + counted, str(timed), "", str(work), result, small=True)
+                )
+                if "error" in outcome:
+                    failures.append(f"{name}: {outcome['error']}")
+                    continue
+                checks.append(Correctness(**outcome["correctness"]))
+                for rows, took in outcome["seconds"].items():
+                    seconds.setdefault(name, {}).setdefault(rows, []).extend(took)
+                _say(f"{name}: " + ", ".join(f"{r} rows {spread(t)['median']:.3f} s" for r, t in seconds[name].items()))
+    figures = {name: {rows: spread(took) for rows, took in by.items()} for name, by in seconds.items()}
+
+    def over(mine: str, rows: int) -> float | None:
+        above, floor = (figures.get(name, {}).get(str(rows), {}).get("median") for name in (mine, TRIVIAL))
+        return ratio(above, floor)
+
+    return Record(
+        experiment=experiment,
+        figures={"batch_s": figures},
+        targets=[
+            Target(f"micro-batch of {rows:,} rows, {mine}/{TRIVIAL}", over(mine, rows), SMALL_BOUND, "at_most")
+            for mine in MINE
+            for rows in SMALL_ROWS
+        ],
+        correctness=Correctness.of_all(checks),
+        settings={"quick": quick, "batches_counted": counted, "rounds": rounds, "sink": "noop"},
+        seed=seed,
+        failures=failures,
+    )
+
+
+def write_small_input(directory: Path, seed: int, files: int) -> Path:
+    directory.mkdir()
+    for index in range(files):
+        rows = SMALL_ROWS[index % len(SMALL_ROWS)]
+        part = write_input(directory / f"of-{index}", seed + index, 1_000, rows, 1) / "part-00000.parquet"
+        path = part.rename(directory / f"part-{index:05d}.parquet")
+        os.utime(path, (_FIRST_FILE_S + index, _FIRST_FILE_S + index))
+        part.parent.rmdir()
+    return directory
 
 
 def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from benchmarks.operators import CountSum, CountSumColumns
-from benchmarks.spark import APPLY_PANDAS, COLUMNS, NATIVE, OURS, TRANSFORM, TRANSFORM_PANDAS, Job
+from benchmarks.spark import APPLY_PANDAS, COLUMNS, NATIVE, OURS, TRANSFORM, TRANSFORM_PANDAS, TRIVIAL, Job
 from stateflow import Operator
 
 INPUT = "k long, v double"
@@ -181,6 +181,15 @@ class OursInColumns(Ours):
     operator = CountSumColumns
 
 
+class Trivial(Contestant):
+    """Rows to Python and back: no state, no output of its own."""
+
+    output_mode = "append"
+
+    def apply(self, stream: DataFrame) -> DataFrame:
+        return stream.mapInArrow(lambda batches: batches, INPUT)
+
+
 CONTESTANTS: dict[str, Callable[[SparkSession], Contestant]] = {
     TRANSFORM: TransformWithState,
     NATIVE: Native,
@@ -188,6 +197,7 @@ CONTESTANTS: dict[str, Callable[[SparkSession], Contestant]] = {
     APPLY_PANDAS: ApplyInPandasWithState,
     OURS: Ours,
     COLUMNS: OursInColumns,
+    TRIVIAL: Trivial,
 }
 
 
@@ -200,6 +210,8 @@ def work(job: Job) -> dict[str, Any]:
     spark.sparkContext.setLogLevel("ERROR")
     try:
         contestant = CONTESTANTS[job.contestant](spark)
+        if job.small:
+            return small_run(contestant, job)
         with contestant.fresh():
             progress = timed_run(contestant, job)
             state_equal = same_state(contestant.state(directory / "timed"), read_input(job.timed_input, job.batches))
@@ -222,6 +234,25 @@ def work(job: Job) -> dict[str, Any]:
     }
 
 
+def small_run(contestant: Contestant, job: Job) -> dict[str, Any]:
+    """Seconds of each micro-batch by its rows."""
+    with contestant.fresh():
+        progress = timed_run(contestant, job)
+        equal = None
+        if job.contestant != TRIVIAL:
+            state = contestant.state(Path(job.work_directory) / "timed")
+            equal = same_state(state, read_input(job.timed_input, job.batches))
+    seconds: dict[str, list[float]] = {}
+    for entry in progress[job.warm_up :]:
+        took = entry["durationMs"]["triggerExecution"] / 1000
+        seconds.setdefault(str(entry["numInputRows"]), []).append(took)
+    return {
+        "seconds": seconds,
+        "correctness": {"lost": None, "duplicated": None, "late": None, "state_equal": equal},
+        "spark_settings": SETTINGS,
+    }
+
+
 def timed_run(contestant: Contestant, job: Job) -> list[dict[str, Any]]:
     """Run the first ``job.batches`` files; progress of the micro-batches in order."""
     source = Path(job.work_directory) / "input"
@@ -238,7 +269,7 @@ def timed_run(contestant: Contestant, job: Job) -> list[dict[str, Any]]:
     )
     query.awaitTermination()
     progress = [json.loads(entry.json) for entry in query.recentProgress]
-    batches = [entry for entry in progress if entry["numInputRows"]]
+    batches = [entry for entry in progress if entry["numInputRows"] or job.small]
     if len(batches) != job.batches:
         raise RuntimeError(f"expected {job.batches} micro-batches, saw {len(batches)}")
     return batches
