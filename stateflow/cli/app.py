@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from reconfig.controller import service as controller_service
 from stateflow.cli import checkpoint, moving, show, spark, state
 from stateflow.cli import ledger as ledger_commands
 from stateflow.cli import run as run_command
@@ -31,7 +30,6 @@ from stateflow.cli.options import (
 from stateflow.cli.output import command, console, emit, log_to_stderr
 from stateflow.client import Cluster
 from stateflow.errors import InvalidArgument
-from stateflow.ledger import Ledger
 from stateflow.rpc import replica_server
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
@@ -78,13 +76,16 @@ def controller(
     stop_with_parent: StopWithParent = False,
 ) -> None:
     """Run the controller: members, assignment, reconfigurations, ledger."""
+    from reconfig.controller.service import serve  # half of what a command would import, and no other needs it
+    from stateflow.ledger import Ledger
+
     log_to_stderr(verbose)
 
     async def run() -> None:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         stop = _stop_on_signal(stop_with_parent)
         ready.add_done_callback(lambda done: _say_ready(done, "controller", as_json))
-        await controller_service.serve(Ledger(ledger), listen, ready=ready, stop=stop)
+        await serve(Ledger(ledger), listen, ready=ready, stop=stop)
 
     asyncio.run(run())
 

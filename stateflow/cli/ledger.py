@@ -1,4 +1,7 @@
-"""``stateflow ledger`` and ``stateflow stages``: what was decided and done, and what stands in the way."""
+"""``stateflow ledger`` and ``stateflow stages``: what was decided and done, and what stands in the way.
+
+The ledger is imported where it is opened: SQLAlchemy takes as long to import as a replica takes for all else.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import sleep
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
 
 from stateflow.cli.output import command, console, emit
 from stateflow.cli.show import new_table, titled
 from stateflow.errors import IllegalRecord, InvalidArgument
-from stateflow.ledger import Item, Ledger, Record, StateManager
+
+if TYPE_CHECKING:
+    from stateflow.ledger import Item, Ledger, Record, StateManager
 
 ledger = typer.Typer(no_args_is_help=True, help="Items and their records: what was decided and done.")
 stages = typer.Typer(no_args_is_help=True, help="Stages of pipelines: what moved from which source to which sink.")
@@ -42,6 +45,11 @@ _STATE_STYLES = {
 @contextmanager
 def _opened(url: str) -> Iterator[Ledger]:
     """Commands look at a ledger that is there; they never make one where a name was misspelt."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    from stateflow.ledger import Ledger
+
     try:
         parsed = make_url(url)
         file = parsed.database if parsed.get_backend_name() == "sqlite" else None
@@ -51,6 +59,12 @@ def _opened(url: str) -> Iterator[Ledger]:
         raise InvalidArgument("there is no ledger", remedy="name it with --ledger or STATEFLOW_LEDGER", file=file)
     with Ledger(url, author=f"{getpass.getuser()[:100]} (command line)") as opened:
         yield opened
+
+
+def _stages_of(opened: Ledger) -> StateManager:
+    from stateflow.ledger import StateManager
+
+    return StateManager(opened)
 
 
 # -- items ----------------------------------------------------------------------------------------------------
@@ -258,7 +272,7 @@ def current(
 ) -> None:
     """The newest stage of a job: what it does now, or where it stopped."""
     with _opened(url) as opened:
-        found = StateManager(opened).get_current_state(job, entity, entity_filter)
+        found = _stages_of(opened).get_current_state(job, entity, entity_filter)
     if found is None:
         raise IllegalRecord("the job has no such stage", remedy="see `stateflow stages history`", job=job)
     _answer(found, as_json)
@@ -274,7 +288,7 @@ def history(
 ) -> None:
     """Stages that have not failed, oldest first."""
     with _opened(url) as opened:
-        _many_stages(StateManager(opened).get_processing_history(job, limit=limit), as_json)
+        _many_stages(_stages_of(opened).get_processing_history(job, limit=limit), as_json)
 
 
 @stages.command("last")
@@ -282,7 +296,7 @@ def history(
 def last(entity: Annotated[str, typer.Argument(metavar="ENTITY")], url: Url = DEFAULT, as_json: Json = False) -> None:
     """The newest stage that pulled an entity and was pushed with success."""
     with _opened(url) as opened:
-        found = StateManager(opened).get_last_record(entity)
+        found = _stages_of(opened).get_last_record(entity)
     if found is None:
         raise IllegalRecord("nothing of it was pushed yet", remedy="see `stateflow stages history`", entity=entity)
     _answer(found, as_json)
@@ -295,7 +309,7 @@ def trace(
 ) -> None:
     """Every stage that the data of a correlation id went through."""
     with _opened(url) as opened:
-        rows = StateManager(opened).trace(correlation)
+        rows = _stages_of(opened).trace(correlation)
     if not rows:
         raise IllegalRecord(
             "no stage has this correlation id", remedy="see `stateflow stages history`", correlation_id=correlation

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
@@ -16,9 +16,10 @@ from rich.console import RenderableType
 from stateflow.cli.output import command, console, emit
 from stateflow.cli.show import new_table, titled
 from stateflow.errors import InvalidArgument
-from stateflow.spark.metrics import OperatorMetrics, Seconds
-from stateflow.spark.pipeline import Progress, run_pipeline
-from stateflow.spark.pipeline_file import load_pipeline
+
+if TYPE_CHECKING:
+    from stateflow.spark import OperatorMetrics, Seconds
+    from stateflow.spark.pipeline import Progress
 
 
 @command
@@ -32,6 +33,9 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines instead of text.")] = False,
 ) -> None:
     """Run a declared pipeline: a source, operators, a sink. Ctrl-C or SIGTERM stops it; the next run goes on."""
+    from stateflow.spark.pipeline import run_pipeline
+    from stateflow.spark.pipeline_file import load_pipeline
+
     pipeline = load_pipeline(file, dict(map(_setting, settings or ())), os.environ)
     if show:
         if as_json:

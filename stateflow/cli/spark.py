@@ -10,7 +10,6 @@ from rich.markup import escape
 
 from stateflow.cli.options import Json
 from stateflow.cli.output import command, console, emit
-from stateflow.spark.rewind import rewind as rewind_query
 
 app = typer.Typer(no_args_is_help=True, help="Spark streaming queries and their checkpoints.")
 
@@ -30,6 +29,8 @@ def rewind(
     as_json: Json = False,
 ) -> None:
     """Put a stopped query back to a batch. Nothing is deleted: what is taken out is kept in _rewound/."""
+    from stateflow.spark.rewind import rewind as rewind_query
+
     plan = rewind_query(directory, to_batch, sink=sink, apply=apply)
     if as_json:
         emit({**plan.to_dict(), "applied": apply})

@@ -156,12 +156,14 @@ class Pull:
                     yield report
                 await self._in_thread(self._node.receiver.open_incoming, move.partition, move.move_id, self._base)
                 self._opened, self._caught_up_at = True, self._clock.monotonic()
-        pinging = asyncio.ensure_future(self._keep_pinging())
+        # a standby is not cut over: nobody predicts its pause
+        pinging = None if move.standby else asyncio.ensure_future(self._keep_pinging())
         try:
             async for report in self._catch_up(self._base):
                 yield report
         finally:
-            pinging.cancel()
+            if pinging is not None:
+                pinging.cancel()
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -261,7 +263,7 @@ class Pull:
     async def _catch_up(self, base: SnapshotInfo) -> AsyncIterator[rpb.MoveProgress]:
         move, report = self._move, self._report
         report.phase = Phase.CATCHING_UP
-        partial, unconfirmed = b"", 0
+        partial, unconfirmed, confirmed = b"", 0, -1
         rate = _Rate(self._clock)
         reached = await self._in_quick(self._node.receiver.apply_changes, move.partition, move.move_id, [])
         call = self._stub.Follow(rpb.FollowRequest(snapshot_id=base.snapshot_id, after_sequence=reached))
@@ -291,9 +293,9 @@ class Pull:
                     await self._in_quick(
                         self._node.receiver.check_chain, move.partition, move.move_id, reached, frame.chain
                     )
-                if (move.standby and caught_up) or unconfirmed > CONFIRM_BYTES:
+                if reached > confirmed and ((move.standby and caught_up) or unconfirmed > CONFIRM_BYTES):
                     await self._confirm(base.snapshot_id, reached)
-                    unconfirmed = 0
+                    unconfirmed, confirmed = 0, reached
                 if self._due(CAUGHT_UP_INTERVAL_S if caught_up else REPORT_INTERVAL_S):
                     report.rounds += 1
                     yield self._copy()
