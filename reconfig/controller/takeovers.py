@@ -123,8 +123,8 @@ class Takeovers:
             burnt = view.epoch
             if owner == name:  # the whole of it, and what it served there meanwhile
                 self._orphans[partition] = Orphan(epoch, True)
-        elif owner == name or epoch <= view.epoch:
-            return None
+        elif epoch <= view.epoch:
+            return None  # else it is outdated, even where it is the owner: its disk was put back
         return cpb.Superseded(
             operator=partition.operator,
             partition=partition.partition,

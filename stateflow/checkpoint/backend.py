@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 CHUNK_BYTES = 4 << 20
 #: called with the bytes just written; may wait
@@ -43,6 +43,10 @@ class Backend(Protocol):
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The content in pieces of at most CHUNK_BYTES."""
+        ...
+
+    def download(self, name: str, file: BinaryIO) -> None:
+        """The content into an open file that is empty."""
         ...
 
     def list(self, prefix: str) -> list[Stored]:
@@ -113,6 +117,11 @@ class LocalBackend:
             while data := file.read(CHUNK_BYTES):
                 yield data
 
+    def download(self, name: str, file: BinaryIO) -> None:
+        with (self.root / name).open("rb") as source:
+            while os.sendfile(file.fileno(), source.fileno(), None, CHUNK_BYTES):
+                pass
+
     def list(self, prefix: str) -> list[Stored]:
         found = []
         for folder, _, files in os.walk(self.root / prefix):
@@ -177,6 +186,10 @@ class FsspecBackend:
         with self._fs.open(self._path(name), "rb", block_size=CHUNK_BYTES) as file:
             while data := file.read(CHUNK_BYTES):
                 yield data
+
+    def download(self, name: str, file: BinaryIO) -> None:
+        for data in self.chunks(name):
+            file.write(data)
 
     def list(self, prefix: str) -> list[Stored]:
         self._fs.invalidate_cache()

@@ -74,6 +74,11 @@ class Codec:
             content = self._key_for(encrypted[0], blob).decrypt(content, blob)
         yield from _decompress(content, blob) if _ZSTD[1:] in how else content
 
+    @staticmethod
+    def is_plain(blob: str) -> bool:
+        """Was it stored as it is?"""
+        return "." not in blob.rpartition("/")[2]
+
     def seal(self, data: bytes) -> bytes:
         """A manifest as it is stored."""
         return b"".join(self._cipher.encrypt([data])) if self._cipher else data

@@ -9,7 +9,7 @@ import errno
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import fsspec
 
@@ -23,6 +23,8 @@ BYTES_PER_S_MIN = 1 << 20
 #: schemes whose fsspec implementation is an extra of ours
 _EXTRAS: Final = {"s3": "pip install 'stateflow[s3]'", "s3a": "pip install 'stateflow[s3]'"}
 _END: Final = object()
+#: the disk that was written to is full
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Objects:
@@ -50,6 +52,10 @@ class Objects:
             if piece is _END:
                 return
             yield piece
+
+    def download(self, name: str, file: BinaryIO, size: int) -> None:
+        """Args: size: expected, bytes; it may take longer the larger it is."""
+        self._call(self._timeout_s + size / BYTES_PER_S_MIN, self._backend.download, name, file)
 
     def list(self, prefix: str) -> list[Stored]:
         return self._call(self._timeout_s, self._backend.list, prefix)
@@ -88,7 +94,7 @@ class Objects:
             return error
         if not isinstance(error, Exception):
             return error
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = isinstance(error, OSError) and error.errno in FULL
         said = Unavailable(
             f"the checkpoint store failed: {_first_line(error)}",
             remedy="free space, or collect what is not needed with `stateflow checkpoint gc`"

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from stateflow.checkpoint.cache import SiteCache
 from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, INTENTS, TEMPORARY, Catalog, folder_of, savepoint_place
 from stateflow.checkpoint.codec import Codec, key_from_environment
 from stateflow.checkpoint.manifest import Manifest, ManifestFile, blob_name, manifest_name
-from stateflow.checkpoint.objects import TIMEOUT_S, Objects, open_backend
+from stateflow.checkpoint.objects import FULL, TIMEOUT_S, Objects, open_backend
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
     CheckpointCorrupt,
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 #: marks older than this are of processes that died; no upload may take longer
 MARK_LIFE_S = 24 * 3600.0
 RESTORE_THREADS = 4
+#: a file is hashed in pieces that stay in a core's cache
+HASHED_BYTES = 256 << 10
 #: what no waiting mends
 _NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 
@@ -360,10 +363,37 @@ class CheckpointStore:
                 return
         except OSError as error:
             raise _no_room(error, path.parent) from error
-        hasher = xxhash.xxh3_128()
-        size = 0
-        out = path.open("wb", buffering=0)
         try:
+            found = (self._copy if self.codec.is_plain(file.blob) else self._decode)(file, path)
+        except FileNotFoundError as error:
+            raise _corrupt(manifest, file, "is missing") from error
+        except CheckpointCorrupt as error:
+            raise _corrupt(manifest, file, "cannot be decoded") from error
+        if found != (file.size, file.digest):
+            raise _corrupt(manifest, file, "has other content than it should")
+        if self.cache is not None:
+            self.cache.put(file.digest, path)
+
+    def _copy(self, file: ManifestFile, path: Path) -> tuple[int, str]:
+        """Size and digest of what is in the file now: copied by the kernel, then read in pieces that stay in a core's
+        cache, which costs half of what passing it through Python does."""
+        with _opened(path) as out:
+            try:
+                self.objects.download(f"{BLOBS}/{file.blob}", out, file.size)
+            except Unavailable as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+                    raise _no_room(error.__cause__, path.parent) from error
+                raise
+        hasher, size, piece = xxhash.xxh3_128(), 0, memoryview(bytearray(HASHED_BYTES))
+        with path.open("rb", buffering=0) as written:
+            while count := written.readinto(piece):
+                hasher.update(piece[:count])
+                size += count
+        return size, hasher.hexdigest()
+
+    def _decode(self, file: ManifestFile, path: Path) -> tuple[int, str]:
+        hasher, size = xxhash.xxh3_128(), 0
+        with _opened(path) as out:
             for data in self.codec.decode(self.objects.chunks(f"{BLOBS}/{file.blob}"), file.blob):
                 hasher.update(data)
                 size += len(data)
@@ -371,16 +401,14 @@ class CheckpointStore:
                     out.write(data)
                 except OSError as error:
                     raise _no_room(error, path.parent) from error
-        except FileNotFoundError as error:
-            raise _corrupt(manifest, file, "is missing") from error
-        except CheckpointCorrupt as error:
-            raise _corrupt(manifest, file, "cannot be decoded") from error
-        finally:
-            out.close()
-        if (size, hasher.hexdigest()) != (file.size, file.digest):
-            raise _corrupt(manifest, file, "has other content than it should")
-        if self.cache is not None:
-            self.cache.put(file.digest, path)
+        return size, hasher.hexdigest()
+
+
+def _opened(path: Path) -> FileIO:
+    try:
+        return path.open("wb", buffering=0)
+    except OSError as error:  # not a blob that is missing
+        raise _no_room(error, path.parent) from error
 
 
 def _sync(path: Path) -> None:

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stateflow.checkpoint import Manifest, ManifestFile
 from stateflow.checkpoint.backend import Backend, Stored, Throttle
@@ -48,6 +48,9 @@ class Wrapper:
     def chunks(self, name: str) -> Iterator[bytes]:
         self.before("chunks", name)
         yield from self.inner.chunks(name)
+
+    def download(self, name: str, file: BinaryIO) -> None:
+        self._do("download", name, file)
 
     def list(self, prefix: str) -> list[Stored]:
         return self._do("list", prefix)
@@ -157,6 +160,10 @@ class Lying(Wrapper):
 
     def read(self, name: str) -> bytes:
         return self._flip(self.inner.read(name))
+
+    def download(self, name: str, file: BinaryIO) -> None:
+        for data in self.chunks(name):
+            file.write(data)
 
     def chunks(self, name: str) -> Iterator[bytes]:
         yield self._flip(b"".join(self.inner.chunks(name)))

@@ -72,6 +72,9 @@ class BackendContract:
         assert b"".join(pieces) == large.read_bytes()
         assert max(map(len, pieces)) <= CHUNK_BYTES
         assert sum(sent) == large.stat().st_size
+        with (tmp_path / "again").open("wb", buffering=0) as file:
+            backend.download("x/large", file)
+        assert (tmp_path / "again").read_bytes() == large.read_bytes()
 
     def test_an_empty_object(self, backend: Backend, tmp_path: Path) -> None:
         backend.upload("x/empty", small(tmp_path, a="") / "a", lambda _: None)
@@ -93,11 +96,13 @@ class BackendContract:
         backend.delete("f/one")
         assert [s.name for s in backend.list("f")] == ["f/g/two"]
 
-    def test_what_is_not_there(self, backend: Backend) -> None:
+    def test_what_is_not_there(self, backend: Backend, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             backend.read("nothing/here")
         with pytest.raises(FileNotFoundError):
             list(backend.chunks("nothing/here"))
+        with (tmp_path / "nothing").open("wb", buffering=0) as file, pytest.raises(FileNotFoundError):
+            backend.download("nothing/here", file)
 
 
 class CheckpointContract(BackendContract):
