@@ -30,7 +30,8 @@ def _rows(connection: Connection) -> Iterator[Any]:
         for table, archived in ((RECORD, 0), (ARCHIVE, 1)):
             query = select(table, literal(archived).label("archived"))
             if at is not None:
-                query = query.where((table.c.item_id > at[0]) | ((table.c.item_id == at[0]) & (table.c.seq > at[1])))
+                # in this form an index leads to the place; an OR of both cases reads, and sorts, all that is left
+                query = query.where(table.c.item_id >= at[0], (table.c.item_id > at[0]) | (table.c.seq > at[1]))
             parts.append(select(query.order_by(table.c.item_id, table.c.seq).limit(PAGE).subquery()))
         both = union_all(*parts).subquery()
         page = connection.execute(select(both).order_by(both.c.item_id, both.c.seq).limit(PAGE)).all()
