@@ -224,7 +224,7 @@ class KeepingContract:
             thread.start()
         for thread in threads:
             thread.join()
-        assert errors == []
+        assert not errors, "\n".join(f"{error!r} after {error.__cause__!r}" for error in errors)
         with Ledger(fresh_url) as ledger:
             assert ledger.fetch() == [f"item-{n}" for n in range(6)]
 

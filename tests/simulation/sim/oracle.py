@@ -38,11 +38,13 @@ class Commit:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How an epoch came to be owned, as the ledger says. ``origin``: the epoch its copy was taken from; ``how``: MOVE,
-    or as of a take-over; ``abandoned``: take-overs were given up since then, which may have happened."""
+    or as of a take-over; ``abandoned``: take-overs were given up since then, which may have happened; ``over``: it was
+    given up itself."""
 
     origin: int = 0
     how: str = "CREATED"
     abandoned: bool = False
+    over: bool = False
 
 
 def may_commit(lifecycle: Lifecycle) -> bool:
@@ -124,7 +126,8 @@ class Oracle:
         if (partition, epoch) in self._histories:
             return
         before = self.history(partition)
-        self.epochs[partition] = max(epoch, self.epochs.get(partition, 0))
+        if not plan.over:
+            self.epochs[partition] = max(epoch, self.epochs.get(partition, 0))
         source = plan.origin
         if plan.how == "LOCAL":  # what it had, whatever became of it
             source = max(e for (p, e), name in self.owners.items() if (p, name) == (partition, replica) and e < epoch)

@@ -308,7 +308,8 @@ class World:
             planned = next(self.ledger.records(grant.payload["move"])).payload
             between = range(planned["epoch"] + 1, epoch)
             abandoned = any(True for e in between for _ in self.ledger.records(f"grant/{partition}/{e}"))
-            return Plan(planned["epoch"], planned["how"] or "MOVE", abandoned)
+            over = self.ledger.head(grant.payload["move"]).state is RecordState.FAILED
+            return Plan(planned["epoch"], planned["how"] or "MOVE", abandoned, over)
         return Plan()
 
     def answered(self, partition: int, batch: Any, output: bytes) -> None:
@@ -384,6 +385,7 @@ class World:
             for name, node in self.nodes.items():
                 if node.lifecycle(partition).state in (State.WARMING, State.FENCING) and name not in copies:
                     raise Violation(f"{name} still has {partition} {node.lifecycle(partition).state}")
+            self.serving(partition)  # also where it took no batch since it came back
             slot = self.nodes[owners[0][0]]._shelf.slot(partition)
             assert isinstance(slot.store, Store)
             self.oracle.compare(partition, slot.store.entries(), sent[number])
