@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, func, inspect, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from stateflow.errors import LedgerCorrupt, LedgerTooNew
+from stateflow.errors import LedgerCorrupt, LedgerTooNew, Unavailable
 from stateflow.ledger.database import Database
 from stateflow.ledger.rebuild import rebuild
 from stateflow.ledger.schema import METADATA, REVISION, VERSION_TABLE
@@ -64,6 +64,8 @@ def _upgrade(connection: Connection) -> None:
         command.upgrade(config, REVISION)
         if adopted:
             rebuild(connection)
+        if dialect == "mysql":  # whoever has the lock next must see the version, or takes this for a killed upgrade
+            connection.execute(text("COMMIT"))
     finally:
         if dialect == "mysql":
             connection.execute(text("SELECT RELEASE_LOCK(CONCAT('stateflow.', DATABASE()))"))
@@ -77,7 +79,12 @@ def _lock(connection: Connection, dialect: str) -> None:
     }
     if dialect in statement:
         words, values = statement[dialect]
-        connection.execute(text(words), values)
+        got = connection.execute(text(words), values)
+        if dialect == "mysql" and got.scalar() != 1:
+            raise Unavailable(
+                f"another program prepares the ledger, and has not ended within {_LOCK_WAIT_S} s",
+                remedy="see what it does, and open the ledger again",
+            )
 
 
 def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
