@@ -376,7 +376,7 @@ class CheckpointStore:
 
     def _copy(self, file: ManifestFile, path: Path) -> tuple[int, str]:
         """Size and digest of what is in the file now: copied by the kernel, then read in pieces that stay in a core's
-        cache, which costs half of what passing it through Python does."""
+        cache. Passing it through Python costs another copy."""
         with _opened(path) as out:
             try:
                 self.objects.download(f"{BLOBS}/{file.blob}", out, file.size)
