@@ -15,6 +15,7 @@ from stateflow.clock import Clock
 from stateflow.errors import Moved, NotOwner, StandbyMissing, StateflowError
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import fault_of, pieces, unexpected
+from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.host import Applied
 from stateflow.runtime.layout import Attempt
 from stateflow.runtime.positions import Batch
@@ -62,6 +63,7 @@ class Applier:
         self._clock = clock
         self._changed = changed
         self._ask = ask
+        self._garbage = Garbage()
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._loop = asyncio.get_running_loop()
         self._samples: deque[rpb.RequestSample] = deque(maxlen=SAMPLES_KEPT)
@@ -99,6 +101,8 @@ class Applier:
         if not parts:
             return []
         outcomes = await self._loop.run_in_executor(self._batches, self._apply_in_thread, call, parts)
+        if self._garbage.is_due():
+            self._batches.submit(self._garbage.collect)
         early: list[_Part] = []
         results: list[rpb.PartitionResult] = []
         if self.node.settings.acknowledge == "standby":

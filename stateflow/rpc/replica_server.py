@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import sys
 import uuid
@@ -41,8 +40,6 @@ from stateflow.types import PartitionId, ReplicaInfo
 log = logging.getLogger(__name__)
 #: how long a thread may keep the interpreter from the event loop; bounds what a busy batch adds to a pause
 SWITCH_INTERVAL_S = 0.0005
-#: batches make many objects and no cycles; the collector's default thresholds cost a third of the throughput
-GC_THRESHOLDS = (100_000, 20, 50)
 
 
 class ReplicaServer(MoveHandlers):
@@ -154,8 +151,6 @@ async def serve(
         random: spreads the periodic checkpoints of replicas that were started together.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
     server = grpc.aio.server(options=OPTIONS)
     shell = ReplicaServer(node, checkpoints, clock, random=random)
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, server)

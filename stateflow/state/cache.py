@@ -6,8 +6,10 @@ All of it runs between batches, when everything is clean.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from itertools import islice
 from typing import Any, Final
 
 from stateflow.state.collection import Collection
@@ -22,6 +24,11 @@ Caches = dict[type, dict[Any, Bundle]]
 # of an entry's places in the dicts of its collection.
 _BUNDLE, _OBJECT, _ENTRY = 350, 200, 130
 _OPAQUE, _SMALL = 200, 64
+# Shares of the limit: weighing begins at an estimate, what was weighed is too much, dropping ends.
+_BEGIN, _ENOUGH, _LEFT = 7 / 8, 3 / 4, 5 / 8
+_SIZED: Final = (bytes, str, int, float, type(None), bool, Decimal)
+#: keys looked at after each batch, at least
+_STEPS_MIN = 32
 
 
 def evict_keys(caches: Caches, excess: int, recent: frozenset[int]) -> None:
@@ -65,25 +72,6 @@ def evict_entries(caches: Caches, specs: Iterable[StateSpec], entries_max: int) 
             tracked._forget()
 
 
-def evict_bytes(caches: Caches, bytes_max: int, recent: frozenset[int]) -> int:
-    """Drops keys, oldest first, those with an object in ``recent`` (by id) last, until about three quarters of
-    ``bytes_max`` are left, if it is more than seven eighths. Returns what is left."""
-    weights = {id(bundle): weight_of(key, bundle) for cache in caches.values() for key, bundle in cache.items()}
-    total = sum(weights.values())
-    if total <= bytes_max * 7 // 8:
-        return total
-    for spared in (recent, frozenset[int]()):
-        for cache in caches.values():
-            for key in list(cache):
-                if total <= bytes_max * 3 // 4:
-                    return total
-                bundle = cache[key]
-                if spared.isdisjoint(map(id, bundle.values())) and not is_held(bundle):
-                    total -= weights[id(bundle)]
-                    del cache[key], bundle
-    return total
-
-
 def weight_of(key: Any, bundle: Bundle) -> int:
     """About how many bytes a cached key takes: getsizeof of keys, payloads and decoded values, tuples one level
     deep and objects of the user's own as 200 bytes, plus fixed costs of key, object and entry."""
@@ -102,11 +90,11 @@ def weight_of(key: Any, bundle: Bundle) -> int:
 
 
 def _size_of(value: Any) -> int:
+    if value.__class__ in _SIZED:
+        return sys.getsizeof(value)
     if isinstance(value, tuple):
         return sys.getsizeof(value) + sum(map(sys.getsizeof, value))
-    if isinstance(value, str | bytes | int | float | Decimal | None):
-        return sys.getsizeof(value)
-    return _OPAQUE
+    return sys.getsizeof(value) if isinstance(value, _SIZED) else _OPAQUE
 
 
 def _tracked(caches: Caches) -> Iterator[Any]:
@@ -173,24 +161,79 @@ class CachePool:
 
 class Budget:
     """Keeps a cache under its share of a pool: adds up what is read, written, inserted and bound, rather too much than
-    too little, and only when that is over the limit weighs what is there."""
+    too little, and only when that comes near the limit weighs what is there and drops the oldest.
+
+    Weighing all keys takes long enough to be felt as a pause, so it goes on from batch to batch: the more a batch
+    added, the more keys are looked at after it, so that all is done when the limit would be reached.
+    """
 
     def __init__(self, pool: CachePool, states: int) -> None:
         self._pool = pool
         self._key_bytes = _BUNDLE + states * _OBJECT + 100
         self._weighed = self._keys = self._entries = self._added = 0
+        self._estimate = 0
+        self._due = 0
+        self._recent = frozenset[int]()
+        self._sweep: Iterator[None] | None = None
+        self._sweep_steps = 0
 
     def written(self, puts: Iterable[tuple[bytes, bytes]]) -> None:
         # small ones are part of what an object and an entry are taken for
         self._added += 2 * sum([size for cell, data in puts if (size := len(cell) + len(data)) > _SMALL])
 
-    def is_over(self, keys: int, entries: int, meter: Meter) -> bool:
-        """Whether there may be too much; ``entries`` is how many were loaded or inserted, by the specs' count."""
+    def is_near(self, keys: int, entries: int, meter: Meter) -> bool:
+        """Whether ``cut`` has something to do; ``entries`` is how many were loaded or inserted, by the specs' count."""
         grown = (keys - self._keys) * self._key_bytes + max(0, entries - self._entries) * _ENTRY
-        return self._weighed + self._added + meter.bytes + grown > self._pool.share
+        before, self._estimate = self._estimate, self._weighed + self._added + meter.bytes + grown
+        self._due = max(0, self._estimate - before)
+        return self._sweep is not None or self._estimate > self._pool.share * _BEGIN
 
     def cut(self, caches: Caches, entries: int, meter: Meter, recent: frozenset[int]) -> None:
-        """Weighs what is there and drops what is too much."""
-        self._weighed = evict_bytes(caches, self._pool.share, recent)
-        self._keys, self._entries = sum(map(len, caches.values())), entries
-        self._added = meter.bytes = 0
+        """Weighs and drops a part of what is there; keys with an object in ``recent`` (by id) last."""
+        self._recent = recent
+        if self._sweep is None:
+            self._sweep_steps = 2 * sum(map(len, caches.values()))
+            self._sweep = self._weigh_and_drop(caches, entries, meter)
+        share = self._pool.share
+        if self._estimate > share:
+            steps: int | None = None
+        else:
+            steps = _STEPS_MIN + int(self._sweep_steps * self._due / (share * (1 - _BEGIN)))
+        for _ in islice(self._sweep, steps):
+            pass
+
+    def _weigh_and_drop(self, caches: Caches, entries: int, meter: Meter) -> Iterator[None]:
+        """Yields after each key it looked at."""
+        there = [(cache, list(cache)) for cache in caches.values()]
+        keys, added, read = sum(map(len, caches.values())), self._added, meter.bytes
+        weights = array("q")
+        for cache, names in there:
+            for key in names:
+                bundle = cache.get(key)
+                weights.append(0 if bundle is None else weight_of(key, bundle))
+                del bundle  # nothing may stay reachable through this frame
+                yield
+        # what came meanwhile stays added to it
+        self._weighed, self._keys, self._entries = sum(weights), keys, entries
+        self._added -= added
+        meter.bytes -= read
+        if self._weighed > self._pool.share * _ENOUGH:
+            yield from self._drop(there, weights)
+        self._sweep = None
+
+    def _drop(self, there: list[tuple[dict[Any, Bundle], list[Any]]], weights: array[int]) -> Iterator[None]:
+        for spares in (True, False):
+            weight = iter(weights)
+            for cache, names in there:
+                for key in names:
+                    if self._weighed <= self._pool.share * _LEFT:
+                        return
+                    size = next(weight)
+                    spared = self._recent if spares else frozenset[int]()
+                    bundle = cache.get(key)
+                    if bundle is not None and spared.isdisjoint(map(id, bundle.values())) and not is_held(bundle):
+                        self._weighed -= size
+                        self._keys -= 1
+                        del cache[key]
+                    del bundle
+                    yield

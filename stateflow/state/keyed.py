@@ -32,6 +32,9 @@ MAX_VALUE_BYTES: Final = 64 << 20
 _SINGLE: Final = frozenset({str, int, bytes, bool, date, float, Decimal, UUID})
 _IN_TUPLE: Final = frozenset({str, int})
 
+#: so many more keys than must leave the cache at once
+EVICTED_BEYOND: Final = 1024
+
 
 class _ByRowKey:
     """Stands for the cache of keys whose own equality says too little; they are cached by row key."""
@@ -329,12 +332,12 @@ class KeyedState:
         keys = sum(map(len, self._caches.values()))
         entries = sum([spec.entries_cached for spec in self._specs])
         crowded = keys > self._cached_keys
-        heavy = self._budget is not None and self._budget.is_over(keys, entries, self._meter)
+        heavy = self._budget is not None and self._budget.is_near(keys, entries, self._meter)
         recent = frozenset(map(id, written)) if crowded or heavy else frozenset()
         self._end_batch()
         if crowded:
             # a little more than needed, so that not every small batch has to look for victims
-            evict_keys(self._caches, keys - self._cached_keys + self._cached_keys // 16, recent)
+            evict_keys(self._caches, keys - self._cached_keys + min(self._cached_keys // 16, EVICTED_BEYOND), recent)
         if entries > self._cached_entries:
             evict_entries(self._caches, self._specs, self._cached_entries * 3 // 4)
         if heavy and self._budget is not None:

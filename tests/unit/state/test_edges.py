@@ -11,7 +11,7 @@ from bench import Bench
 
 from stateflow import state
 from stateflow.errors import DecodeError, EncodeError
-from stateflow.state import CachePool, scan_state
+from stateflow.state import CachePool, cache, scan_state
 from stateflow.state.cache import weight_of
 from stateflow.state.choose import coder_for
 
@@ -205,6 +205,30 @@ def test_the_cache_is_bounded_by_bytes() -> None:
         keyed.collect()
         keyed.mark_clean()
         assert weight(keyed) <= 200_000 + 20_000
+
+
+def test_no_batch_looks_at_much_of_a_large_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighing everything at once stopped a replica for 200 ms."""
+    looked: list[int] = []
+    weigh = cache.weight_of
+    monkeypatch.setattr(cache, "weight_of", lambda key, bundle: looked.append(1) or weigh(key, bundle))
+    limit = 40_000_000
+    bench = Bench(Op, cache=CachePool(limit))
+    keyed, op = bench.keyed, bench.op
+    most = largest = rounds = 0
+    for first in range(0, 40_000, 10):
+        for number in range(first, first + 10):
+            keyed.bind(op, number)
+            op.text.value = "x" * 500
+        bench.commit()
+        most, rounds = max(most, len(looked)), rounds + bool(looked)
+        looked.clear()
+        if first % 5_000 == 0:
+            largest = max(largest, weight(keyed))
+    keys = sum(map(len, keyed._caches.values()))
+    assert rounds > 50  # it was over its limit several times
+    assert limit / 2 < largest <= limit
+    assert most < keys / 20
 
 
 def test_written_and_held_keys_stay_while_bytes_are_counted() -> None:

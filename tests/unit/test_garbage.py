@@ -1,0 +1,73 @@
+"""What the collector between batches finds, and what it leaves alone."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from stateflow.runtime.garbage import OLD, YOUNG, Garbage
+
+
+class Node:
+    other: Node
+
+
+def _ring() -> weakref.ref[Node]:
+    one, two = Node(), Node()
+    one.other, two.other = two, one
+    return weakref.ref(one)
+
+
+@pytest.fixture
+def garbage() -> Iterator[Garbage]:
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.disable()  # only what is under test collects
+    yield Garbage()
+    gc.enable()
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def test_a_portion_is_due_when_enough_is_new(garbage: Garbage) -> None:
+    garbage.collect()
+    assert not garbage.is_due()
+    new = [[number] for number in range(YOUNG + 1000)]
+    assert garbage.is_due()
+    garbage.collect()
+    assert not garbage.is_due()
+    assert len(new) == YOUNG + 1000
+
+
+def test_a_cycle_that_was_dropped_is_collected_with_its_portion(garbage: Garbage) -> None:
+    ring = _ring()
+    assert ring() is not None
+    garbage.collect()
+    assert ring() is None
+
+
+def test_what_was_looked_at_is_not_looked_at_again_but_freed_with_its_last_reference(garbage: Garbage) -> None:
+    kept = Node()
+    seen = weakref.ref(kept)
+    garbage.collect()
+    assert not any(item is kept for item in gc.get_objects())
+    del kept
+    assert seen() is None
+
+
+def test_a_cycle_dropped_after_it_was_looked_at_is_collected_when_what_is_kept_has_doubled(garbage: Garbage) -> None:
+    ring = _ring()
+    held = ring()
+    garbage.collect()
+    del held
+    garbage.collect()
+    assert ring() is not None
+    kept = []
+    while ring() is not None:
+        kept.append([[number] for number in range(YOUNG)])
+        garbage.collect()
+        assert len(kept) * YOUNG < 4 * max(OLD, garbage._kept)
+    assert len(kept) * YOUNG >= OLD
