@@ -49,6 +49,7 @@ class Applier:
     """Args:
     changed: an event that is set at the next change of a partition's lifecycle.
     ask: told of each partition that a batch waits for.
+    garbage: collected between batches.
     """
 
     def __init__(
@@ -57,13 +58,14 @@ class Applier:
         clock: Clock,
         changed: Callable[[PartitionId], asyncio.Event],
         ask: Callable[[PartitionId], None],
+        garbage: Garbage | None = None,
     ) -> None:
         self.node = node
         self.rows = 0
         self._clock = clock
         self._changed = changed
         self._ask = ask
-        self._garbage = Garbage()
+        self._garbage = garbage
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._loop = asyncio.get_running_loop()
         self._samples: deque[rpb.RequestSample] = deque(maxlen=SAMPLES_KEPT)
@@ -101,7 +103,7 @@ class Applier:
         if not parts:
             return []
         outcomes = await self._loop.run_in_executor(self._batches, self._apply_in_thread, call, parts)
-        if self._garbage.is_due():
+        if self._garbage is not None and self._garbage.is_due():
             self._batches.submit(self._garbage.collect)
         early: list[_Part] = []
         results: list[rpb.PartitionResult] = []

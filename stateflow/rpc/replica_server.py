@@ -32,6 +32,7 @@ from stateflow.rpc.wire import (
     streaming,
     unary,
 )
+from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.reading import scan_pages
 from stateflow.runtime.replica import ReplicaNode
@@ -43,7 +44,10 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 class ReplicaServer(MoveHandlers):
-    """Args: checkpoints: where periodic and on-demand checkpoints go; None switches them off."""
+    """Args:
+    checkpoints: where periodic and on-demand checkpoints go; None switches them off.
+    garbage: this process's, when nobody else looks after it.
+    """
 
     def __init__(
         self,
@@ -52,10 +56,11 @@ class ReplicaServer(MoveHandlers):
         clock: Clock = SYSTEM_CLOCK,
         connect: Callable[[str], grpc.aio.Channel] = connect,
         random: Random | None = None,
+        garbage: Garbage | None = None,
     ) -> None:
         super().__init__(node, checkpoints, clock, connect)
         self.checkpointing = CheckpointShell(node, checkpoints, clock, random or Random(0))
-        self._applier = Applier(node, clock, self._next_change, self._ask)
+        self._applier = Applier(node, clock, self._next_change, self._ask, garbage)
 
     async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
         await self._applier.run(requests, context)
@@ -152,7 +157,7 @@ async def serve(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = grpc.aio.server(options=OPTIONS)
-    shell = ReplicaServer(node, checkpoints, clock, random=random)
+    shell = ReplicaServer(node, checkpoints, clock, random=random, garbage=Garbage())
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, server)
     try:
         address = bind(server, listen)
