@@ -25,7 +25,9 @@ Caches = dict[type, dict[Any, Bundle]]
 _BUNDLE, _OBJECT, _ENTRY = 350, 200, 130
 _OPAQUE, _SMALL = 200, 64
 # Shares of the limit: weighing begins at an estimate, what was weighed is too much, dropping ends.
-_BEGIN, _ENOUGH, _LEFT = 7 / 8, 3 / 4, 5 / 8
+_BEGIN, _BEGIN_APART, _ENOUGH, _LEFT = 7 / 8, 1 / 16, 3 / 4, 5 / 8
+#: multiples of it are far apart, modulo 1
+_GOLDEN = 0.6180339887
 _SIZED: Final = (bytes, str, int, float, type(None), bool, Decimal)
 #: keys looked at after each batch, at least
 _STEPS_MIN = 32
@@ -147,9 +149,17 @@ class CachePool:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._members = 0
+        self._joined = 0
 
     def join(self) -> None:
         self._members += 1
+        self._joined += 1
+
+    @property
+    def begin(self) -> float:
+        """The share of its limit at which the member that joined last begins to weigh. Another for each: rows come to
+        all partitions alike, which would else begin with the same batch."""
+        return _BEGIN - _BEGIN_APART * (self._joined * _GOLDEN % 1)
 
     def leave(self) -> None:
         self._members -= 1
@@ -169,6 +179,7 @@ class Budget:
 
     def __init__(self, pool: CachePool, states: int) -> None:
         self._pool = pool
+        self._begin = pool.begin
         self._key_bytes = _BUNDLE + states * _OBJECT + 100
         self._weighed = self._keys = self._entries = self._added = 0
         self._estimate = 0
@@ -186,7 +197,7 @@ class Budget:
         grown = (keys - self._keys) * self._key_bytes + max(0, entries - self._entries) * _ENTRY
         before, self._estimate = self._estimate, self._weighed + self._added + meter.bytes + grown
         self._due = max(0, self._estimate - before)
-        return self._sweep is not None or self._estimate > self._pool.share * _BEGIN
+        return self._sweep is not None or self._estimate > self._pool.share * self._begin
 
     def cut(self, caches: Caches, entries: int, meter: Meter, recent: frozenset[int]) -> None:
         """Weighs and drops a part of what is there; keys with an object in ``recent`` (by id) last."""
@@ -198,7 +209,7 @@ class Budget:
         if self._estimate > share:
             steps: int | None = None
         else:
-            steps = _STEPS_MIN + int(self._sweep_steps * self._due / (share * (1 - _BEGIN)))
+            steps = _STEPS_MIN + int(self._sweep_steps * self._due / (share * (1 - self._begin)))
         for _ in islice(self._sweep, steps):
             pass
 
