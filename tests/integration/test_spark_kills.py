@@ -367,13 +367,26 @@ def test_a_pipeline_whose_every_process_is_killed_while_partitions_move(local: L
 # -- speculation ----------------------------------------------------------------------------------------------
 
 
-def task_starts(events: Path) -> Iterator[dict[str, Any]]:
-    """From Spark's own event log."""
+def told(events: Path) -> Iterator[dict[str, Any]]:
+    """Spark's own event log."""
     for file in events.rglob("events_*"):
-        for line in file.read_text().splitlines():
-            event = json.loads(line)
-            if event["Event"] == "SparkListenerTaskStart":
-                yield event["Task Info"]
+        yield from map(json.loads, file.read_text().splitlines())
+
+
+def attempts_of(events: Path) -> list[str]:
+    """What executors and attempts came to, for whoever has to find out why there were too few."""
+    lines = []
+    for event in told(events):
+        name = event["Event"].removeprefix("SparkListener")
+        task = event.get("Task Info", {})
+        which = f"stage {event.get('Stage ID')} task {task.get('Index')} attempt {task.get('Attempt')}"
+        if name in ("ExecutorAdded", "ExecutorRemoved"):
+            lines.append(f"{event['Timestamp']} {name} {event['Executor ID']} {event.get('Removed Reason', '')}")
+        elif name == "TaskStart":
+            lines.append(f"{task['Launch Time']} {which} on {task['Executor ID']}, speculative: {task['Speculative']}")
+        elif name == "TaskEnd" and event["Task End Reason"]["Reason"] != "Success":
+            lines.append(f"{task['Finish Time']} {which} ended: {str(event['Task End Reason'])[:300]}")
+    return lines
 
 
 @pytest.mark.timeout(600)
@@ -391,8 +404,9 @@ def test_speculative_attempts_apply_once(local: LocalCluster, work: Path) -> Non
         assert driver.popen.wait(PATIENCE_S) == 0, driver.said()
     finally:
         driver.end()
-    assert all(second(work, number).exists() for number in range(2)), "a lagging attempt was left alone"
-    starts = list(task_starts(work / "events"))
+    alone = [number for number in range(2) if not second(work, number).exists()]
+    assert not alone, "\n".join([f"lagging attempts were left alone: {alone}", *attempts_of(work / "events")])
+    starts = [event["Task Info"] for event in told(work / "events") if event["Event"] == "SparkListenerTaskStart"]
     speculative = [start for start in starts if start["Speculative"]]
     assert len(speculative) >= 2, Counter(start["Speculative"] for start in starts)
     Expected(work / "input").check(local, "Laggard", work / "output")
