@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from benchmarks.results import RESULTS
 
 #: one experiment may take so long; a quick one is meant to take 120 s on two quiet cores
 LIMIT_QUICK_S, LIMIT_S = 600, 4 * 3600
+#: to end its processes
+GRACE_S = 60
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,13 +59,26 @@ def _run(name: str, experiment: str, *, quick: bool, seed: int) -> bool:
     command += ["--quick"] * quick
     print(f"== {name} {experiment}", file=sys.stderr, flush=True)
     began = time.monotonic()
+    process = subprocess.Popen(command, cwd=REPOSITORY)
     try:
-        status = subprocess.run(
-            command, cwd=REPOSITORY, timeout=LIMIT_QUICK_S if quick else LIMIT_S, check=False
-        ).returncode
+        status = process.wait(LIMIT_QUICK_S if quick else LIMIT_S)
     except subprocess.TimeoutExpired as error:
         print(f"benchmark_too_slow: {name} {experiment} took over {error.timeout:.0f} s", file=sys.stderr)
+        _stop(process)
         return False
+    except BaseException:
+        _stop(process)
+        raise
     took = time.monotonic() - began
     print(f"== {name} {experiment}: {took:.0f} s, {'done' if status == 0 else 'FAILED'}", file=sys.stderr, flush=True)
     return status == 0
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """With what it started: left alone, that would take the processors from the next one."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
