@@ -19,7 +19,7 @@ demo: $(VENV)/.demo
 	$(BIN)/stateflow demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder  # small ones last
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder  # small ones last
 
 simulate: $(VENV)/.dev
 	$(BIN)/python -m tests.simulation.sim --seeds 100000
