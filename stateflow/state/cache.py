@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from decimal import Decimal
 from itertools import islice
 from typing import Any, Final
@@ -185,7 +185,7 @@ class Budget:
         self._estimate = 0
         self._due = 0
         self._recent = frozenset[int]()
-        self._sweep: Iterator[None] | None = None
+        self._sweep: Generator[None] | None = None
         self._sweep_steps = 0
 
     def written(self, puts: Iterable[tuple[bytes, bytes]]) -> None:
@@ -213,7 +213,13 @@ class Budget:
         for _ in islice(self._sweep, steps):
             pass
 
-    def _weigh_and_drop(self, caches: Caches, entries: int, meter: Meter) -> Iterator[None]:
+    def close(self) -> None:
+        """What is half done refers to this, and to every key: let go of it."""
+        if self._sweep is not None:
+            self._sweep.close()
+            self._sweep = None
+
+    def _weigh_and_drop(self, caches: Caches, entries: int, meter: Meter) -> Generator[None]:
         """Yields after each key it looked at."""
         there = [(cache, list(cache)) for cache in caches.values()]
         keys, added, read = sum(map(len, caches.values())), self._added, meter.bytes
@@ -232,7 +238,7 @@ class Budget:
             yield from self._drop(there, weights)
         self._sweep = None
 
-    def _drop(self, there: list[tuple[dict[Any, Bundle], list[Any]]], weights: array[int]) -> Iterator[None]:
+    def _drop(self, there: list[tuple[dict[Any, Bundle], list[Any]]], weights: array[int]) -> Generator[None]:
         for spares in (True, False):
             weight = iter(weights)
             for cache, names in there:

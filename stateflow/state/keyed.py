@@ -353,6 +353,8 @@ class KeyedState:
     def close(self) -> None:
         """Drops the cache and gives its share of the pool back. Use it no more."""
         self.invalidate()
+        if self._budget is not None:
+            self._budget.close()
         if self._pool is not None:
             self._pool.leave()
             self._pool = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from decimal import Decimal
 from typing import Any
 
@@ -229,6 +231,27 @@ def test_no_batch_looks_at_much_of_a_large_cache(monkeypatch: pytest.MonkeyPatch
     assert rounds > 50  # it was over its limit several times
     assert limit / 2 < largest <= limit
     assert most < keys / 20
+
+
+def test_a_closed_partition_lets_go_of_its_keys_in_the_middle_of_weighing() -> None:
+    bench = Bench(Op, cache=CachePool(4_000_000))
+    keyed, op = bench.keyed, bench.op
+    number = 0
+    while keyed._budget is None or keyed._budget._sweep is None:
+        keyed.bind(op, number)
+        op.text.value = "x" * 500
+        bench.commit()
+        number += 1
+        assert number < 10_000
+    budget = weakref.ref(keyed._budget)
+    keyed.close()
+    gc.collect()
+    gc.disable()
+    try:
+        del bench, keyed, op
+        assert budget() is None, "it is in no cycle"
+    finally:
+        gc.enable()
 
 
 def test_written_and_held_keys_stay_while_bytes_are_counted() -> None:
