@@ -64,19 +64,19 @@ def _run(name: str, experiment: str, *, quick: bool, seed: int) -> bool:
         status = process.wait(LIMIT_QUICK_S if quick else LIMIT_S)
     except subprocess.TimeoutExpired as error:
         print(f"benchmark_too_slow: {name} {experiment} took over {error.timeout:.0f} s", file=sys.stderr)
-        _stop(process)
+        process.send_signal(signal.SIGINT)
+        _await_end(process)
         return False
-    except BaseException:
-        _stop(process)
+    except KeyboardInterrupt:  # the terminal has told it too
+        _await_end(process)
         raise
     took = time.monotonic() - began
     print(f"== {name} {experiment}: {took:.0f} s, {'done' if status == 0 else 'FAILED'}", file=sys.stderr, flush=True)
     return status == 0
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """With what it started: left alone, that would take the processors from the next one."""
-    process.send_signal(signal.SIGINT)
+def _await_end(process: subprocess.Popen[bytes]) -> None:
+    """Of it and of what it started: left alone, that would take the processors from the next one."""
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:

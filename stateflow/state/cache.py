@@ -151,14 +151,11 @@ class CachePool:
         self._members = 0
         self._joined = 0
 
-    def join(self) -> None:
+    def join(self) -> float:
+        """Returns the share of its part at which the member begins to weigh. Another for each: rows come to all
+        partitions alike, which would else begin with the same batch."""
         self._members += 1
         self._joined += 1
-
-    @property
-    def begin(self) -> float:
-        """The share of its limit at which the member that joined last begins to weigh. Another for each: rows come to
-        all partitions alike, which would else begin with the same batch."""
         return _BEGIN - _BEGIN_APART * (self._joined * _GOLDEN % 1)
 
     def leave(self) -> None:
@@ -177,9 +174,9 @@ class Budget:
     added, the more keys are looked at after it, so that all is done when the limit would be reached.
     """
 
-    def __init__(self, pool: CachePool, states: int) -> None:
+    def __init__(self, pool: CachePool, begin: float, states: int) -> None:
         self._pool = pool
-        self._begin = pool.begin
+        self._begin = begin
         self._key_bytes = _BUNDLE + states * _OBJECT + 100
         self._weighed = self._keys = self._entries = self._added = 0
         self._estimate = 0
@@ -222,7 +219,7 @@ class Budget:
     def _weigh_and_drop(self, caches: Caches, entries: int, meter: Meter) -> Generator[None]:
         """Yields after each key it looked at."""
         there = [(cache, list(cache)) for cache in caches.values()]
-        keys, added, read = sum(map(len, caches.values())), self._added, meter.bytes
+        added, read = self._added, meter.bytes
         weights = array("q")
         for cache, names in there:
             for key in names:
@@ -231,7 +228,7 @@ class Budget:
                 del bundle  # nothing may stay reachable through this frame
                 yield
         # what came meanwhile stays added to it
-        self._weighed, self._keys, self._entries = sum(weights), keys, entries
+        self._weighed, self._keys, self._entries = sum(weights), len(weights), entries
         self._added -= added
         meter.bytes -= read
         if self._weighed > self._pool.share * _ENOUGH:

@@ -77,9 +77,7 @@ class KeyedState:
         self._max_value_bytes = max_value_bytes
         self._meter = Meter(reader)
         self._pool = cache
-        if cache is not None:
-            cache.join()
-        self._budget = None if cache is None else Budget(cache, len(self._declarations))
+        self._budget = None if cache is None else Budget(cache, cache.join(), len(self._declarations))
         self._reader: CellReader = reader if self._budget is None else self._meter
         #: tracked objects written, or handed out mutable, since the last commit
         self._written: list[Any] = []
