@@ -79,6 +79,9 @@ class ControllerSettings(Settings):
         description="clocks may drift apart by this share of a lease; waited before a take-over",
     )
     takeover_retry_s: float = Field(default=5.0, gt=0)
+    restore_patience_s: float = Field(
+        default=60.0, gt=0, description="a restore waits so long for a target that went away when the owner had stopped"
+    )
 
 
 class RouterSettings(Settings):

@@ -108,6 +108,7 @@ class Book:
     planned: dict[str, tuple[Deployed, Record]] = field(default_factory=dict)
     open_moves: dict[str, OpenMove] = field(default_factory=dict)  # by item id
     open_restores: dict[str, tuple[PlannedRestore, Record]] = field(default_factory=dict)  # by item id
+    failed_restores: list[PlannedRestore] = field(default_factory=list)  # whose owner may have stopped for them
     finished: list[tuple[PlannedMove, Record]] = field(default_factory=list)
     upgrades: dict[str, int] = field(default_factory=dict)  # how many, by operator
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
@@ -272,8 +273,10 @@ class Book:
         payload = {"epoch": epoch, "owner": restore.target, "report": report}
         self._end(self.open_restores[restore.item_id][1], RecordState.PROCESSED, payload)
 
-    def restore_failed(self, restore: PlannedRestore, error: dict[str, Any]) -> None:
-        self._end(self.open_restores[restore.item_id][1], RecordState.FAILED, {"error": error})
+    def restore_failed(self, restore: PlannedRestore, granted: int, error: dict[str, Any]) -> None:
+        """Args: granted: the epoch for which the owner was asked to stop; 0: it was not."""
+        payload = {"error": error, "granted": granted}
+        self._end(self.open_restores[restore.item_id][1], RecordState.FAILED, payload)
 
     def _fold_restore(self, rest: str, record: Record) -> None:
         match record.state:
@@ -292,6 +295,9 @@ class Book:
                     deployed.assignment = deployed.assignment.moved(
                         restore.partition.partition, restore.target, record.payload["epoch"]
                     )
+                elif granted := record.payload.get("granted", 0):
+                    self.epochs_granted[restore.partition] = max(self.epochs_granted[restore.partition], granted)
+                    self.failed_restores.append(restore)
 
     # -- standbys -----------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from reconfig.controller.book import Book, PlannedRestore
 from reconfig.controller.desk import Desk
-from stateflow.errors import MoveConflict, StateflowError, Unavailable
+from stateflow.errors import MoveConflict, MoveUnknown, StaleCheckpoint, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import error_of, fault_of, replica_to_pb, spec_to_pb, unexpected
@@ -22,7 +22,8 @@ from stateflow.types import PartitionId
 log = logging.getLogger(__name__)
 RESTORE_TIMEOUT_S = 3600.0
 AT_ONCE = 4
-OWN_ATTEMPTS = 5
+#: what a new fetch at the target mends: it was started again and has forgotten, or somebody published meanwhile
+FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
 
 
 class Restores:
@@ -100,16 +101,25 @@ class Restores:
 
     async def _run_one(self, planned: PlannedRestore) -> cpb.RestoredPartition:
         report = cpb.RestoredPartition(partition=planned.partition.partition, replica=planned.target)
+        granted = 0  # the epoch for which the owner was asked to stop
         async with self._slots:
             try:
-                result = await self._restore(planned)
+                request = self._request(planned)
+                prepared = await self._ask(planned, request)
+                request.epoch = max(planned.epoch, prepared.epoch)
+                if planned.owner != planned.target:
+                    granted = request.epoch
+                    await self._stop(planned, granted)
+                result, prepared = await self._own(planned, request, prepared)
             except Exception as error:
                 fault = error if isinstance(error, StateflowError) else unexpected(error)
                 if fault is not error:
                     log.exception("restore of %s", planned.partition)
-                await self._desk.record(Book.restore_failed, planned, fault.to_wire())
+                await self._desk.record(Book.restore_failed, planned, granted, fault.to_wire())
                 report.fault.CopyFrom(fault_of(fault))
                 return report
+            result.passed_over.extend(prepared.passed_over)
+            result.bytes = prepared.bytes
             report.result.CopyFrom(result)
             for passed_over in result.passed_over:
                 log.error("restore of %s passed over: %s", planned.partition, error_of(passed_over))
@@ -122,11 +132,10 @@ class Restores:
             await self._desk.record(Book.restore_owned, planned, int(result.epoch), summary)
             return report
 
-    async def _restore(self, planned: PlannedRestore) -> rpb.RestoreReply:
-        spec = self._book.operator(planned.partition.operator).spec
-        request = rpb.RestoreRequest(
+    def _request(self, planned: PlannedRestore) -> rpb.RestoreRequest:
+        return rpb.RestoreRequest(
             restore_id=planned.restore_id,
-            spec=spec_to_pb(spec),
+            spec=spec_to_pb(self._book.operator(planned.partition.operator).spec),
             partition=planned.partition.partition,
             epoch=planned.epoch,
             url=planned.url,
@@ -134,24 +143,40 @@ class Restores:
             source=planned.source,
             batch=planned.batch,
         )
-        prepared = await self._desk.call(planned.target, lambda stub: stub.Restore, request, RESTORE_TIMEOUT_S)
-        request.epoch = max(planned.epoch, prepared.epoch)
-        if planned.owner != planned.target:
-            await self._stop(planned, request.epoch)
+
+    async def _ask(self, planned: PlannedRestore, request: rpb.RestoreRequest) -> rpb.RestoreReply:
+        reply: rpb.RestoreReply = await self._desk.call(
+            planned.target, lambda stub: stub.Restore, request, RESTORE_TIMEOUT_S
+        )
+        return reply
+
+    async def _own(
+        self, planned: PlannedRestore, request: rpb.RestoreRequest, prepared: rpb.RestoreReply
+    ) -> tuple[rpb.RestoreReply, rpb.RestoreReply]:
+        """Nobody else serves the partition from here on: a target that is away is waited for, and fetches again what
+        it has forgotten. (What it says as owner, what it fetched.)
+
+        Given up only when the target's lease has lapsed: while it may serve, nobody else must.
+        """
+        settings, members = self._desk.settings, self._desk.members
+        give_up_at = self._desk.clock.monotonic() + settings.restore_patience_s
         request.own = True
-        for attempt in range(1, OWN_ATTEMPTS + 1):  # from here on nobody else serves it
+        while True:
             try:
-                owned: rpb.RestoreReply = await self._desk.call(
-                    planned.target, lambda stub: stub.Restore, request, RESTORE_TIMEOUT_S
-                )
-                break
-            except Unavailable:
-                if attempt == OWN_ATTEMPTS:
-                    raise
-                await asyncio.sleep(self._desk.settings.retry_interval_s)
-        owned.passed_over.extend(prepared.passed_over)
-        owned.bytes = prepared.bytes
-        return owned
+                if not request.own:
+                    prepared = await self._ask(planned, request)
+                    request.own, request.epoch = True, max(request.epoch, prepared.epoch)
+                return await self._ask(planned, request), prepared
+            except (Unavailable, *FETCHED_AGAIN) as error:
+                if self._desk.clock.monotonic() > give_up_at and members.lapsed(planned.target):
+                    raise Unavailable(
+                        f"{planned.target} was to own it and is gone: {error}",
+                        remedy=f"{planned.owner} serves what it had, when it answers; restore to another with --to",
+                        partition=planned.partition,
+                    ) from error
+                log.warning("restore of %s goes on: %s", planned.partition, error)
+                request.own = request.own and not isinstance(error, FETCHED_AGAIN)
+            await asyncio.sleep(self._desk.settings.retry_interval_s)
 
     async def _stop(self, planned: PlannedRestore, epoch: int) -> None:
         """Its owner serves it no more: it says so, or its lease has lapsed. Missed heartbeats prove nothing."""

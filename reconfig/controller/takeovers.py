@@ -48,6 +48,7 @@ class Takeovers:
         self._not_before: dict[PartitionId, float] = {}
         self._failures: dict[PartitionId, int] = {}
         self._looked_at = len(desk.book.finished)
+        self._restores_looked_at = len(desk.book.failed_restores)
 
     # -- who has what -------------------------------------------------------------------------------------
 
@@ -73,13 +74,20 @@ class Takeovers:
             self._orphans[partition] = Orphan(epoch, False)
 
     def _look_at_aborted(self) -> None:
-        """A move that was granted and ended without an owner may have left its source sealed."""
-        finished = self._desk.book.finished
+        """A move or restore that was granted and ended without an owner may have left its source sealed."""
+        finished, failed = self._desk.book.finished, self._desk.book.failed_restores
         for planned, record in finished[self._looked_at :]:
             granted = self._desk.book.epochs_granted.get(planned.partition, 0) >= planned.granted_epoch > 0
             if record.state is RecordState.FAILED and planned.strategy != "failover" and granted:
                 self._desk.spawn(self._settle_fence(planned.source, planned.partition, planned.epoch, planned.move_id))
         self._looked_at = len(finished)
+        for restore in failed[self._restores_looked_at :]:
+            owner, epoch = self._desk.book.operator(restore.partition.operator).assignment.owner(
+                restore.partition.partition
+            )
+            if owner == restore.owner:
+                self._desk.spawn(self._settle_fence(owner, restore.partition, epoch, restore.restore_id))
+        self._restores_looked_at = len(failed)
 
     async def _settle_fence(self, name: str, partition: PartitionId, epoch: int, move_id: str) -> None:
         """When a move has ended without an owner: does its source serve on, or did it seal?"""
