@@ -13,8 +13,8 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from benchmarks.record import Record
 from benchmarks.results import keep
@@ -24,13 +24,18 @@ from benchmarks.results import keep
 class Benchmark:
     """``module``: ``run(experiment, quick=, seed=, only=) -> Record``. First experiment: the default.
 
-    ``full_only``: experiments that have no quick size and are left out of the quick suite.
+    ``full_only``: experiments that have no quick size and are left out of the quick suite. ``questions``: of
+    experiments that ask something else than the benchmark.
     """
 
     module: str
     experiments: tuple[str, ...]
     question: str
     full_only: tuple[str, ...] = ()
+    questions: Mapping[str, str] = field(default_factory=dict)
+
+    def question_of(self, experiment: str) -> str:
+        return self.questions.get(experiment, self.question)
 
 
 REGISTRY = {
@@ -40,14 +45,27 @@ REGISTRY = {
     ),
     "checkpoint": Benchmark("benchmarks.checkpoint", ("C1",), "what does durability cost?"),
     "migrate": Benchmark(
-        "benchmarks.migrate", ("M1", "M2", "M3", "M6", "M7", "M8"), "how long do partitions stand still?"
+        "benchmarks.migrate",
+        ("M1", "M2", "M3", "M6", "M7", "M8"),
+        "how long do partitions stand still?",
+        questions={
+            "M1": "how long does a partition stand still, by its size?",
+            "M2": "how long does it stand still, by the share of its keys that change meanwhile?",
+            "M3": "what do batches feel while a quarter of many partitions moves?",
+            "M6": "what does the way back cost?",
+            "M7": "do partitions that stay notice that others move?",
+            "M8": "is a pause budget kept, and predicted?",
+        },
     ),
     "failover": Benchmark("benchmarks.failover", ("F1",), "how long until a dead replica's partitions answer again?"),
     "soak": Benchmark(
         "benchmarks.soak", ("SOAK",), "is anything lost under random moves, kills and stops?", full_only=("SOAK",)
     ),
     "spark": Benchmark(
-        "benchmarks.spark", ("T1", "T1-small"), "faster than Spark's Python state API and its own aggregation?"
+        "benchmarks.spark",
+        ("T1", "T1-small"),
+        "faster than Spark's Python state API and its own aggregation?",
+        questions={"T1-small": "what does a small micro-batch cost, beside a query that only visits Python?"},
     ),
     "direct": Benchmark("benchmarks.direct", ("T2",), "what does a record cost without Spark?"),
     "scale": Benchmark("benchmarks.scale", ("T3",), "does it scale with replicas, keys and state?"),

@@ -16,7 +16,6 @@ from typing import Any
 from benchmarks.load import Ledger, Load, Source, ccdf, correctness_of, summary
 from benchmarks.operators import CountSum
 from benchmarks.record import Correctness, Record, Target, spread
-from benchmarks.stall import StallWatch
 from stateflow.testing import LocalCluster
 
 OPERATOR = "CountSum"
@@ -105,7 +104,7 @@ def _picker(number: int) -> Callable[[random.Random], list[dict[str, Any]]]:
 
 
 def _watched(load: Load, seconds: float) -> dict[str, Any]:
-    with StallWatch() as watch, load:
+    with load:
         load.wait(SETTLE_S + seconds)
     begin = load.began_s + SETTLE_S
     each = [took for source in load.sources for took in source.latencies.between(begin, begin + seconds)]
@@ -115,7 +114,7 @@ def _watched(load: Load, seconds: float) -> dict[str, Any]:
         "latency_ms": summary(each),
         "ccdf": ccdf(each),
         "timeline": load.sources[0].latencies.timeline(load.began_s),
-        "stalls": watch.found().to_json(),
+        "stalls": load.watch.found().to_json(),
     }
 
 

@@ -6,6 +6,7 @@ counts: a stalled system must not be able to hide it (coordinated omission; Tene
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import Correctness
+from benchmarks.stall import StallWatch
 from stateflow.client import Cluster, StreamClient
 from stateflow.errors import PositionGap, Unavailable
 
@@ -115,7 +117,9 @@ class Source:
 
 
 class Load:
-    """Sends batches at fixed times from a thread per source. A context manager.
+    """Sends batches at fixed times from a thread per source. A context manager. ``watch``: was it held up itself?
+
+    What was made before it starts is not looked at by the collector while it runs: that would stop all senders.
 
     Args:
         keep_sent: remember batches, so that what a restored checkpoint lacks can be sent again.
@@ -127,6 +131,7 @@ class Load:
         self.errors: list[BaseException] = []
         self.began_s = 0.0
         self._keep = keep_sent
+        self.watch = StallWatch()
         self._stop = threading.Event()
         self._mutex = threading.Lock()
         self._threads = [
@@ -135,6 +140,9 @@ class Load:
         ]
 
     def __enter__(self) -> Load:
+        gc.collect()
+        gc.freeze()
+        self.watch.__enter__()
         self.began_s = time.monotonic()
         for thread in self._threads:
             thread.start()
@@ -144,6 +152,8 @@ class Load:
         self._stop.set()
         for thread in self._threads:
             thread.join(120)
+        self.watch.__exit__()
+        gc.unfreeze()
         if self.errors:
             raise self.errors[0]
 

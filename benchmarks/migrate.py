@@ -30,6 +30,7 @@ PAYLOAD = 1000  # bytes per key
 PRELOAD_ROWS = 4000
 ROWS = 20  # per batch
 INTERVAL_S = 0.02
+SETTLE_S = 2.0
 STRATEGIES = ("stop-and-restart", "pause-and-copy", "fluid", "batched", "on-demand", "warm-up")
 MB = 1_000_000
 #: of every cluster of this run, in order
@@ -45,7 +46,7 @@ class Shape:
     hot: float = 0.02
     rewrites: bool = False
     interval_s: float = INTERVAL_S
-    settle_s: float = 2.0
+    settle_s: float = SETTLE_S
 
 
 def keys_of(partition: int, count: int) -> list[int]:
@@ -130,10 +131,15 @@ def _one(shape: Shape, strategy: str, seed: int) -> dict[str, Any]:
             "bytes_delta": second.bytes_delta,
             "latency_ms_during": summary(during),
             "latency_ccdf_during": ccdf(during),
+            "generator_stalls": load.watch.found().to_json(),
             "timeline": load.sources[0].latencies.timeline(load.began_s),
         }
     say(f"  {strategy:17} {shape.size / MB:7.0f} MB  pause {second.pause_ms:9.1f} ms  took {second.duration_s:6.2f} s")
     return figures
+
+
+def _settle_s(quick: bool) -> float:
+    return 1.0 if quick else SETTLE_S
 
 
 # -- experiments --------------------------------------------------------------------------------------------
@@ -146,7 +152,8 @@ def _m1(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
     for strategy in only or STRATEGIES:
         for size in sizes:
             for run in range(runs):
-                results.setdefault(strategy, {}).setdefault(size, []).append(_one(Shape(size), strategy, seed + run))
+                found = _one(Shape(size, settle_s=_settle_s(quick)), strategy, seed + run)
+                results.setdefault(strategy, {}).setdefault(size, []).append(found)
     pauses = {s: {size: [r["pause_ms"] for r in rs] for size, rs in by.items()} for s, by in results.items()}
     small, large = sizes[0], sizes[-1]
     warm = pauses.get("warm-up", {})
@@ -172,7 +179,7 @@ def _m2(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
     for hot in ratios:
         for strategy in only or ("pause-and-copy", "warm-up", "auto"):
             for run in range(1 if quick else 5):
-                shape = Shape(size, hot, rewrites=True)
+                shape = Shape(size, hot, rewrites=True, settle_s=_settle_s(quick))
                 pauses.setdefault(strategy, {}).setdefault(hot, []).append(
                     _one(shape, strategy, seed + run)["pause_ms"]
                 )
@@ -216,9 +223,9 @@ def _m6(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
 
 def _m7(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
     """Latency of partitions that stay, before moves and while they go on."""
-    size = 20 * MB if quick else 500 * MB
+    size = 100 * MB if quick else 500 * MB  # a p99 needs moves that last
     runs = []
-    for run in range(1 if quick else 5):
+    for run in range(3 if quick else 5):
         with rig(Shape(size), seed + run) as (local, load):
             bystander: Latencies = load.sources[1].latencies
             load.wait(3 if quick else 15)
@@ -231,6 +238,7 @@ def _m7(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
                     "before": summary(before),
                     "during": summary(during),
                     "moving_s": sum(m.duration_s for m in moves),
+                    "generator_stalls": load.watch.found().to_json(),
                     "timeline": bystander.timeline(load.began_s),
                 }
             )

@@ -135,7 +135,7 @@ def _question(record: Mapping[str, Any]) -> str:
     from benchmarks.__main__ import REGISTRY
 
     known = REGISTRY.get(record.get("benchmark", ""))
-    return known.question if known else str(record.get("benchmark", ""))
+    return known.question_of(record["experiment"]) if known else str(record.get("benchmark", ""))
 
 
 def _aim_row(aim: Aim) -> str:

@@ -7,11 +7,12 @@ tail. Colours are ``var(--name)``, which the page replaces by those of the reade
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.results import Spread, series, spreads
 from benchmarks.targets import Aim, number
 
+T = TypeVar("T")
 Figure = dict[str, Any]
 LINES_MAX = 6
 #: a logarithmic axis from this ratio of the largest to the smallest on
@@ -59,10 +60,10 @@ def charts(record: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
             yield title.replace("99_9", "99.9").replace("_", " "), ranges(each)
     timelines = list(series(record["figures"], "timeline"))
     if timelines:
-        yield _title("latency over time, p50 and p99 per 250 ms, ms", timelines), over_time(timelines[:LINES_MAX])
+        yield _title("latency over time, p50 and p99 per 250 ms, ms", timelines), over_time(_some(timelines))
     tails = list(series(record["figures"], "ccdf"))
     if tails:
-        yield _title("share of requests that took longer", tails), tail(tails[:LINES_MAX])
+        yield _title("share of requests that took longer", tails), tail(_some(tails))
 
 
 def ranges(each: Sequence[Spread]) -> Figure:
@@ -125,7 +126,14 @@ def tail(tails: Sequence[tuple[str, list[Any]]]) -> Figure:
 
 
 def _title(what: str, found: Sequence[Any]) -> str:
-    return what if len(found) <= LINES_MAX else f"{what} (the first {LINES_MAX} of {len(found)})"
+    shown = _some(found)
+    return what if len(shown) == len(found) else f"{what} ({len(shown)} of {len(found)})"
+
+
+def _some(found: Sequence[T]) -> Sequence[T]:
+    """All of a few, else every second, third, … so that each kind of run is among them."""
+    step = -(-len(found) // LINES_MAX)
+    return found[step - 1 :: step] if found else found
 
 
 def _row(aim: Aim) -> str:
@@ -163,7 +171,8 @@ def _axis(title: str, *, log: bool = False) -> Figure:
 
 
 def _names(names: Sequence[str]) -> Figure:
-    return {**_axis(""), "type": "category", "categoryarray": list(names), "showgrid": True, "fixedrange": True}
+    rows = {"categoryarray": list(names), "range": [-0.7, len(names) - 0.3]}
+    return {**_axis(""), "type": "category", **rows, "showgrid": True, "fixedrange": True}
 
 
 def _layout(**chart: Any) -> Figure:

@@ -22,7 +22,7 @@ _NARROWED = """  function wrapped(name) {
     var lines = [""];
     name.split(" ").forEach(function (word) {
       var last = lines[lines.length - 1];
-      if (last && (last + " " + word).length > 20) { lines.push(word); }
+      if (last && (last + " " + word).length > 24) { lines.push(word); }
       else { lines[lines.length - 1] = last ? last + " " + word : word; }
     });
     return lines.join("<br>");
@@ -34,7 +34,7 @@ _NARROWED = """  function wrapped(name) {
     layout.legend.font.size = 10;
     layout.dragmode = false;
     if (layout.yaxis.type === "category") {
-      layout.height = layout.height * 1.5;
+      layout.height = layout.height * 1.9;
       layout.yaxis.categoryarray = layout.yaxis.categoryarray.map(wrapped);
       figure.data.forEach(function (trace) { trace.y = trace.y.map(wrapped); });
     }

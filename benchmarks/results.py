@@ -74,4 +74,6 @@ def series(figures: Any, key: str, path: tuple[str, ...] = ()) -> Iterator[tuple
     elif isinstance(figures, list):
         for number, value in enumerate(figures):
             if isinstance(value, Mapping):
-                yield from series(value, key, (*path, f"run {number + 1}"))
+                kind = str(value.get("strategy", ""))
+                name = f"{kind}, run {number + 1}" if kind and kind not in path else f"run {number + 1}"
+                yield from series(value, key, (*path, name))

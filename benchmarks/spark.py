@@ -1,10 +1,11 @@
 """T1: keyed count and sum under Spark, ours against Spark's own ways of doing it.
 
 Every contestant reads the same parquet files, one file per micro-batch, in a process and Spark session of its
-own; one runs after another. The first micro-batches warm up and are not counted. Throughput is rows of a
-micro-batch over its ``triggerExecution`` time, which includes Spark's own bookkeeping for all alike.
+own: first the few keys, then the many, each in a query of its own; one contestant runs after another. The first
+micro-batches of a query warm up and are not counted. Throughput is rows of a micro-batch over its
+``triggerExecution`` time, which includes Spark's own bookkeeping for all alike.
 
-Each contestant is then checked twice: the final state of the timed run, cell by cell, and every output row of
+Each contestant is then checked twice: the final state of each timed run, cell by cell, and every output row of
 a smaller run.
 
 T1-small: how long does a micro-batch take that brings nothing, or 1,000 rows, beside a query that only hands rows to
@@ -40,14 +41,14 @@ CONTESTANTS = (*RIVALS, *MINE)
 TRIVIAL = "mapInArrow"
 SMALL_ROWS = (0, 1_000)
 SMALL_BOUND = 1.5
-#: Python operators of Spark's, which at many keys take many seconds for a batch
+#: Python operators of Spark's, which at many keys take up to a minute for a batch
 SLOW = frozenset({TRANSFORM, TRANSFORM_PANDAS, APPLY_PANDAS})
 VERIFY_ROWS, VERIFY_KEYS, VERIFY_BATCHES = 2_000, 300, 3
 
 #: lower bounds of ours / rival, by number of keys; both ways of writing an operator are held against them
 TARGETS = {(TRANSFORM, 1_000): 4.0, (TRANSFORM, 100_000): 50.0, (NATIVE, 1_000): 1.2, (NATIVE, 100_000): 1.2}
-#: at many keys a batch takes them up to a minute, and no target is held against them: only the full size waits
-UNHELD = SLOW - {rival for rival, _ in TARGETS}
+#: no target is held against the others: only the full size waits for them
+HELD = (*dict.fromkeys(rival for rival, _ in TARGETS), *MINE)
 
 _FIRST_FILE_S = 1_388_534_400
 _TIMEOUT_S = 3_600
@@ -56,14 +57,21 @@ _FAILURE_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """One query that is timed."""
+
+    keys: int
+    warm_up: int
+    batches: int  # the warm-up included
+    input: str
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What one worker process does; written as JSON for ``benchmarks.spark_worker``."""
 
     contestant: str
-    keys: int
-    warm_up: int
-    batches: int  # the warm-up included
-    timed_input: str
+    timed: list[Timed]
     verify_input: str
     work_directory: str
     result: str
@@ -76,22 +84,26 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
     contestants = [name for name in CONTESTANTS if not only or name in only]
     if unknown := sorted(set(only or ()) - set(CONTESTANTS)):
         raise SystemExit(f"invalid_argument: no contestant {unknown[0]!r}: choose {', '.join(CONTESTANTS)}")
-    outcomes: dict[tuple[str, int], dict[str, Any]] = {}
+    if quick and not only:
+        contestants = [name for name in contestants if name in HELD]
+    outcomes: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="stateflow-t1-") as directory:
-        for keys in KEY_COUNTS:
-            left_out = UNHELD if quick and not only and keys >= 100_000 else frozenset()
-            racing = [name for name in contestants if name not in left_out]
-            batches = max(sum(batches_of(name, keys, quick=quick)) for name in racing)
-            timed = write_input(Path(directory) / f"timed-{keys}", seed, keys, ROWS_PER_BATCH, batches)
-            verify = write_input(Path(directory) / f"verify-{keys}", seed + 1, VERIFY_KEYS, VERIFY_ROWS, VERIFY_BATCHES)
-            for name in racing:
+        root = Path(directory)
+        verify = write_input(root / "verify", seed + 1, VERIFY_KEYS, VERIFY_ROWS, VERIFY_BATCHES)
+        inputs = {
+            keys: write_input(
+                root / f"timed-{keys}", seed, keys, ROWS_PER_BATCH,
+                max(sum(batches_of(name, keys, quick=quick)) for name in contestants),
+            )
+            for keys in KEY_COUNTS
+        }  # fmt: skip
+        for name in contestants:
+            timed = []
+            for keys, path in inputs.items():
                 warm_up, counted = batches_of(name, keys, quick=quick)
-                work = Path(directory) / f"{name}-{keys}"
-                work.mkdir()
-                result = str(work / "result.json")
-                job = Job(name, keys, warm_up, warm_up + counted, str(timed), str(verify), str(work), result)
-                outcomes[name, keys] = outcome = run_worker(job)
-                _say(f"{name} at {keys:,} keys: " + _brief(outcome))
+                timed.append(Timed(keys, warm_up, warm_up + counted, str(path)))
+            outcomes[name] = outcome = run_worker(_job(root / name, name, timed, verify))
+            _say(f"{name}: {_brief(outcome)}")
     return _record(experiment, outcomes, quick=quick, seed=seed)
 
 
@@ -105,13 +117,8 @@ def _run_small(experiment: str, *, quick: bool, seed: int) -> Record:
         verify = write_input(Path(directory) / "verify", seed + 1, VERIFY_KEYS, VERIFY_ROWS, VERIFY_BATCHES)
         for number in range(rounds):
             for name in (TRIVIAL, *MINE):
-                work = Path(directory) / f"{name}-{number}"
-                work.mkdir()
-                result = str(work / "result.json")
-                batches = warm_up + counted
-                outcome = run_worker(
-                    Job(name, 1_000, warm_up, batches, str(timed), str(verify), str(work), result, small=True)
-                )
+                query = Timed(1_000, warm_up, warm_up + counted, str(timed))
+                outcome = run_worker(_job(Path(directory) / f"{name}-{number}", name, [query], verify, small=True))
                 if "error" in outcome:
                     failures.append(f"{name}: {outcome['error']}")
                     continue
@@ -141,6 +148,11 @@ def _run_small(experiment: str, *, quick: bool, seed: int) -> Record:
     )
 
 
+def _job(directory: Path, contestant: str, timed: list[Timed], verify: Path, *, small: bool = False) -> Job:
+    directory.mkdir()
+    return Job(contestant, timed, str(verify), str(directory), str(directory / "result.json"), small)
+
+
 def write_small_input(directory: Path, seed: int, files: int) -> Path:
     directory.mkdir()
     for index in range(files):
@@ -153,13 +165,16 @@ def write_small_input(directory: Path, seed: int, files: int) -> Path:
 
 
 def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
-    """(warm-up, counted) micro-batches: the same for all, but in the quick size fewer where one takes half a minute.
+    """(warm-up, counted) micro-batches: the same for all, but fewer for those that take up to a minute for each.
 
     A query runs for weeks: what counts is the JVM when it has compiled what it runs. Spark's native aggregation and
-    ours take half as long for the twenty-fifth batch as for the fifth.
+    ours take half as long for the twenty-fifth batch as for the fifth. With many keys the JVM is warm already.
     """
-    if contestant in SLOW and keys >= 100_000:
-        return (1, 1) if quick else (25, 3)
+    many = keys > KEY_COUNTS[0]
+    if contestant in SLOW and many:
+        return (1, 2) if quick else (5, 3)
+    if many:
+        return (6, 6) if quick else (15, 15)
     return (12, 6) if quick else (25, 15)
 
 
@@ -230,8 +245,11 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _record(experiment: str, outcomes: dict[tuple[str, int], dict[str, Any]], *, quick: bool, seed: int) -> Record:
-    throughput = {f"{name}@{keys}": spread(outcome.get("rows_per_s", [])) for (name, keys), outcome in outcomes.items()}
+def _record(experiment: str, outcomes: dict[str, dict[str, Any]], *, quick: bool, seed: int) -> Record:
+    runs = {
+        f"{name}@{keys}": run for name, outcome in outcomes.items() for keys, run in outcome.get("runs", {}).items()
+    }
+    throughput = {name: spread(run["rows_per_s"]) for name, run in runs.items()}
 
     def median(name: str, keys: int) -> float | None:
         value: float | None = throughput.get(f"{name}@{keys}", {}).get("median")
@@ -248,36 +266,34 @@ def _record(experiment: str, outcomes: dict[tuple[str, int], dict[str, Any]], *,
         for mine in MINE
         for (rival, keys), bound in TARGETS.items()
     ]
-    checks = {
-        key: Correctness(**outcome["correctness"]) if "correctness" in outcome else Correctness(None, None, None, None)
-        for key, outcome in outcomes.items()
-    }
+    unknown = Correctness(None, None, None, None).to_json()
+    checks = {name: Correctness(**outcome.get("correctness", unknown)) for name, outcome in outcomes.items()}
     figures = {
         "rows_per_s": throughput,
         "ratios": ratios,
-        "warm_up_batch_s": {f"{n}@{k}": outcome.get("warm_up_s") for (n, k), outcome in outcomes.items()},
-        "correctness": {f"{name}@{keys}": check.to_json() for (name, keys), check in checks.items()},
+        "warm_up_batch_s": {name: run["warm_up_s"] for name, run in runs.items()},
+        "correctness": {name: check.to_json() for name, check in checks.items()},
     }
     return Record(
         experiment=experiment,
         figures=figures,
         targets=targets,
         correctness=Correctness.of_all(list(checks.values())),
-        settings=_settings(outcomes, quick=quick),
+        settings=_settings(outcomes, runs, quick=quick),
         seed=seed,
-        failures=[f"{name}@{keys}: {o['error']}" for (name, keys), o in outcomes.items() if "error" in o],
+        failures=[f"{name}: {outcome['error']}" for name, outcome in outcomes.items() if "error" in outcome],
     )
 
 
-def _settings(outcomes: dict[tuple[str, int], dict[str, Any]], *, quick: bool) -> dict[str, Any]:
+def _settings(outcomes: dict[str, dict[str, Any]], runs: dict[str, dict[str, Any]], *, quick: bool) -> dict[str, Any]:
     spark_settings: dict[str, str] = next((o["spark_settings"] for o in outcomes.values() if "spark_settings" in o), {})
     return {
         "quick": quick,
         "rows_per_batch": ROWS_PER_BATCH,
         "keys": list(KEY_COUNTS),
         "key_distribution": "uniform",
-        "batches_of_warm_up": {f"{n}@{k}": len(o.get("warm_up_s", [])) for (n, k), o in outcomes.items()},
-        "batches_counted": {f"{n}@{k}": len(o.get("rows_per_s", [])) for (n, k), o in outcomes.items()},
+        "batches_of_warm_up": {name: len(run["warm_up_s"]) for name, run in runs.items()},
+        "batches_counted": {name: len(run["rows_per_s"]) for name, run in runs.items()},
         "verification": {
             "rows": VERIFY_ROWS * VERIFY_BATCHES,
             "keys": VERIFY_KEYS,
@@ -299,7 +315,10 @@ def _settings(outcomes: dict[tuple[str, int], dict[str, Any]], *, quick: bool) -
 def _brief(outcome: dict[str, Any]) -> str:
     if "error" in outcome:
         return f"failed: {outcome['error']}"
-    return f"{spread(outcome['rows_per_s'])['median']:,.0f} rows/s, {outcome['correctness']}"
+    runs = (
+        f"{spread(run['rows_per_s'])['median']:,.0f} rows/s at {keys} keys" for keys, run in outcome["runs"].items()
+    )
+    return f"{', '.join(runs)}, {outcome['correctness']}"
 
 
 def _say(line: str) -> None:

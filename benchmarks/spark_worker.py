@@ -1,6 +1,6 @@
 """One contestant of T1 in a process of its own: ``python -m benchmarks.spark_worker JOB-AS-JSON``.
 
-Writes ``{"rows_per_s", "warm_up_s", "correctness", "spark_settings"}`` to the job's result file.
+Writes ``{"runs": {keys: {"rows_per_s", "warm_up_s"}}, "correctness", "spark_settings"}`` to the job's result file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from benchmarks.operators import CountSum, CountSumColumns
-from benchmarks.spark import APPLY_PANDAS, COLUMNS, NATIVE, OURS, TRANSFORM, TRANSFORM_PANDAS, TRIVIAL, Job
+from benchmarks.spark import APPLY_PANDAS, COLUMNS, NATIVE, OURS, TRANSFORM, TRANSFORM_PANDAS, TRIVIAL, Job, Timed
 from stateflow import Operator
 
 INPUT = "k long, v double"
@@ -73,7 +73,8 @@ class Contestant:
     def apply(self, stream: DataFrame) -> DataFrame:
         raise NotImplementedError
 
-    def state(self, checkpoint: Path) -> DataFrame:
+    def state(self, checkpoint: Path) -> DataFrame | None:
+        """None: it keeps nothing."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -189,6 +190,9 @@ class Trivial(Contestant):
     def apply(self, stream: DataFrame) -> DataFrame:
         return stream.mapInArrow(lambda batches: batches, INPUT)
 
+    def state(self, checkpoint: Path) -> None:
+        return None
+
 
 CONTESTANTS: dict[str, Callable[[SparkSession], Contestant]] = {
     TRANSFORM: TransformWithState,
@@ -212,42 +216,38 @@ def work(job: Job) -> dict[str, Any]:
         contestant = CONTESTANTS[job.contestant](spark)
         if job.small:
             return small_run(contestant, job)
-        with contestant.fresh():
-            progress = timed_run(contestant, job)
-            state_equal = same_state(contestant.state(directory / "timed"), read_input(job.timed_input, job.batches))
+        runs, late, equal = {}, 0, True
+        for query in job.timed:
+            with contestant.fresh():
+                progress, same = timed_run(contestant, query, directory / str(query.keys))
+            seconds = [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress]
+            per_s = [entry["numInputRows"] / took for entry, took in zip(progress, seconds, strict=True)]
+            runs[query.keys] = {"rows_per_s": per_s[query.warm_up :], "warm_up_s": seconds[: query.warm_up]}
+            late += dropped(progress)
+            equal &= bool(same)
         with contestant.fresh():
             lost, duplicated, verified = verification_run(contestant, job)
     finally:
         spark.stop()
-    seconds = [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress]
-    rows = [entry["numInputRows"] for entry in progress]
     return {
-        "rows_per_s": [count / took for count, took in zip(rows, seconds, strict=True)][job.warm_up :],
-        "warm_up_s": seconds[: job.warm_up],
-        "correctness": {
-            "lost": lost,
-            "duplicated": duplicated,
-            "late": dropped(progress),
-            "state_equal": state_equal and verified,
-        },
+        "runs": runs,
+        "correctness": {"lost": lost, "duplicated": duplicated, "late": late, "state_equal": equal and verified},
         "spark_settings": SETTINGS,
     }
 
 
 def small_run(contestant: Contestant, job: Job) -> dict[str, Any]:
     """Seconds of each micro-batch by its rows."""
-    lost = duplicated = late = equal = None  # of a contestant that keeps nothing
+    (query,) = job.timed
+    lost = duplicated = late = None  # of a contestant that keeps nothing
     with contestant.fresh():
-        progress = timed_run(contestant, job)
-        if job.contestant != TRIVIAL:
-            state = contestant.state(Path(job.work_directory) / "timed")
-            equal = same_state(state, read_input(job.timed_input, job.batches))
+        progress, equal = timed_run(contestant, query, Path(job.work_directory) / "small")
     if job.contestant != TRIVIAL:
         with contestant.fresh():
             lost, duplicated, verified = verification_run(contestant, job)
         equal, late = equal and verified, dropped(progress)
     seconds: dict[str, list[float]] = {}
-    for entry in progress[job.warm_up :]:
+    for entry in progress[query.warm_up :]:
         took = entry["durationMs"]["triggerExecution"] / 1000
         seconds.setdefault(str(entry["numInputRows"]), []).append(took)
     return {
@@ -262,26 +262,29 @@ def dropped(progress: list[dict[str, Any]]) -> int:
     return sum(op.get("numRowsDroppedByWatermark", 0) for entry in progress for op in entry["stateOperators"])
 
 
-def timed_run(contestant: Contestant, job: Job) -> list[dict[str, Any]]:
-    """Run the first ``job.batches`` files; progress of the micro-batches in order."""
-    source = Path(job.work_directory) / "input"
-    source.mkdir()
-    for path in input_files(job.timed_input, job.batches):
+def timed_run(contestant: Contestant, timed: Timed, directory: Path) -> tuple[list[dict[str, Any]], bool | None]:
+    """Run the first ``timed.batches`` files: progress of the micro-batches in order, and whether the state is right."""
+    source, checkpoint = directory / "input", directory / "checkpoint"
+    source.mkdir(parents=True)
+    for path in input_files(timed.input, timed.batches):
         shutil.copy2(path, source)  # keeps the modification time, by which the file source orders
     query = (
         contestant.apply(stream_of(contestant.spark, str(source)))
         .writeStream.format("noop")
         .outputMode(contestant.output_mode)
-        .option("checkpointLocation", str(Path(job.work_directory) / "timed"))
+        .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
     progress = [json.loads(entry.json) for entry in query.recentProgress]
-    batches = [entry for entry in progress if entry["numInputRows"] or job.small]
-    if len(batches) != job.batches:
-        raise RuntimeError(f"expected {job.batches} micro-batches, saw {len(batches)}")
-    return batches
+    # Spark may end with one micro-batch that brought nothing; in the small run some bring nothing by design.
+    batches = progress[: timed.batches]
+    rows = [pq.read_metadata(path).num_rows for path in input_files(str(source))]
+    if [entry["numInputRows"] for entry in batches] != rows:
+        raise RuntimeError(f"expected micro-batches of {rows} rows, saw {[e['numInputRows'] for e in progress]}")
+    state = contestant.state(checkpoint)
+    return batches, None if state is None else same_state(state, read_input(source))
 
 
 def verification_run(contestant: Contestant, job: Job) -> tuple[int, int, bool]:
@@ -348,7 +351,8 @@ def read_input(path: str | Path, count: int | None = None) -> pd.DataFrame:
 def main() -> None:
     # Ending through an exception stops the replicas and the session on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    job = Job(**json.loads(sys.argv[1]))
+    fields = json.loads(sys.argv[1])
+    job = Job(**fields | {"timed": [Timed(**query) for query in fields["timed"]]})
     Path(job.result).write_text(json.dumps(work(job)))
 
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import compare, report, suite
 from benchmarks.__main__ import REGISTRY
 from benchmarks.record import Correctness, Record, Target, spread
+from benchmarks.report_charts import charts
 from benchmarks.results import keep, newest, read, series, spreads
 from benchmarks.targets import aims_of, number
 
@@ -103,6 +104,17 @@ def test_spreads_and_series_are_found_wherever_they_are() -> None:
     assert [found.name for found in spreads(figures)] == ["rows_per_s · ours", "rows_per_s · </script><b>theirs"]
     assert list(series(figures, "timeline")) == [("levels · 25%", TIMELINE)]
     assert list(series({"a": [{"ccdf": [1]}]}, "ccdf")) == [("a · run 1", [1])]
+    assert list(series({"a": [{"strategy": "fluid", "ccdf": [1]}]}, "ccdf")) == [("a · fluid, run 1", [1])]
+    assert list(series({"fluid": [{"strategy": "fluid", "ccdf": [1]}]}, "ccdf")) == [("fluid · run 1", [1])]
+
+
+def test_of_many_lines_some_of_each_kind_are_drawn() -> None:
+    runs = {f"way {way}": [{"timeline": TIMELINE}, {"timeline": TIMELINE}] for way in range(6)}
+    drawn = dict(charts({"figures": runs}))
+    (title,) = [each for each in drawn if "over time" in each]
+    assert title.endswith("(6 of 12)")
+    named = [trace["name"] for trace in drawn[title]["data"]]
+    assert all(any(f"way {way}" in name for name in named) for way in range(6))
 
 
 @pytest.mark.parametrize(
