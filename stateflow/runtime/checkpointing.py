@@ -16,6 +16,7 @@ from stateflow.errors import StaleCheckpoint, Unavailable
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence, read_watermark
 from stateflow.runtime.lifecycle import State
+from stateflow.runtime.pace import Share
 from stateflow.runtime.shelf import Shelf, Slot
 from stateflow.runtime.transfer import base_digest
 from stateflow.storage import PartitionStore
@@ -23,8 +24,8 @@ from stateflow.types import PartitionId
 
 #: entries that are not part of a partition's state: who owns this copy of it
 NOT_STATE = frozenset({layout.OWNERSHIP})
-#: share of a processor that computing a state digest may take, so that batches find the interpreter free
-DIGEST_SHARE = 0.2
+#: of a processor that computing a state digest may take while batches come, so that they find the interpreter free
+DIGEST_SHARE = Share(0.2)
 
 
 class Checkpointer:
@@ -139,7 +140,7 @@ class Checkpointer:
         def rest() -> None:
             nonlocal worked_from
             now = self._shelf.clock.monotonic()
-            self._sleep((now - worked_from) * (1 / DIGEST_SHARE - 1))
+            self._sleep(DIGEST_SHARE.wait_s(now, now - worked_from, self._shelf.served_at))
             worked_from = self._shelf.clock.monotonic()
 
         try:

@@ -22,17 +22,13 @@ class Pace:
         return max(0.0, self._free_at - now)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Share:
     """Lets background work have at most ``share`` of the time while there is other work: who worked for *t* seconds
-    waits ``t·(1/share − 1)``. ``busy_until`` is when the other work is taken to have ended."""
+    waits ``t·(1/share − 1)``. Other work is taken to go on for ``busy_s`` after it was last seen."""
 
-    share: float = 0.5
-    busy_s: float = 0.25
-    busy_until: float = 0.0
+    share: float
+    busy_s: float = 0.5
 
-    def other_work(self, now: float) -> None:
-        self.busy_until = now + self.busy_s
-
-    def wait_s(self, now: float, worked_s: float) -> float:
-        return worked_s * (1 / self.share - 1) if now < self.busy_until else 0.0
+    def wait_s(self, now: float, worked_s: float, other_work_at: float) -> float:
+        return worked_s * (1 / self.share - 1) if now < other_work_at + self.busy_s else 0.0

@@ -54,15 +54,19 @@ class ReplicaNode:
         self.lease = lease or Lease()
         self.settings = settings or ReplicaSettings()
         self._clock = clock
-        self._cache = CachePool(self.settings.cache_bytes)
+        self.cache = CachePool(self.settings.cache_bytes)
         self._shelf = Shelf(info, data_dir, self.settings, clock, machine)
         self.sender = Sender(self._shelf, self.lease)
         self.receiver = Receiver(self._shelf)
         self.checkpointer = Checkpointer(self._shelf)
         self.restorer = Restorer(self._shelf)
         self.successor = Successor(self._shelf, self.lease, clock)
-        self.served_at = 0.0  # when the last batch was applied, monotonic
         self._held: dict[str, float] = {}  # operator → until, monotonic
+
+    @property
+    def served_at(self) -> float:
+        """When a batch was last in hand, monotonic seconds; minus infinity: never."""
+        return self._shelf.served_at
 
     def on_change(self, listener: Callable[[PartitionId], None]) -> None:
         """Have ``listener`` called, from any thread, after each change of a partition's lifecycle."""
@@ -192,12 +196,13 @@ class ReplicaNode:
                 verdict = slot.lifecycle.begin(epoch)
             if verdict is not Verdict.SERVE:
                 return slot.lifecycle.successor if verdict is Verdict.MOVED else None
-            slot.rhythm.began(self._clock.monotonic())
+            self._shelf.served_at = began = self._clock.monotonic()
+            slot.rhythm.began(began)
             try:
                 applied = self._host(slot).apply(batch, input_schema, rows, self._clock.now_us(), after)
                 now = self._clock.monotonic()
                 slot.rhythm.ended(now)
-                self.served_at = now
+                self._shelf.served_at = now
                 # the process may have been stopped meanwhile: what was committed after the lease is not said
                 self.lease.check(now)
                 return applied
@@ -216,7 +221,7 @@ class ReplicaNode:
                 slot.store,
                 slot.lifecycle.epoch,
                 cached_keys=self.settings.cached_keys,
-                cache=self._cache,
+                cache=self.cache,
                 max_value_bytes=self.settings.value_bytes_max,
                 sync=self.settings.acknowledge != "wal",
                 on_commit=partial(self._committed, slot),

@@ -11,6 +11,13 @@ import pyarrow as pa
 
 from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
 
+
+def get_ready() -> None:
+    """Load what the first batch would have to wait for, a quarter of a second: pyarrow imports pandas, where there is
+    one, for the first array that it makes of Python objects."""
+    pa.array([0])
+
+
 _WHOLE = frozenset({int, type(None)})
 
 

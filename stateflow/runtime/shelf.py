@@ -8,6 +8,7 @@ mutex.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.machine import Machine
 from stateflow.runtime.operator import Operator, describe, load
 from stateflow.runtime.rhythm import Rhythm
+from stateflow.runtime.rows import get_ready
 from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore
@@ -105,6 +107,7 @@ class Shelf:
         self._slots: dict[PartitionId, Slot] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
+        self.served_at = -math.inf  # when a batch was last in hand, monotonic
         self.snapshots = root / "snapshots"
         self.machine.remove_tree(self.snapshots)
         self.snapshots.mkdir(parents=True)
@@ -116,6 +119,7 @@ class Shelf:
             self.machine.sync([spec_file.parent, spec_file.parent.parent, self.root])
             spec = _spec_from_json(spec_file.read_text())
             self._operators[spec.name] = spec, load(spec.target)
+            get_ready()
             for home in sorted(spec_file.parent.glob("p[0-9]*")):
                 for rest in home.glob("*" + PART):
                     self.machine.remove_tree(rest)
@@ -165,6 +169,7 @@ class Shelf:
                 return
             cls = load(spec.target)
             _check_version(spec, cls)
+            get_ready()
             folder = self.root / "operators" / spec.name
             folder.mkdir(parents=True, exist_ok=True)
             self.machine.write_durably(folder / "operator.json", json.dumps(_spec_to_json(spec)))

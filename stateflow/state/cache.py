@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from decimal import Decimal
 from itertools import islice
@@ -31,6 +32,10 @@ _GOLDEN = 0.6180339887
 _SIZED: Final = (bytes, str, int, float, type(None), bool, Decimal)
 #: keys looked at after each batch, at least
 _STEPS_MIN = 32
+#: keys looked at after each batch beyond what it added, while there is too much; about a millisecond
+_STEPS_OVER = 500
+#: keys; about a millisecond
+_FREED_AT_ONCE = 1_000
 
 
 def evict_keys(caches: Caches, excess: int, recent: frozenset[int]) -> None:
@@ -144,12 +149,17 @@ class Meter:
 
 
 class CachePool:
-    """Bytes that the caches of all partitions of a process share, in equal parts."""
+    """Bytes that the caches of all partitions of a process share, in equal parts.
+
+    ``objects``: that the caches hold, at least, and the cyclic collector knows.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._members = 0
         self._joined = 0
+        self._left: deque[tuple[dict[Any, Bundle], int]] = deque()  # and how many objects are gone when it is empty
+        self.objects = 0
 
     def join(self) -> float:
         """Returns the share of its part at which the member begins to weigh. Another for each: rows come to all
@@ -158,8 +168,33 @@ class CachePool:
         self._joined += 1
         return _BEGIN - _BEGIN_APART * (self._joined * _GOLDEN % 1)
 
-    def leave(self) -> None:
+    def leave(self, caches: Caches, objects: int) -> None:
+        """What the member had is freed by :meth:`free_some`, for all of it at once is felt as a pause.
+
+        Args:
+            objects: of them, as the member had them counted.
+        """
         self._members -= 1
+        left = [(cache, 0) for cache in caches.values() if cache]
+        if left:
+            left[-1] = left[-1][0], objects
+            self._left += left
+        else:
+            self.objects -= objects
+
+    @property
+    def has_left(self) -> bool:
+        """Is anything to be freed?"""
+        return bool(self._left)
+
+    def free_some(self) -> None:
+        """Frees a portion of what members left behind."""
+        cache, objects = self._left[0]
+        for _ in range(min(_FREED_AT_ONCE, len(cache))):
+            cache.popitem()
+        if not cache:
+            self._left.popleft()
+            self.objects -= objects
 
     @property
     def share(self) -> int:
@@ -171,7 +206,8 @@ class Budget:
     too little, and only when that comes near the limit weighs what is there and drops the oldest.
 
     Weighing all keys takes long enough to be felt as a pause, so it goes on from batch to batch: the more a batch
-    added, the more keys are looked at after it, so that all is done when the limit would be reached.
+    added, the more keys are looked at after it, so that all is done when the limit would be reached. When a member
+    joins the pool, the others have too much at once; they get rid of it in portions, too.
     """
 
     def __init__(self, pool: CachePool, begin: float, states: int) -> None:
@@ -181,6 +217,7 @@ class Budget:
         self._weighed = self._keys = self._entries = self._added = 0
         self._estimate = 0
         self._due = 0
+        self._counted = 0
         self._recent = frozenset[int]()
         self._sweep: Generator[None] | None = None
         self._sweep_steps = 0
@@ -189,9 +226,16 @@ class Budget:
         # small ones are part of what an object and an entry are taken for
         self._added += 2 * sum([size for cell, data in puts if (size := len(cell) + len(data)) > _SMALL])
 
-    def is_near(self, keys: int, entries: int, meter: Meter) -> bool:
-        """Whether ``cut`` has something to do; ``entries`` is how many were loaded or inserted, by the specs' count."""
+    def is_near(self, keys: int, entries: int, objects: int, meter: Meter) -> bool:
+        """Whether ``cut`` has something to do.
+
+        Args:
+            entries: how many were loaded or inserted, by the specs' count.
+            objects: bundles and tracked objects, at least.
+        """
         grown = (keys - self._keys) * self._key_bytes + max(0, entries - self._entries) * _ENTRY
+        self._pool.objects += objects - self._counted
+        self._counted = objects
         before, self._estimate = self._estimate, self._weighed + self._added + meter.bytes + grown
         self._due = max(0, self._estimate - before)
         return self._sweep is not None or self._estimate > self._pool.share * self._begin
@@ -203,18 +247,21 @@ class Budget:
             self._sweep_steps = 2 * sum(map(len, caches.values()))
             self._sweep = self._weigh_and_drop(caches, entries, meter)
         share = self._pool.share
-        if self._estimate > share:
-            steps: int | None = None
-        else:
-            steps = _STEPS_MIN + int(self._sweep_steps * self._due / (share * (1 - self._begin)))
+        room = share * (1 - self._begin)
+        steps: int | None = None  # a batch that alone adds as much has it all done
+        if self._due < room:
+            steps = _STEPS_MIN + int(self._sweep_steps * self._due / room)
+            if self._estimate > share:  # another member has joined
+                steps += _STEPS_OVER
         for _ in islice(self._sweep, steps):
             pass
 
-    def close(self) -> None:
-        """What is half done refers to this, and to every key: let go of it."""
+    def close(self) -> int:
+        """What is half done refers to this, and to every key: let go of it. Returns the objects that were counted."""
         if self._sweep is not None:
             self._sweep.close()
             self._sweep = None
+        return self._counted
 
     def _weigh_and_drop(self, caches: Caches, entries: int, meter: Meter) -> Generator[None]:
         """Yields after each key it looked at."""

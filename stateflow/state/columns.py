@@ -384,7 +384,7 @@ class ColumnStates:
     def close(self) -> None:
         self.invalidate()
         if self._pool is not None:
-            self._pool.leave()
+            self._pool.leave({}, 0)
             self._pool = None
 
     def peek(self, key: Hashable) -> SimpleNamespace:

@@ -330,7 +330,9 @@ class KeyedState:
         keys = sum(map(len, self._caches.values()))
         entries = sum([spec.entries_cached for spec in self._specs])
         crowded = keys > self._cached_keys
-        heavy = self._budget is not None and self._budget.is_near(keys, entries, self._meter)
+        by_key = keys - len(self._caches.get(_ByPlace, ()))
+        objects = keys + by_key * len(self._makers)
+        heavy = self._budget is not None and self._budget.is_near(keys, entries, objects, self._meter)
         recent = frozenset(map(id, written)) if crowded or heavy else frozenset()
         self._end_batch()
         if crowded:
@@ -349,12 +351,12 @@ class KeyedState:
         self._end_batch()
 
     def close(self) -> None:
-        """Drops the cache and gives its share of the pool back. Use it no more."""
-        self.invalidate()
-        if self._budget is not None:
-            self._budget.close()
+        """Lets go of the cache and gives its share of the pool back. Use it no more."""
+        self._end_batch()
+        caches, self._caches = self._caches, {}
+        objects = 0 if self._budget is None else self._budget.close()
         if self._pool is not None:
-            self._pool.leave()
+            self._pool.leave(caches, objects)
             self._pool = None
 
     def invalidate(self) -> None:

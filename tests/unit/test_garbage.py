@@ -71,3 +71,25 @@ def test_a_cycle_dropped_after_it_was_looked_at_is_collected_when_what_is_kept_h
         garbage.collect()
         assert len(kept) * YOUNG < 4 * max(OLD, garbage._kept)
     assert len(kept) * YOUNG >= OLD
+
+
+def test_what_is_known_to_be_no_cycle_is_no_reason_to_look_at_everything() -> None:
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    try:
+        kept: list[list[list[int]]] = []
+        garbage = Garbage(lambda: len(kept) * YOUNG)
+        ring = _ring()
+        held = ring()
+        garbage.collect()
+        del held
+        while len(kept) * YOUNG < 3 * max(OLD, garbage._kept):
+            kept.append([[number] for number in range(YOUNG)])
+            garbage.collect()
+        assert ring() is not None
+    finally:
+        gc.enable()
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+        gc.collect()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +50,6 @@ def test_a_pace_is_kept(sizes: list[int], rate: float) -> None:
 def test_no_limit_and_no_other_work_cost_nothing() -> None:
     assert Pace(0.0).wait_s(1.0, 1 << 30) == 0.0
     share = Share(0.5)
-    assert share.wait_s(10.0, 0.004) == 0.0
-    share.other_work(10.0)
-    assert share.wait_s(10.1, 0.004) == pytest.approx(0.004)
-    assert share.wait_s(10.3, 0.004) == 0.0
+    assert share.wait_s(10.0, 0.004, -math.inf) == 0.0
+    assert share.wait_s(10.1, 0.004, 10.0) == pytest.approx(0.004)
+    assert share.wait_s(10.6, 0.004, 10.0) == 0.0

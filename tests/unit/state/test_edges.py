@@ -233,6 +233,54 @@ def test_no_batch_looks_at_much_of_a_large_cache(monkeypatch: pytest.MonkeyPatch
     assert most < keys / 20
 
 
+def test_a_member_that_joins_makes_nobody_look_at_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that arrived stopped all others for half a second, the time to halve what they kept."""
+    pool = CachePool(20_000_000)
+    bench = Bench(Op, cache=pool)
+    keyed, op = bench.keyed, bench.op
+    for first in range(0, 10_000, 10):
+        for number in range(first, first + 10):
+            keyed.bind(op, number)
+            op.text.value = "x" * 500
+        bench.commit()
+    full = weight(keyed)
+    assert full > 10_000_000
+    looked: list[int] = []
+    weigh = cache.weight_of
+    monkeypatch.setattr(cache, "weight_of", lambda key, bundle: looked.append(1) or weigh(key, bundle))
+    pool.join()
+    pool.join()
+    most = 0
+    for _ in range(100):
+        keyed.bind(op, 0)
+        op.text.value = "x"
+        bench.commit()
+        most = max(most, len(looked))
+        looked.clear()
+    assert most < 1_000
+    monkeypatch.undo()
+    assert weight(keyed) < pool.share
+
+
+def test_what_a_closed_partition_leaves_is_freed_in_portions() -> None:
+    pool = CachePool(20_000_000)
+    bench = Bench(Op, cache=pool)
+    for number in range(5_000):
+        bench.keyed.bind(bench.op, number)
+        bench.op.text.value = "x"
+    bench.commit()
+    assert pool.objects == 5_001 * (1 + len(bench.keyed._makers))  # the bench begins with a key of its own
+    left = list(bench.keyed._caches.values())
+    bench.keyed.close()
+    assert pool.objects > 0, "they are there until they are freed"
+    while pool.has_left:
+        before = sum(map(len, left))
+        pool.free_some()
+        assert 0 < before - sum(map(len, left)) <= 1_000
+    assert not any(left)
+    assert pool.objects == 0
+
+
 def test_a_closed_partition_lets_go_of_its_keys_in_the_middle_of_weighing() -> None:
     bench = Bench(Op, cache=CachePool(4_000_000))
     keyed, op = bench.keyed, bench.op
