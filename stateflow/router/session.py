@@ -197,8 +197,13 @@ class BatchSession:
                 self.refused(partition, error, now)
 
     def refreshed(self, table: RoutingTable) -> None:
+        """Partitions that have another owner now wait no longer: their pause was for the former one."""
         self._refresh_wanted = False
+        before = {partition: self.table.routes[partition] for partition in self._waiting}
         self.table.merge(table)
+        for partition, route in before.items():
+            if self.table.routes[partition] != route:
+                self._waiting[partition] = -math.inf
 
     def awaits(self, partition: int, address: str) -> bool:
         """Is an answer from ``address`` outstanding? One from elsewhere comes too late: the partition went on."""

@@ -24,6 +24,8 @@ from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 SAMPLES_KEPT = 100_000
+#: between portions of what a partition left in the cache, each about a millisecond
+FREEING_REST_S = 0.02
 _Outcome = Applied | ReplicaInfo | StateflowError | None
 
 
@@ -217,6 +219,12 @@ class Applier:
                 held_ms=0.0 if held_from is None else (now - held_from) * 1e3,
             )
         )
+
+    async def free_caches(self) -> None:
+        """Of partitions that went, portion by portion between batches, and not while their seal is on its way."""
+        while self.node.cache.has_left:
+            await asyncio.sleep(FREEING_REST_S)
+            await self._loop.run_in_executor(self._batches, self.node.cache.free_some)
 
     def samples(self, after: int) -> list[rpb.RequestSample]:
         """What was served since sample number ``after``."""

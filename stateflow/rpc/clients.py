@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import grpc
+from grpc.experimental import ChannelOptions
 
 from stateflow.errors import StateflowError
 from stateflow.rpc import controller_pb2 as cpb
@@ -17,16 +19,20 @@ from stateflow.rpc.wire import OPTIONS, error_of, pieces, remote_error, spec_of,
 from stateflow.runtime.positions import Batch
 from stateflow.types import OperatorSpec, ReplicaInfo
 
+Stub = TypeVar("Stub")
 _LOCK = threading.Lock()
-_CHANNELS: dict[str, grpc.Channel] = {}
+_STUBS: dict[tuple[str, object], Any] = {}
+#: who asks reads the answers itself, instead of waking a thread of the channel's for each
+_OPTIONS = (*OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
 
 
-def channel(address: str) -> grpc.Channel:
+def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
     """One channel per address and process: a Spark worker keeps its connections from batch to batch."""
     with _LOCK:
-        if address not in _CHANNELS:
-            _CHANNELS[address] = grpc.insecure_channel(address, options=OPTIONS)
-        return _CHANNELS[address]
+        if (address, kind) not in _STUBS:
+            _STUBS[address, kind] = kind(grpc.insecure_channel(address, options=_OPTIONS))
+        stub: Stub = _STUBS[address, kind]
+        return stub
 
 
 class ControllerClient:
@@ -37,14 +43,14 @@ class ControllerClient:
         self._timeout_s = timeout_s
 
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
-        stub = controller_pb2_grpc.ControllerServiceStub(channel(self.address))
+        stub = _stub(controller_pb2_grpc.ControllerServiceStub, self.address)
         try:
             return getattr(stub, method)(request, timeout=timeout_s or self._timeout_s)
         except grpc.RpcError as error:
             raise remote_error(error, f"the controller at {self.address}") from error
 
     def stream(self, method: str, request: Any) -> Iterator[Any]:
-        stub = controller_pb2_grpc.ControllerServiceStub(channel(self.address))
+        stub = _stub(controller_pb2_grpc.ControllerServiceStub, self.address)
         try:
             yield from getattr(stub, method)(request)
         except grpc.RpcError as error:
@@ -79,7 +85,7 @@ class ReplicaClient:
         self._timeout_s = timeout_s
 
     def call(self, method: str, request: Any) -> Any:
-        stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
+        stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         try:
             return getattr(stub, method)(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
@@ -87,7 +93,7 @@ class ReplicaClient:
 
     def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
         """Arrow IPC streams of one state's entries, of these stored keys or of all."""
-        stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
+        stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions), keys=list(keys))
         begun: list[bytes] = []
         try:
@@ -122,10 +128,13 @@ class ReplicaClient:
             event_us=batch.event_us,
             rewind=batch.rewind,
         )
-        stub = replica_pb2_grpc.ReplicaServiceStub(channel(self.address))
+        stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         buffers: dict[int, list[bytes]] = {}
         try:
-            for response in stub.Apply(_requests(header, parts, rows, chunk_bytes, after)):
+            requests = _requests(header, parts, rows, chunk_bytes, after)
+            first, second = next(requests), next(requests, None)
+            responses = stub.ApplyOne(first) if second is None else stub.Apply(chain((first, second), requests))
+            for response in responses:
                 for result in response.results:
                     if result.HasField("fault"):
                         yield result.partition, error_of(result.fault)

@@ -204,9 +204,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
                         return
                     yield rpb.FileChunk(data=data, checksum=checksum)
                     now = self.clock.monotonic()
-                    if self.node.served_at > now - self._share.busy_s:
-                        self._share.other_work(now)
-                    wait = self._share.wait_s(now, now - began)
+                    wait = self._share.wait_s(now, now - began, self.node.served_at)
                     if wait:
                         await asyncio.sleep(wait)
 
@@ -229,7 +227,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
                 reading = changes.read(after, self.node.settings.chunk_bytes)
                 after += len(reading.change_sets)
                 if reading.change_sets or reading.seal or not said:
-                    for frame in _frames(reading.change_sets, self.node.settings.chunk_bytes):
+                    for frame in frames_of(reading.change_sets, self.node.settings.chunk_bytes):
                         yield frame
                     closing = rpb.ChangeFrame(
                         head_sequence=reading.head_sequence, lag_bytes=reading.lag_bytes, chain=reading.chain
@@ -336,10 +334,23 @@ def _chunk(file: Any, size: int) -> tuple[bytes, int]:
     return data, xxhash.xxh64_intdigest(data)
 
 
-def _frames(change_sets: list[bytes], bytes_max: int) -> Iterator[rpb.ChangeFrame]:
+def frames_of(change_sets: list[bytes], bytes_max: int) -> Iterator[rpb.ChangeFrame]:
+    """As few messages as the limit allows: what gathered while the base crossed is applied at once, and not one change
+    set after another while the partition stands still. One that goes on in the next frame ends a frame."""
+    frame, size = rpb.ChangeFrame(), 0
     for change_set in change_sets:
         for piece, last in pieces(change_set, bytes_max):
-            yield rpb.ChangeFrame(change_sets=[piece], continues=not last)
+            if size and size + len(piece) > bytes_max:
+                yield frame
+                frame, size = rpb.ChangeFrame(), 0
+            frame.change_sets.append(piece)
+            size += len(piece)
+            if not last:
+                frame.continues = True
+                yield frame
+                frame, size = rpb.ChangeFrame(), 0
+    if frame.change_sets:
+        yield frame
 
 
 def _check_log(changes: ChangeLog) -> None:

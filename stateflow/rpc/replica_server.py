@@ -61,9 +61,13 @@ class ReplicaServer(MoveHandlers):
         super().__init__(node, checkpoints, clock, connect)
         self.checkpointing = CheckpointShell(node, checkpoints, clock, random or Random(0))
         self._applier = Applier(node, clock, self._next_change, self._ask, garbage)
+        self._freeing: asyncio.Task[None] | None = None
 
     async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
         await self._applier.run(requests, context)
+
+    async def ApplyOne(self, request: rpb.ApplyRequest, context: grpc.aio.ServicerContext) -> None:
+        await self._applier.run(_alone(request), context)
 
     # -- control ------------------------------------------------------------------------------------------
 
@@ -131,11 +135,20 @@ class ReplicaServer(MoveHandlers):
 
     # -- plumbing -----------------------------------------------------------------------------------------
 
+    def _wake(self, partition: PartitionId) -> None:
+        super()._wake(partition)
+        if self.node.cache.has_left and (self._freeing is None or self._freeing.done()):
+            self._freeing = self._loop.create_task(self._applier.free_caches())
+
     async def close(self) -> None:
         await self.stop_moving()
         self._applier.close()
         self.checkpointing.close()
         self.node.close()
+
+
+async def _alone(request: rpb.ApplyRequest) -> AsyncIterator[rpb.ApplyRequest]:
+    yield request
 
 
 async def serve(
@@ -157,7 +170,7 @@ async def serve(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = grpc.aio.server(options=OPTIONS)
-    shell = ReplicaServer(node, checkpoints, clock, random=random, garbage=Garbage())
+    shell = ReplicaServer(node, checkpoints, clock, random=random, garbage=Garbage(lambda: node.cache.objects))
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, server)
     try:
         address = bind(server, listen)

@@ -123,10 +123,28 @@ def test_a_refusal_asks_for_the_table_and_backs_off() -> None:
     s.poll(0.0)
     s.refused(0, NOT_OWNER, 0.0)
     assert s.poll(0.0) == [Refresh()]
-    s.refreshed(RoutingTable("Op", 2, [Route("c", "c", 2)] * 4))
+    s.refreshed(s.table)
     assert s.poll(0.0) == [Wait(0.5)]
     assert s.poll(0.4) == [Wait(pytest.approx(0.1))]
-    assert sends(s.poll(0.5)) == {"c": ((0, 2),)}
+    assert set(sends(s.poll(0.5))) == {"a"}
+
+
+def test_a_new_owner_is_asked_at_once_however_long_the_former_one_was_waited_for() -> None:
+    s = session([0, 1], timeout_s=math.inf)
+    now = 0.0
+    for _ in range(3):
+        s.poll(now)
+        s.refused(0, NOT_OWNER, now)
+        s.refused(1, NOT_OWNER, now)
+        s.refreshed(s.table)
+        now += 2.0
+    s.poll(now)
+    s.refused(0, NOT_OWNER, now)
+    s.refused(1, NOT_OWNER, now)
+    s.refreshed(RoutingTable("Op", 2, [Route("c", "c", 2), *s.table.routes[1:]]))
+    sent, wait = s.poll(now)
+    assert sends([sent]) == {"c": ((0, 2),)}
+    assert wait == Wait(2.0), "the other one has its former owner, and waits"
 
 
 def test_back_off_doubles_up_to_its_bound() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from stateflow.changes import ChangeSet, Mutations, chain
 from stateflow.errors import MoveUnknown
+from stateflow.rpc.moving import frames_of
 from stateflow.runtime.transfer import (
     NO_CHANGES,
     BaseFile,
@@ -233,3 +235,29 @@ def test_an_empty_log() -> None:
         log.read(0, 10)
     reading = log.read(3, 10)
     assert (reading.change_sets, reading.head_sequence, reading.lag_bytes, reading.seal) == ([], 3, 0, None)
+
+
+# -- frames -------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=30), st.integers(1, 25))
+def test_change_sets_cross_in_full_frames(change_sets: list[bytes], bytes_max: int) -> None:
+    frames = list(frames_of(change_sets, bytes_max))
+    came: list[bytes] = []
+    partial = b""
+    for frame in frames:  # as the target puts them together
+        assert 0 < sum(map(len, frame.change_sets)) <= bytes_max
+        some = list(frame.change_sets)
+        some[0], partial = partial + some[0], b""
+        if frame.continues:
+            partial = some.pop()
+        came += some
+    assert (came, partial) == (change_sets, b"")
+    for one, other in itertools.pairwise(frames):
+        full = sum(map(len, one.change_sets)) + len(other.change_sets[0]) > bytes_max
+        assert full or one.continues
+
+
+def test_many_small_change_sets_are_one_frame() -> None:
+    (frame,) = frames_of([b"x" * 100] * 500, 1 << 20)
+    assert len(frame.change_sets) == 500
