@@ -34,6 +34,7 @@ class Orphan:
 
 
 TICK_S = 0.25
+MOST_DOUBLINGS = 4  # of the time between two attempts: at most 80 s by default
 #: states in which a replica has the partition it is assigned, or is about to
 HELD = frozenset({"OWNED", "FENCING"})
 
@@ -55,6 +56,8 @@ class Takeovers:
     def registered(self, name: str, views: Iterable[rpb.PartitionView]) -> list[cpb.Superseded]:
         """What a replica that registers must seal, having lost it meanwhile. Notes what it should have and has not."""
         held = {PartitionId(view.operator, view.partition): view for view in views}
+        self._not_before.clear()  # what failed may have failed for want of this replica
+        self._failures.clear()
         for partition, epoch in self._desk.book.assigned(name).items():
             view = held.get(partition)
             self._check_held(partition, epoch, view)
@@ -280,6 +283,7 @@ class Takeovers:
 
     async def _run(self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None) -> None:
         partition = runner.planned.partition
+        known = self._orphans.get(partition)
         try:
             await self._standbys.hand_over(partition, runner.planned.standby_move)
             await runner.run(first)
@@ -295,9 +299,10 @@ class Takeovers:
             )
         else:
             log.error("no take-over of %s: %s", partition, runner.machine.error)
-            failures = self._failures[partition] = self._failures.get(partition, 0) + 1
-            again_s = self._desk.settings.takeover_retry_s * 2 ** min(failures - 1, 6)
-            self._not_before[partition] = self._desk.clock.monotonic() + again_s
+            if self._orphans.get(partition) == known:  # else its owner came back meanwhile: at once
+                failures = self._failures[partition] = self._failures.get(partition, 0) + 1
+                again_s = self._desk.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
+                self._not_before[partition] = self._desk.clock.monotonic() + again_s
         self._underway.settle(running, "COMPLETED" if runner.completed else "FAILED")
 
     # -- after a restart ----------------------------------------------------------------------------------
