@@ -12,6 +12,8 @@ store that applied the sequence 1…n unbroken is the same store.
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgpack
@@ -33,6 +35,34 @@ class Mutations:
 
     def __bool__(self) -> bool:
         return bool(self.puts or self.deletes or self.clears)
+
+
+def net(several: Iterable[Mutations]) -> Mutations:
+    """What they come to, applied one after the other: of each key the last that was written, unless it was cleared
+    behind that."""
+    cleared: dict[tuple[bytes, bytes], int] = {}
+    written: dict[bytes, tuple[int, bytes | None]] = {}
+    for when, mutations in enumerate(several):
+        cleared |= dict.fromkeys(mutations.clears, when)
+        written |= dict.fromkeys(mutations.deletes, (when, None))
+        written |= {key: (when, value) for key, value in mutations.puts}
+    result = Mutations(clears=list(cleared))
+    ranges = sorted(((start, end, when) for (start, end), when in cleared.items()), reverse=True)
+    over: list[tuple[int, bytes]] = []  # (-when, end) of ranges that began before the key, the newest first
+    for key in sorted(written):
+        while ranges and ranges[-1][0] <= key:
+            _, end, when = ranges.pop()
+            heapq.heappush(over, (-when, end))
+        while over and over[0][1] <= key:
+            heapq.heappop(over)
+        when, value = written[key]
+        if over and -over[0][0] > when:
+            continue
+        if value is None:
+            result.deletes.append(key)
+        else:
+            result.puts.append((key, value))
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,11 @@ class ReplicaSettings(Settings):
     change_log_bytes_max: int = Field(
         default=256 << 20, ge=1 << 20, description="per follower; beyond it the base is sent again"
     )
+    return_log_bytes_max: int = Field(
+        default=4 << 20,
+        ge=0,
+        description="changes kept per partition that moved in: while they fit, a move back sends nothing else",
+    )
     chunk_bytes: int = Field(default=1 << 20, ge=4096, le=3 << 20)
     hold_timeout_s: float = Field(
         default=30.0, gt=0, description="how long an early request waits for a move to end here"

@@ -23,7 +23,7 @@ from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.pace import Share
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.takeover import TakenOver
-from stateflow.runtime.transfer import ChangeLog
+from stateflow.runtime.transfer import ChangeLog, Kept
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -188,7 +188,9 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     async def Snapshot(self, request: rpb.SnapshotRequest, context: grpc.aio.ServicerContext) -> rpb.SnapshotReply:
         partition = PartitionId(request.operator, request.partition)
-        snapshot = await self.in_files(self.node.sender.snapshot, partition, request.move_id, request.standby)
+        has = request.kept  # unset: without a move, as no copy is
+        kept = Kept(has.move_id, has.epoch, has.sequence)
+        snapshot = await self.in_files(self.node.sender.snapshot, partition, request.move_id, request.standby, kept)
         return snapshot_to_pb(snapshot)
 
     @streaming

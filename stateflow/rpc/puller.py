@@ -16,21 +16,21 @@ import statistics
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
-from stateflow.errors import MoveUnknown, StateflowError, TransferCorrupt, Unavailable
+from stateflow.errors import MoveUnknown, StateflowError, StateMissing, TransferCorrupt, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.bases import BaseSource, Nearest, Peer, Store
 from stateflow.rpc.wire import connected, fault_of, remote_error, seal_of, snapshot_of, unexpected
 from stateflow.runtime.pace import Pace
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.transfer import SnapshotInfo
+from stateflow.runtime.transfer import Kept, SnapshotInfo
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 T = TypeVar("T")
@@ -101,19 +101,21 @@ class Pull:
         self._said_at = 0.0
         self._heard_at = clock.monotonic()
         self._base: SnapshotInfo | None = None
+        self._kept: Kept | None = None  # of an earlier stay here
         self._opened = False
         self._caught_up_at = 0.0
         self._pings: deque[float] = deque(maxlen=PINGS_KEPT)
 
     async def run(self) -> AsyncIterator[rpb.MoveProgress]:
         restarts = 0
+        self._goes_back = True
         while True:
             try:
                 async for report in self._attempt():
                     yield report
                 return
             except _Restart as why:
-                self._base, self._opened = None, False
+                self._base, self._opened, self._goes_back = None, False, False
                 restarts += 1
                 cause = why.__cause__
                 assert isinstance(cause, StateflowError)
@@ -138,7 +140,7 @@ class Pull:
         """Goes on where the last one broke. Raises Unavailable when the connection breaks, _Restart."""
         move = self._move
         if self._base is None:
-            await self._in_thread(
+            self._kept = await self._in_thread(
                 self._node.receiver.prepare,
                 move.spec,
                 move.partition,
@@ -154,7 +156,7 @@ class Pull:
             if not self._opened:
                 async for report in self._warm(self._base):
                     yield report
-                await self._in_thread(self._node.receiver.open_incoming, move.partition, move.move_id, self._base)
+                await self._open(self._base)
                 self._opened, self._caught_up_at = True, self._clock.monotonic()
         # a standby is not cut over: nobody predicts its pause
         pinging = None if move.standby else asyncio.ensure_future(self._keep_pinging())
@@ -215,6 +217,8 @@ class Pull:
             partition=move.partition.partition,
             standby=move.standby,
         )
+        if self._kept is not None and self._goes_back:
+            request.kept.CopyFrom(rpb.Kept(**asdict(self._kept)))
         try:
             for _ in range(3):
                 await self._ping()
@@ -257,6 +261,18 @@ class Pull:
                 yield self._copy()
         report.bandwidth = nearest.bandwidth or report.bandwidth
         yield self._copy()
+
+    async def _open(self, base: SnapshotInfo) -> None:
+        move, report, receiver = self._move, self._report, self._node.receiver
+        if not base.kept:
+            await self._in_thread(receiver.open_incoming, move.partition, move.move_id, base)
+            return
+        try:
+            size = await self._in_thread(receiver.open_kept, move.partition, move.move_id, base)
+        except (MoveUnknown, StateMissing, TransferCorrupt) as error:
+            raise _Restart from error
+        report.bytes_reused += size
+        report.base_bytes += size
 
     # -- catch up and own ---------------------------------------------------------------------------------
 

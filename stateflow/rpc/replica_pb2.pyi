@@ -393,16 +393,28 @@ class RestoreReply(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., positions: _Optional[_Mapping[str, int]] = ..., bytes: _Optional[int] = ..., passed_over: _Optional[_Iterable[_Union[_common_pb2.Fault, _Mapping]]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("move_id", "operator", "partition", "standby")
+    __slots__ = ("move_id", "operator", "partition", "standby", "kept")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     operator: str
     partition: int
     standby: bool
-    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., standby: _Optional[bool] = ...) -> None: ...
+    kept: Kept
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., standby: _Optional[bool] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("move_id", "epoch", "sequence")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    move_id: str
+    epoch: int
+    sequence: int
+    def __init__(self, move_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class BaseFile(_message.Message):
     __slots__ = ("name", "size", "digest")
@@ -415,18 +427,20 @@ class BaseFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
-    __slots__ = ("snapshot_id", "sequence", "epoch", "digest", "files")
+    __slots__ = ("snapshot_id", "sequence", "epoch", "digest", "files", "kept")
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     snapshot_id: str
     sequence: int
     epoch: int
     digest: str
     files: _containers.RepeatedCompositeFieldContainer[BaseFile]
-    def __init__(self, snapshot_id: _Optional[str] = ..., sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., files: _Optional[_Iterable[_Union[BaseFile, _Mapping]]] = ...) -> None: ...
+    kept: str
+    def __init__(self, snapshot_id: _Optional[str] = ..., sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., files: _Optional[_Iterable[_Union[BaseFile, _Mapping]]] = ..., kept: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("snapshot_id", "name", "offset")

@@ -202,12 +202,13 @@ def snapshot_to_pb(info: SnapshotInfo) -> rpb.SnapshotReply:
         epoch=info.epoch,
         digest=info.digest,
         files=[rpb.BaseFile(name=f.name, size=f.size, digest=f.digest) for f in info.files],
+        kept=info.kept,
     )
 
 
 def snapshot_of(message: rpb.SnapshotReply) -> SnapshotInfo:
     files = tuple(BaseFile(file.name, file.size, file.digest) for file in message.files)
-    return SnapshotInfo(message.snapshot_id, message.sequence, message.epoch, message.digest, files)
+    return SnapshotInfo(message.snapshot_id, message.sequence, message.epoch, message.digest, files, message.kept)
 
 
 def seal_to_pb(seal: Seal) -> rpb.Seal:

@@ -9,9 +9,21 @@ from pathlib import Path
 from stateflow.changes import ChangeSet, Mutations, chain
 from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, TransferCorrupt
 from stateflow.runtime import layout
+from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.shelf import PART, RECEIVED, Incoming, Shelf, Slot
-from stateflow.runtime.transfer import BaseFile, Seal, SnapshotInfo, base_digest, cutover_digest
+from stateflow.runtime.shelf import PART, RECEIVED, Incoming, Shelf, Since, Slot
+from stateflow.runtime.transfer import (
+    CHANGES,
+    BaseFile,
+    ChangeLog,
+    Kept,
+    Seal,
+    SnapshotInfo,
+    base_digest,
+    cutover_digest,
+    kept_digest,
+)
+from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
 #: smaller files are sent again rather than kept
@@ -27,8 +39,9 @@ class Receiver:
 
     def prepare(
         self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int, newest_epoch: int = 0
-    ) -> None:
-        """Become the target of a move. A second call for the same move starts its transfer again."""
+    ) -> Kept | None:
+        """Become the target of a move. A second call for the same move starts its transfer again. Returns what an
+        earlier stay of the partition left here, sealed."""
         self._shelf.learn(spec)
         slot = self._shelf.slot(partition)
         with slot.work, slot.mutex:
@@ -44,6 +57,7 @@ class Receiver:
             directory.mkdir(parents=True)
             slot.incoming = Incoming(move_id, directory)
         self._shelf.on_change(partition)
+        return slot.kept
 
     def warm_base(self, partition: PartitionId) -> dict[str, Path]:
         """Digest → file, of what an earlier stay of this partition, or a transfer cut short, left here."""
@@ -95,12 +109,57 @@ class Receiver:
                 arrived=digest,
                 evidence=self._keep_evidence(incoming),
             )
+        self._open(partition, move_id, base)
+
+    def open_kept(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> int:
+        """What an earlier stay left here, sealed, and the changes that arrived are the base: a copy of it is opened.
+        Returns the bytes that were here.
+
+        What was left stays as it is until the move ends. Raises MoveUnknown or StateMissing when it is gone,
+        TransferCorrupt when the changes are not those that were sent.
+        """
+        slot = self._shelf.slot(partition)
+        arrived = self._incoming(partition, move_id).directory
+        if kept_digest(base.kept, self._shelf.digests.files(arrived), base.sequence) != base.digest:
+            raise TransferCorrupt("the changes arrived damaged", remedy="the transfer starts again", move=move_id)
+        changes = ChangeSet.decode((arrived / CHANGES).read_bytes()).mutations
+        with slot.work:
+            incoming, kept = self._incoming(partition, move_id), slot.kept
+            if slot.directory is None or kept is None:
+                raise MoveUnknown("what was kept of it is gone", remedy="the transfer starts again", move=move_id)
+            store = self._shelf.machine.open(slot.directory)
+            try:
+                self._check_kept(store, kept, move_id)
+                self._shelf.machine.remove_tree(incoming.directory)
+                store.snapshot(incoming.directory)
+            finally:
+                store.close()
+        files = [path for path in incoming.directory.iterdir() if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        self._shelf.machine.sync([*files, incoming.directory])
+        self._open(partition, move_id, base, changes)
+        return size
+
+    def _check_kept(self, store: PartitionStore, kept: Kept, move_id: str) -> None:
+        record = store.get(layout.OWNERSHIP)
+        found = layout.Ownership.decode(record) if record else None
+        if found is None or (found.state, found.move_id, found.epoch, read_sequence(store)) != (
+            State.SEALED,
+            kept.move_id,
+            kept.epoch,
+            kept.sequence,
+        ):
+            raise MoveUnknown("what was kept of it is another copy", remedy="the transfer starts again", move=move_id)
+
+    def _open(self, partition: PartitionId, move_id: str, base: SnapshotInfo, changes: Mutations | None = None) -> None:
         with self._shelf.slot(partition).work:
             incoming = self._incoming(partition, move_id)
             home = incoming.directory.parent
             incoming.directory = incoming.directory.rename(home / incoming.directory.name.removesuffix(PART))
             self._shelf.machine.sync([home, home.parent])
             incoming.store = self._shelf.machine.open(incoming.directory)
+            if changes is not None:
+                incoming.store.apply(changes, sync=True)
             incoming.base = base.digest
             incoming.sequence = base.sequence
 
@@ -167,11 +226,10 @@ class Receiver:
             store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
             with slot.mutex:
                 slot.lifecycle.own(move_id, seal.epoch)
-                old, slot.directory, slot.store, slot.incoming = (
-                    slot.directory,
-                    incoming.directory,
-                    store,
-                    None,
+                old, slot.incoming = slot.replace(incoming.directory, store), None
+                limit = self._shelf.settings.return_log_bytes_max
+                slot.since = Since(
+                    Kept(move_id, seal.epoch, seal.sequence), seal.digest, ChangeLog(move_id, "", seal.sequence, limit)
                 )
         self._shelf.on_change(partition)
         if old is not None:

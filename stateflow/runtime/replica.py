@@ -231,9 +231,15 @@ class ReplicaNode:
 
     @staticmethod
     def _committed(slot: Slot, sequence: int, encode: Callable[[], bytes]) -> None:
-        if slot.logs:
+        followers = list(slot.logs.values())
+        if slot.since is not None:
+            if slot.since.changes.overflowed:
+                slot.since = None
+            else:
+                followers.append(slot.since.changes)
+        if followers:
             change_set = encode()
-            for follower in list(slot.logs.values()):
+            for follower in followers:
                 follower.append(sequence, change_set)
 
     # -- reading ------------------------------------------------------------------------------------------

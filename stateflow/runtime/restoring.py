@@ -182,9 +182,9 @@ class Restorer:
             (restoring.directory / RESTORING).unlink()
             self._shelf.machine.sync([restoring.directory])
             slot.lifecycle.restore(restore_id, epoch)
-            old, host, store = slot.directory, slot.host, slot.store
-            slot.directory, slot.host, slot.store = restoring.directory, None, restoring.store
-            slot.restoring = None
+            host, store = slot.host, slot.store
+            old = slot.replace(restoring.directory, restoring.store)
+            slot.host = slot.restoring = None
             slot.checkpointed = (
                 ("", 0, 0) if restoring.fence is None else (restoring.fence.url, epoch, restoring.manifest.sequence)
             )

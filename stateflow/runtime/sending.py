@@ -6,14 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stateflow.changes import Mutations
+from stateflow.changes import ChangeSet, Mutations, net
 from stateflow.errors import MoveUnknown
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import FenceAnswer, State
 from stateflow.runtime.shelf import Shelf, Slot
-from stateflow.runtime.transfer import ChangeLog, Seal, SnapshotInfo, base_digest, cutover_digest
+from stateflow.runtime.transfer import (
+    CHANGES,
+    ChangeLog,
+    Kept,
+    Seal,
+    SnapshotInfo,
+    base_digest,
+    cutover_digest,
+    kept_digest,
+)
 from stateflow.types import PartitionId, ReplicaInfo
 
 
@@ -23,10 +32,17 @@ class Sender:
     def __init__(self, shelf: Shelf, lease: Lease) -> None:
         self._shelf, self._lease = shelf, lease
 
-    def snapshot(self, partition: PartitionId, move_id: str, standby: bool = False) -> SnapshotInfo:
-        """A base for a move's target, and a change log from there on. Once sealed only for the move it sealed for."""
+    def snapshot(
+        self, partition: PartitionId, move_id: str, standby: bool = False, kept: Kept | None = None
+    ) -> SnapshotInfo:
+        """A base for a move's target, and a change log from there on. Once sealed only for the move it sealed for.
+
+        Args:
+            kept: what the target has of the partition. It is the base where every change since is known here.
+        """
         slot = self._shelf.slot(partition)
-        if slot.lifecycle.state is State.OWNED and slot.store is not None:
+        goes_back = kept is not None and slot.since is not None and slot.since.kept == kept
+        if slot.lifecycle.state is State.OWNED and slot.store is not None and not goes_back:
             slot.store.flush()  # outside the lock: what is left to flush inside is little
         with slot.work, slot.mutex:
             lifecycle = slot.lifecycle
@@ -42,15 +58,26 @@ class Sender:
             store = self._shelf.store(slot)
             slot.snapshots += 1
             snapshot_id = f"{partition.operator}-{partition.partition}-{move_id}-{slot.snapshots}"
-            store.snapshot(self._shelf.snapshots / snapshot_id)
             sequence, epoch = read_sequence(store), lifecycle.epoch
             limit = self._shelf.settings.change_log_bytes_max
+            since = slot.since
+            directory = self._shelf.snapshots / snapshot_id
+            if since is not None and since.kept == kept and not since.changes.overflowed:
+                known, written = since.digest, since.changes.entries()
+            else:
+                known = ""
+                store.snapshot(directory)
             changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby)
             changes.read_at = self._shelf.clock.monotonic()
             self._shelf.drop_log(slot, move_id)
             slot.logs[move_id] = changes
-        files = self._shelf.digests.files(self._shelf.snapshots / snapshot_id)  # hashed while the stream goes on
-        changes.base = SnapshotInfo(snapshot_id, sequence, epoch, base_digest(files, sequence), files)
+        # the rest while the stream goes on
+        if known:
+            directory.mkdir()
+            (directory / CHANGES).write_bytes(_net(partition, epoch, sequence, written).encode())
+        files = self._shelf.digests.files(directory)
+        digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
+        changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
         if sealed:
             changes.end(self._seal_of(changes, epoch, sequence))
         return changes.base
@@ -163,6 +190,7 @@ class Sender:
         store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
         lifecycle.sealed()
         sequence = slot.host.sequence if slot.host else read_sequence(store)
+        slot.kept = Kept(lifecycle.move_id, epoch, sequence)
         changes = slot.logs.get(lifecycle.move_id)
         if changes is not None:
             changes.end(self._seal_of(changes, epoch, sequence))
@@ -191,6 +219,13 @@ class Sender:
         slot = self._shelf.slot(partition)
         with slot.work, slot.mutex:
             self._shelf.drop_log(slot, move_id)
-            if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.store is not None:
-                slot.store.close()
-                slot.store = None
+            if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id:
+                slot.since = None
+                if slot.store is not None:
+                    slot.store.close()
+                    slot.store = None
+
+
+def _net(partition: PartitionId, epoch: int, sequence: int, written: list[bytes]) -> ChangeSet:
+    mutations = net(ChangeSet.decode(each).mutations for each in written)
+    return ChangeSet(partition.operator, partition.partition, epoch, sequence, "", -1, mutations)

@@ -19,13 +19,13 @@ from stateflow.checkpoint import CheckpointStore, Manifest
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, OperatorNotDeployed, OperatorOutdated, StateMissing
 from stateflow.runtime import layout
-from stateflow.runtime.host import PartitionHost
+from stateflow.runtime.host import PartitionHost, read_sequence
 from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.machine import Machine
 from stateflow.runtime.operator import Operator, describe, load
 from stateflow.runtime.rhythm import Rhythm
 from stateflow.runtime.rows import get_ready
-from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests
+from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests, Kept
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -56,6 +56,23 @@ class Slot:
     restoring: Restoring | None = None
     checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
     rhythm: Rhythm = field(default_factory=Rhythm)
+    kept: Kept | None = None  # what ``directory`` is, once it was sealed for a move
+    since: Since | None = None  # it moved in, and might move back
+
+    def replace(self, directory: Path, store: PartitionStore) -> Path | None:
+        """Another copy is the partition from now on. Returns where the former one is. Called with ``mutex`` held."""
+        former, self.directory, self.store = self.directory, directory, store
+        self.kept = self.since = None
+        return former if former != directory else None
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Every change set since a partition moved in. ``digest``: of the seal it moved in with."""
+
+    kept: Kept
+    digest: str
+    changes: ChangeLog
 
 
 @dataclass(slots=True)
@@ -159,7 +176,9 @@ class Shelf:
             ownership.move_id,
             successor if ownership.state == State.SEALED else None,
         )
-        slot.directory, slot.store = directory, newest
+        slot.replace(directory, newest)
+        if ownership.state == State.SEALED and ownership.move_id:
+            slot.kept = Kept(ownership.move_id, ownership.epoch, read_sequence(newest))
 
     def learn(self, spec: OperatorSpec) -> None:
         """Know an operator: load its code and keep its description. Raises OperatorNotImportable, OperatorOutdated."""

@@ -159,8 +159,8 @@ class Successor:
             slot.lifecycle.check_own(move_id, epoch)
             store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
             slot.lifecycle.own(move_id, epoch)
-            old, slot.directory, slot.store, slot.incoming = slot.directory, directory, store, None
-        if old is not None and old != directory:
+            old, slot.incoming = slot.replace(directory, store), None
+        if old is not None:
             self._shelf.remove(old)
         self._shelf.on_change(slot.id)
 
@@ -182,7 +182,7 @@ class Successor:
             )
             self._shelf.store(slot).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
             close: Callable[[], None] = slot.host.close if slot.host else lambda: None
-            slot.host = None
+            slot.host = slot.kept = slot.since = None
             for follower in list(slot.logs):
                 self._shelf.drop_log(slot, follower)
         close()

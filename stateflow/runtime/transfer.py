@@ -3,6 +3,9 @@
 Base: the files of a snapshot, each named by the xxh3_128 of its content, so that a target sends for those only
 that it lacks. Log: every change set committed since that snapshot, in order, then a seal when the partition is
 fenced for this move.
+
+A partition that moves back needs no files: its former owner kept what it sealed, the new one began with just that and
+keeps the change sets since, up to a limit. What they come to is the base.
 """
 
 from __future__ import annotations
@@ -37,6 +40,16 @@ class SnapshotInfo:
     epoch: int
     digest: str
     files: tuple[BaseFile, ...]
+    kept: str = ""  # digest of what the target sealed when the partition left it: the one file says what changed since
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy that was sealed for a move: by which, the epoch it granted, and where the copy ends."""
+
+    move_id: str
+    epoch: int
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,15 @@ def base_digest(files: Iterable[BaseFile], sequence: int) -> str:
     return xxhash.xxh3_128_hexdigest(f"{sequence}\n{listing}".encode())
 
 
+#: name of the base file that holds the changes since the target sealed its copy
+CHANGES = "CHANGES"
+
+
+def kept_digest(kept: str, files: Iterable[BaseFile], sequence: int) -> str:
+    """Digest of a base that is a sealed copy, by the digest of its seal, and the changes in files."""
+    return base_digest((BaseFile("", 0, kept), *files), sequence)
+
+
 def cutover_digest(base: str, changes: bytes) -> str:
     """What both ends must agree on: a base and the chain of every change set since. Hexadecimal."""
     return xxhash.xxh3_128_hexdigest(base.encode() + changes)
@@ -118,6 +140,11 @@ class ChangeLog:
         self._forgotten = self._head = base_sequence
         self._lock = threading.Lock()
         self.wake: Callable[[], None] = lambda: None
+
+    def entries(self) -> list[bytes]:
+        """The change sets that were not confirmed."""
+        with self._lock:
+            return [change_set for _, change_set in self._entries]
 
     def append(self, sequence: int, change_set: bytes) -> None:
         with self._lock:

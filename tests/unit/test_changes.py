@@ -6,7 +6,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.changes import ChangeSet, Mutations, chain
+from stateflow.changes import ChangeSet, Mutations, chain, net
 from stateflow.errors import TransferCorrupt
 from stateflow.runtime.transfer import NO_CHANGES
 
@@ -107,3 +107,35 @@ def test_a_chain_knows_what_came_and_in_which_order() -> None:
     assert len(digests) == len(others)
     assert len(whole) == 16
     assert _fold(sets, bytes(15) + b"\1") != whole
+
+
+keys = st.text("abc", max_size=3).map(str.encode)
+writes = st.builds(
+    Mutations,
+    st.lists(st.tuples(keys, octets), max_size=4),
+    st.lists(keys, max_size=3),
+    st.lists(st.tuples(keys, keys).map(lambda ends: (min(ends), max(ends))), max_size=2),
+)
+
+
+@given(st.dictionaries(keys, octets), st.lists(writes, max_size=8))
+def test_what_several_change_sets_come_to(before: dict[bytes, bytes], several: list[Mutations]) -> None:
+    one_by_one, at_once = dict(before), dict(before)
+    for mutations in several:
+        apply(one_by_one, mutations)
+    apply(at_once, net(several))
+    assert at_once == one_by_one
+
+
+def test_of_a_key_that_is_written_again_and_again_one_value_is_left() -> None:
+    several = [Mutations(puts=[(b"k", bytes([n])), (b"l", b"x")], clears=[(b"m", b"n")]) for n in range(100)]
+    assert net(several) == Mutations([(b"k", bytes([99])), (b"l", b"x")], [], [(b"m", b"n")])
+
+
+def apply(store: dict[bytes, bytes], mutations: Mutations) -> None:
+    for start, end in mutations.clears:
+        for key in [key for key in store if start <= key < end]:
+            del store[key]
+    for key in mutations.deletes:
+        store.pop(key, None)
+    store.update(mutations.puts)

@@ -39,7 +39,9 @@ from tests.unit.operators import BadEnds, BadStart, Count, Gate
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 P = PartitionId("Op", 0)
-SETTINGS = ReplicaSettings(block_cache_bytes=8 << 20, write_buffer_bytes=8 << 20, change_log_bytes_max=1 << 20)
+SETTINGS = ReplicaSettings(
+    block_cache_bytes=8 << 20, write_buffer_bytes=8 << 20, change_log_bytes_max=1 << 20, return_log_bytes_max=16 << 10
+)
 
 
 class Two:
@@ -91,8 +93,8 @@ class Two:
     # -- a move, step by step -------------------------------------------------------------------------------
 
     def warm(self, source: ReplicaNode, target: ReplicaNode, move: str, epoch: int = 1) -> SnapshotInfo:
-        target.receiver.prepare(self.spec, P, move, epoch)
-        base = source.sender.snapshot(P, move)
+        kept = target.receiver.prepare(self.spec, P, move, epoch)
+        base = source.sender.snapshot(P, move, kept=kept)
         have = target.receiver.warm_base(P)
         directory = target.receiver.incoming_directory(P, move)
         for file in base.files:
@@ -109,7 +111,7 @@ class Two:
 
     def move(self, source: ReplicaNode, target: ReplicaNode, move: str, epoch: int) -> SnapshotInfo:
         base = self.warm(source, target, move, epoch)
-        target.receiver.open_incoming(P, move, base)
+        (target.receiver.open_kept if base.kept else target.receiver.open_incoming)(P, move, base)
         assert source.sender.fence(P, move, epoch + 1, target.info) is True
         seal = self.follow(source, target, move, base, base.sequence)
         assert seal is not None
@@ -154,19 +156,82 @@ def test_a_move_while_batches_come(two: Two) -> None:
     assert two.b.owned() == [P]
 
 
-def test_to_and_fro_reuses_what_is_there(two: Two) -> None:
+@pytest.mark.parametrize("forgets", [False, True])
+def test_to_and_fro_reuses_what_is_there(two: Two, forgets: bool) -> None:
+    """The changes since; or, where the owner does not remember all of them, the files."""
     two.send(two.a, *range(50))
     expected = two.states(two.a)
     two.move(two.a, two.b, "m1", 1)
     two.send(two.b, 3, epoch=2)
     two.b.receiver.warm_base(P)
     have = set(two.a.receiver.warm_base(P))
+    if forgets:
+        two.restart("b")
     base = two.move(two.b, two.a, "m2", 2)
-    assert {file.digest for file in base.files if file.name.endswith(".sst")} & have
+    assert bool(base.kept) is not forgets
+    if forgets:
+        assert {file.digest for file in base.files if file.name.endswith(".sst")} & have
     assert two.states(two.a) == {**expected, "k0": expected["k0"] + 3}
     assert two.send(two.a, 6, epoch=3).rows == 1
     (left,) = (two.root / "a" / "operators" / "Op" / "p00000").iterdir()
     assert left.name.startswith("m2-")
+
+
+def test_a_partition_goes_back_and_forth_on_its_changes_alone(two: Two) -> None:
+    expected = dict.fromkeys(("k0", "k1", "k2"), 0)
+    sides = two.a, two.b
+    for epoch in range(1, 7):
+        here, there = sides[(epoch + 1) % 2], sides[epoch % 2]
+        for value in range(3):
+            two.send(here, value, epoch=epoch)
+            expected[f"k{value}"] += value
+        base = two.move(here, there, f"m{epoch}", epoch)
+        assert bool(base.kept) is (epoch > 1)
+        assert two.states(there) == expected
+    two.restart("a" if here is two.b else "b")
+    assert two.states(two.nodes["a" if here is two.b else "b"]) == expected
+
+
+def test_what_was_sealed_is_known_again_after_a_restart(two: Two) -> None:
+    two.send(two.a, 1)
+    two.move(two.a, two.b, "m1", 1)
+    two.send(two.b, 2, epoch=2)
+    two.restart("a")
+    assert two.move(two.b, two.a, "m2", 2).kept
+    assert two.states(two.a) == {"k1": 1, "k2": 2}
+
+
+def test_more_changes_than_are_kept(two: Two) -> None:
+    two.send(two.a, 1)
+    two.move(two.a, two.b, "m1", 1)
+    for value in range(100):
+        two.send(two.b, value, epoch=2)
+    assert not two.move(two.b, two.a, "m2", 2).kept
+
+
+def test_a_move_back_that_is_given_up_leaves_what_was_kept(two: Two) -> None:
+    two.send(two.a, 1)
+    two.move(two.a, two.b, "m1", 1)
+    two.send(two.b, 2, epoch=2)
+    base = two.warm(two.b, two.a, "m2", 2)
+    two.a.receiver.open_kept(P, "m2", base)
+    assert two.follow(two.b, two.a, "m2", base, base.sequence) is None
+    two.a.receiver.abandon(P, "m2")
+    two.b.sender.cancel(P, "m2")
+    two.send(two.b, 4, epoch=2)
+    assert two.move(two.b, two.a, "m3", 2).kept
+    assert two.states(two.a) == {"k1": 5, "k2": 2}
+
+
+def test_a_copy_that_served_again_is_no_base(two: Two) -> None:
+    """The same move, epoch and sequence say nothing of a copy that somebody wrote to."""
+    two.send(two.a, 1)
+    two.move(two.a, two.b, "m1", 1)
+    two.send(two.b, 2, epoch=2)
+    two.a.successor.from_local(P, "f1", 3)
+    two.send(two.a, 5, epoch=3, number=1)
+    two.a.successor.supersede(P, 4, two.b.info)
+    assert two.a.receiver.prepare(two.spec, P, "m2", 4) is None
 
 
 # -- what is proved -----------------------------------------------------------------------------------------

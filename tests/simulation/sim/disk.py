@@ -292,6 +292,14 @@ class Path:
     def read_text(self) -> str:
         return self.file().data.decode()
 
+    def read_bytes(self) -> bytes:
+        return self.file().data
+
+    def write_bytes(self, data: bytes) -> None:
+        self._machine.write()
+        file = self.parent.directory().entries[self.name] = self._machine.disk.new()
+        file.data = data
+
     def hardlink_to(self, other: Path) -> None:
         self._machine.write()
         self.parent.directory().entries[self.name] = other.file()
