@@ -300,9 +300,10 @@ class Pull:
                 report.sequence, report.waited_s = reached, self._clock.monotonic() - self._caught_up_at
                 if frame.HasField("seal"):
                     seal = seal_of(frame.seal)
-                    await self._in_quick(self._node.receiver.own, move.partition, move.move_id, seal)
+                    beside = await self._in_quick(self._node.receiver.own, move.partition, move.move_id, seal)
                     report.phase, report.epoch, report.digest = Phase.OWNED, seal.epoch, seal.digest
                     yield self._copy()
+                    await self._in_thread(self._node.receiver.tidy, beside)
                     return
                 caught_up = reached == frame.head_sequence and not frame.lag_bytes
                 if caught_up and frame.chain:

@@ -202,10 +202,11 @@ class Receiver:
                     evidence=self._keep_evidence(incoming),
                 )
 
-    def own(self, partition: PartitionId, move_id: str, seal: Seal) -> None:
+    def own(self, partition: PartitionId, move_id: str, seal: Seal) -> list[Path]:
         """The commit point of a move: prove the copy, make the ownership durable, serve.
 
-        Raises DigestMismatch when the copy is not what the source sealed; nothing is owned then.
+        Returns what is on disk beside it, to be given to :meth:`tidy` when nobody waits any more. Raises DigestMismatch
+        when the copy is not what the source sealed; nothing is owned then.
         """
         slot = self._shelf.slot(partition)
         with slot.work:
@@ -226,15 +227,20 @@ class Receiver:
             store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
             with slot.mutex:
                 slot.lifecycle.own(move_id, seal.epoch)
-                old, slot.incoming = slot.replace(incoming.directory, store), None
+                former, slot.incoming = slot.replace(incoming.directory, store), None
+                received = slot.home / RECEIVED
+                if received.exists():
+                    received = received.rename(slot.home / f"{move_id}-{RECEIVED}{PART}")
                 limit = self._shelf.settings.return_log_bytes_max
                 slot.since = Since(
                     Kept(move_id, seal.epoch, seal.sequence), seal.digest, ChangeLog(move_id, "", seal.sequence, limit)
                 )
         self._shelf.on_change(partition)
-        if old is not None:
-            self._shelf.remove(old)
-        self._shelf.machine.remove_tree(slot.home / RECEIVED)
+        return [path for path in (former, received) if path is not None]
+
+    def tidy(self, leftovers: Iterable[Path]) -> None:
+        for directory in leftovers:
+            self._shelf.remove(directory)
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
         """Give an unfinished move in up. What was here before stays as a warm base."""

@@ -217,6 +217,8 @@ class Sender:
     def release(self, partition: PartitionId, move_id: str) -> None:
         """The target owns: nothing of the move is needed any more, its files stay as a warm base for a return."""
         slot = self._shelf.slot(partition)
+        if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.store is not None:
+            slot.store.flush()  # else opening it reads its log, and holds up every thread of the process
         with slot.work, slot.mutex:
             self._shelf.drop_log(slot, move_id)
             if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id:

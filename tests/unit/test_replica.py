@@ -115,7 +115,7 @@ class Two:
         assert source.sender.fence(P, move, epoch + 1, target.info) is True
         seal = self.follow(source, target, move, base, base.sequence)
         assert seal is not None
-        target.receiver.own(P, move, seal)
+        target.receiver.tidy(target.receiver.own(P, move, seal))
         source.sender.release(P, move)
         return base
 
