@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
@@ -12,10 +14,13 @@ import pyarrow as pa
 from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
 
 
+@functools.cache
 def get_ready() -> None:
     """Load what the first batch would have to wait for, a quarter of a second: pyarrow imports pandas, where there is
-    one, for the first array that it makes of Python objects."""
+    one, for the first array that it makes of Python objects. All that was imported stays, so that the collector need
+    not look at it between batches, 50 ms."""
     pa.array([0])
+    gc.freeze()
 
 
 _WHOLE = frozenset({int, type(None)})
