@@ -23,7 +23,7 @@ from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.pace import Share
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.takeover import TakenOver
-from stateflow.runtime.transfer import ChangeLog, Kept
+from stateflow.runtime.transfer import ChangeLog, Kept, Reading
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -229,14 +229,8 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
                 reading = changes.read(after, self.node.settings.chunk_bytes)
                 after += len(reading.change_sets)
                 if reading.change_sets or reading.seal or not said:
-                    for frame in frames_of(reading.change_sets, self.node.settings.chunk_bytes):
+                    for frame in frames_of(reading, self.node.settings.chunk_bytes):
                         yield frame
-                    closing = rpb.ChangeFrame(
-                        head_sequence=reading.head_sequence, lag_bytes=reading.lag_bytes, chain=reading.chain
-                    )
-                    if reading.seal is not None:
-                        closing.seal.CopyFrom(seal_to_pb(reading.seal))
-                    yield closing
                     said = True
                 if reading.seal is not None:
                     return
@@ -336,11 +330,12 @@ def _chunk(file: Any, size: int) -> tuple[bytes, int]:
     return data, xxhash.xxh64_intdigest(data)
 
 
-def frames_of(change_sets: list[bytes], bytes_max: int) -> Iterator[rpb.ChangeFrame]:
+def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
     """As few messages as the limit allows: what gathered while the base crossed is applied at once, and not one change
-    set after another while the partition stands still. One that goes on in the next frame ends a frame."""
+    set after another while the partition stands still. One that goes on in the next frame ends a frame. The last frame
+    says how far it is."""
     frame, size = rpb.ChangeFrame(), 0
-    for change_set in change_sets:
+    for change_set in reading.change_sets:
         for piece, last in pieces(change_set, bytes_max):
             if size and size + len(piece) > bytes_max:
                 yield frame
@@ -351,8 +346,10 @@ def frames_of(change_sets: list[bytes], bytes_max: int) -> Iterator[rpb.ChangeFr
                 frame.continues = True
                 yield frame
                 frame, size = rpb.ChangeFrame(), 0
-    if frame.change_sets:
-        yield frame
+    frame.head_sequence, frame.lag_bytes, frame.chain = reading.head_sequence, reading.lag_bytes, reading.chain
+    if reading.seal is not None:
+        frame.seal.CopyFrom(seal_to_pb(reading.seal))
+    yield frame
 
 
 def _check_log(changes: ChangeLog) -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
@@ -292,24 +293,18 @@ class Pull:
                 if frame.continues:
                     partial = change_sets.pop()
                 size = sum(map(len, change_sets))
-                reached = await self._apply(change_sets)
+                reached, beside = await self._in_quick(self._take, frame, change_sets)
                 report.bytes_delta += size
                 unconfirmed += size
                 report.lag_bytes = frame.lag_bytes + len(partial)
                 report.change_rate = rate.add(size)
                 report.sequence, report.waited_s = reached, self._clock.monotonic() - self._caught_up_at
                 if frame.HasField("seal"):
-                    seal = seal_of(frame.seal)
-                    beside = await self._in_quick(self._node.receiver.own, move.partition, move.move_id, seal)
-                    report.phase, report.epoch, report.digest = Phase.OWNED, seal.epoch, seal.digest
+                    report.phase, report.epoch, report.digest = Phase.OWNED, frame.seal.epoch, frame.seal.digest
                     yield self._copy()
                     await self._in_thread(self._node.receiver.tidy, beside)
                     return
                 caught_up = reached == frame.head_sequence and not frame.lag_bytes
-                if caught_up and frame.chain:
-                    await self._in_quick(
-                        self._node.receiver.check_chain, move.partition, move.move_id, reached, frame.chain
-                    )
                 if reached > confirmed and ((move.standby and caught_up) or unconfirmed > CONFIRM_BYTES):
                     await self._confirm(base.snapshot_id, reached)
                     unconfirmed, confirmed = 0, reached
@@ -319,14 +314,19 @@ class Pull:
         finally:
             call.cancel()
 
-    async def _apply(self, change_sets: list[bytes]) -> int:
-        move = self._move
+    def _take(self, frame: rpb.ChangeFrame, change_sets: list[bytes]) -> tuple[int, list[Path]]:
+        """Apply; prove, while a mismatch can still abort the move; own at the seal. (The sequence reached, what is left
+        beside the new copy.)"""
+        receiver, partition, move_id = self._node.receiver, self._move.partition, self._move.move_id
         try:
-            return await self._in_quick(
-                lambda: self._node.receiver.apply_changes(move.partition, move.move_id, change_sets, sync=move.standby)
-            )
+            reached = receiver.apply_changes(partition, move_id, change_sets, sync=self._move.standby)
         except TransferCorrupt as error:
             raise _Restart from error
+        if frame.HasField("seal"):
+            return reached, receiver.own(partition, move_id, seal_of(frame.seal))
+        if frame.chain:
+            receiver.check_chain(partition, move_id, frame.head_sequence, frame.chain)
+        return reached, []
 
     async def _confirm(self, snapshot_id: str, sequence: int) -> None:
         request = rpb.ConfirmRequest(snapshot_id=snapshot_id, sequence=sequence)

@@ -127,20 +127,19 @@ class Receiver:
             incoming, kept = self._incoming(partition, move_id), slot.kept
             if slot.directory is None or kept is None:
                 raise MoveUnknown("what was kept of it is gone", remedy="the transfer starts again", move=move_id)
-            store = self._shelf.machine.open(slot.directory)
-            try:
-                self._check_kept(store, kept, move_id)
-                self._shelf.machine.remove_tree(incoming.directory)
-                store.snapshot(incoming.directory)
-            finally:
-                store.close()
+            self._shelf.machine.remove_tree(incoming.directory)
+            self._shelf.machine.copy(slot.directory, incoming.directory)
         files = [path for path in incoming.directory.iterdir() if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         self._shelf.machine.sync([*files, incoming.directory])
-        self._open(partition, move_id, base, changes)
+        store = self._open(partition, move_id, base)
+        self._check_kept(store, kept, move_id)
+        changes.deletes.append(layout.OWNERSHIP)  # it is not this replica's any more
+        store.apply(changes, sync=True)
         return size
 
-    def _check_kept(self, store: PartitionStore, kept: Kept, move_id: str) -> None:
+    @staticmethod
+    def _check_kept(store: PartitionStore, kept: Kept, move_id: str) -> None:
         record = store.get(layout.OWNERSHIP)
         found = layout.Ownership.decode(record) if record else None
         if found is None or (found.state, found.move_id, found.epoch, read_sequence(store)) != (
@@ -151,17 +150,16 @@ class Receiver:
         ):
             raise MoveUnknown("what was kept of it is another copy", remedy="the transfer starts again", move=move_id)
 
-    def _open(self, partition: PartitionId, move_id: str, base: SnapshotInfo, changes: Mutations | None = None) -> None:
+    def _open(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> PartitionStore:
         with self._shelf.slot(partition).work:
             incoming = self._incoming(partition, move_id)
             home = incoming.directory.parent
             incoming.directory = incoming.directory.rename(home / incoming.directory.name.removesuffix(PART))
             self._shelf.machine.sync([home, home.parent])
             incoming.store = self._shelf.machine.open(incoming.directory)
-            if changes is not None:
-                incoming.store.apply(changes, sync=True)
             incoming.base = base.digest
             incoming.sequence = base.sequence
+            return incoming.store
 
     def apply_changes(
         self, partition: PartitionId, move_id: str, change_sets: Iterable[bytes], *, sync: bool = False

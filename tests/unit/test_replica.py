@@ -223,6 +223,22 @@ def test_a_move_back_that_is_given_up_leaves_what_was_kept(two: Two) -> None:
     assert two.states(two.a) == {"k1": 5, "k2": 2}
 
 
+def test_a_move_back_that_is_cut_short_leaves_what_was_kept(two: Two) -> None:
+    """The copy of it that has more by now is not taken for it."""
+    two.send(two.a, 1)
+    two.move(two.a, two.b, "m1", 1)
+    two.send(two.b, 2, epoch=2)
+    base = two.warm(two.b, two.a, "m2", 2)
+    two.a.receiver.open_kept(P, "m2", base)
+    two.restart("a")
+    assert two.a.lifecycle(P).state is State.SEALED
+    (left,) = (two.root / "a" / "operators" / "Op" / "p00000").iterdir()
+    assert left.name.startswith("created-")
+    two.b.sender.cancel(P, "m2")
+    assert two.move(two.b, two.a, "m3", 2).kept
+    assert two.states(two.a) == {"k1": 1, "k2": 2}
+
+
 def test_a_copy_that_served_again_is_no_base(two: Two) -> None:
     """The same move, epoch and sequence say nothing of a copy that somebody wrote to."""
     two.send(two.a, 1)

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from stateflow.changes import ChangeSet, Mutations, chain
 from stateflow.errors import MoveUnknown
 from stateflow.rpc.moving import frames_of
+from stateflow.rpc.wire import seal_of
 from stateflow.runtime.transfer import (
     NO_CHANGES,
     BaseFile,
     ChangeLog,
     FileDigests,
+    Reading,
     Seal,
     base_digest,
     cutover_digest,
@@ -242,13 +244,16 @@ def test_an_empty_log() -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=30), st.integers(1, 25))
 def test_change_sets_cross_in_full_frames(change_sets: list[bytes], bytes_max: int) -> None:
-    frames = list(frames_of(change_sets, bytes_max))
+    frames = list(frames_of(Reading(change_sets, len(change_sets), 7, None, b"chain"), bytes_max))
+    assert [frame.chain for frame in frames] == [b""] * (len(frames) - 1) + [b"chain"]
+    assert (frames[-1].head_sequence, frames[-1].lag_bytes) == (len(change_sets), 7)
     came: list[bytes] = []
     partial = b""
     for frame in frames:  # as the target puts them together
-        assert 0 < sum(map(len, frame.change_sets)) <= bytes_max
+        assert (0 if not change_sets else 1) <= sum(map(len, frame.change_sets)) <= bytes_max
         some = list(frame.change_sets)
-        some[0], partial = partial + some[0], b""
+        if some:
+            some[0], partial = partial + some[0], b""
         if frame.continues:
             partial = some.pop()
         came += some
@@ -259,5 +264,7 @@ def test_change_sets_cross_in_full_frames(change_sets: list[bytes], bytes_max: i
 
 
 def test_many_small_change_sets_are_one_frame() -> None:
-    (frame,) = frames_of([b"x" * 100] * 500, 1 << 20)
+    seal_ = seal(500)
+    (frame,) = frames_of(Reading([b"x" * 100] * 500, 500, 0, seal_), 1 << 20)
     assert len(frame.change_sets) == 500
+    assert seal_of(frame.seal) == seal_

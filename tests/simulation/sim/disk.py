@@ -142,6 +142,19 @@ class Machine:
         self.write()
         return Store(self, node)
 
+    def copy(self, directory: Path, to: Path) -> None:
+        found = directory.directory()
+        assert found.opened_by is None or not found.opened_by.alive
+        self.write()
+        made = Dir(next_file=found.next_file)
+        to.parent.directory().entries[to.name] = made
+        for name, node in found.entries.items():
+            if isinstance(node, File):
+                self.write()
+                made.entries[name] = node if name.endswith(".sst") else self.disk.new(node.data)
+        if found.log is not None:
+            made.log = Log(list(found.log.records))
+
     def open_read_only(self, directory: Path) -> Store:
         return self.open(directory)
 
