@@ -44,6 +44,14 @@ def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -
 #: what moves may cost before any was seen on this machine
 PRIOR_MS = (4.0, FIXED_MS_DEFAULT, FIXED_MS_DEFAULT, 20.0)
 MOVES_ENOUGH = 20
+#: a move that costs less is taken to cost this
+LEAST_MS = 0.5
+#: standard deviations up to which a promise reaches: all but one in forty
+PROMISED = 2.0
+#: of the logarithm; no machine is more regular than that
+DEVIATION_MIN = 0.2
+#: of a normal distribution, over its median absolute deviation
+_DEVIATION_OVER_MAD = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +64,20 @@ class FixedCost:
 
 def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     """The fixed cost that past moves show, of what the size of the delta did not explain: the median is expected, and
-    the margin reaches up to the nearly greatest (the 95th percentile of what was seen).
+    the margin reaches up to what nearly every move kept within.
 
     Args:
         moves: (pause predicted with a fixed cost of 0, actual pause) of recent moves, milliseconds.
 
     Until MOVES_ENOUGH have been seen, PRIOR_MS stands in for the rest: the first moves promise little.
 
-    A promise must hold on a busy machine too, so that what is expected is not what is promised.
+    A promise must hold on a busy machine too, so that what is expected is not what is promised. Latencies are taken to
+    be distributed log-normally; their deviation is judged by the median of the absolute ones, so that the tail is known
+    before it was met, and one move on a bad moment does not keep out all later ones.
     """
-    seen = [actual - predicted for predicted, actual in moves if math.isfinite(predicted)]
-    unexplained = sorted(seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS])
-    expected = max(0.5, statistics.median(unexplained))
-    nearly_greatest = unexplained[min(len(unexplained) - 1, math.ceil(0.95 * len(unexplained)) - 1)]
-    return FixedCost(expected, max(0.0, nearly_greatest - expected))
+    seen = [max(actual - predicted, LEAST_MS) for predicted, actual in moves if math.isfinite(predicted)]
+    unexplained = seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS]
+    expected = statistics.median(unexplained)
+    apart = statistics.median(abs(math.log(each / expected)) for each in unexplained)
+    deviation = max(DEVIATION_MIN, apart * _DEVIATION_OVER_MAD)
+    return FixedCost(expected, expected * math.expm1(PROMISED * deviation))

@@ -36,7 +36,7 @@ rolls back; after it, every failure goes forward. Only the source can say which 
 gone for good, the target can still promise that it never owns for this move, and then the partition is free for a
 take-over (:mod:`reconfig.failover`).
 
-A budget is met when expected pause and margin fit it; the margin shrinks while the move waits. It is waited for
+A budget is met when expected pause and margin fit it. That is waited for
 ``patience_s``, counted from when the base was there; a move without a budget waits ``settle_s`` at most for its lag to
 become small.
 """
@@ -50,8 +50,6 @@ from enum import StrEnum
 from reconfig.budget import FIXED_MS_DEFAULT, Measured, predicted_pause_ms
 from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError, Unavailable
 
-#: share of its patience in which a move gives up the margin, little by little
-MARGIN_WAIT = 0.25
 #: a move without a budget is cut over once its lag takes no longer than this to cross
 LAG_MS_SMALL = 10.0
 #: steps that a machine remembers, for its errors
@@ -331,9 +329,7 @@ class Move:
 
     def _fits(self, measured: Measured, waited_s: float) -> bool:
         if self.max_pause_ms:
-            # what moves needed on a busier moment must not keep later ones out: the margin is given up as one waits
-            margin_ms = self.margin_ms * max(0.0, 1.0 - waited_s / (self.patience_s * MARGIN_WAIT))
-            return self.predicted_pause_ms + margin_ms <= self.max_pause_ms
+            return self.predicted_pause_ms + self.margin_ms <= self.max_pause_ms
         lag_ms = self.predicted_pause_ms - self.fixed_ms - measured.rtt_ms / 2
         return lag_ms <= LAG_MS_SMALL or waited_s >= self.settle_s
 

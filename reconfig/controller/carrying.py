@@ -22,6 +22,8 @@ from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 PAUSES_REMEMBERED = 64
+#: what was busy may be idle again
+PAUSES_REMEMBERED_S = 600.0
 #: an operator that is stopped is held for so long at a time, and held again before that is over
 HOLD_S = 3.0
 
@@ -34,11 +36,13 @@ class Carrier:
         self.bandwidth = 0.0
         self.change_rates: dict[PartitionId, float] = {}
         self._slots = asyncio.Semaphore(desk.settings.concurrent_moves)
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_REMEMBERED)
+        #: (seen at, (pause predicted without a fixed cost, pause that came))
+        self._pauses: deque[tuple[float, tuple[float, float]]] = deque(maxlen=PAUSES_REMEMBERED)
         self._cutovers: dict[str, asyncio.Lock] = {}  # by source
 
     def cost(self) -> FixedCost:
-        return fixed_cost_of(self._pauses)
+        since = self._desk.clock.monotonic() - PAUSES_REMEMBERED_S
+        return fixed_cost_of([pauses for at, pauses in self._pauses if at >= since])
 
     def hooks(self, running: Running, planned: PlannedMove) -> Hooks:
         async def record_grant() -> None:
@@ -111,7 +115,8 @@ class Carrier:
         self.change_rates[runner.planned.partition] = report.change_rate
         predicted = report.predicted_pause_ms
         if predicted and math.isfinite(predicted):
-            self._pauses.append((predicted - runner.machine.fixed_ms, report.pause_ms))
+            pauses = predicted - runner.machine.fixed_ms, report.pause_ms
+            self._pauses.append((self._desk.clock.monotonic(), pauses))
 
     async def _run_stopped(self, running: Running) -> None:
         """Nothing of the operator is served from here until every move has ended, as where a job is stopped, its state

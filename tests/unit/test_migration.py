@@ -273,13 +273,11 @@ def test_the_margin_counts_against_the_budget_not_in_the_prediction() -> None:
     assert machine.handle(m.CaughtUp(SMALL)) == [I.RECORD_GRANT]
 
 
-def test_the_margin_is_given_up_while_a_move_waits_and_the_prediction_never() -> None:
+def test_neither_margin_nor_prediction_is_given_up_while_a_move_waits() -> None:
     fits = predicted_pause_ms(SMALL, 3.0)
-    budget = {"max_pause_ms": fits + 1.0, "fixed_ms": 3.0, "margin_ms": 500.0, "patience_s": 8.0}
-    machine = move(*TO_CATCHING_UP, **budget)
-    assert machine.handle(m.CaughtUp(SMALL, 1.9)) == []
-    assert machine.handle(m.CaughtUp(SMALL, 2.0)) == [I.RECORD_GRANT]
-    assert move(*TO_CATCHING_UP, **budget).handle(m.CaughtUp(LARGE, 7.9)) == []
+    machine = move(*TO_CATCHING_UP, max_pause_ms=fits + 1.0, fixed_ms=3.0, margin_ms=1.1, patience_s=8.0)
+    assert machine.handle(m.CaughtUp(SMALL, 7.9)) == []
+    assert machine.handle(m.CaughtUp(SMALL, 8.0)) == ABORT
 
 
 def test_patience_ends() -> None:
