@@ -69,14 +69,16 @@ def test_a_rare_outlier_goes_into_neither() -> None:
     assert after.margin_ms < 1.2 * before.margin_ms
 
 
-@given(st.floats(1.0, 100.0), st.floats(0.25, 1.0), st.integers(0, 1 << 32))
-def test_nearly_every_move_keeps_what_the_others_promise(median: float, deviation: float, seed: int) -> None:
-    """The pauses of a machine that is like itself."""
-    random = Random(seed)
-    pauses = [(0.0, median * math.exp(random.gauss(0.0, deviation))) for _ in range(1064)]
-    cost = fixed_cost_of(pauses[:64])
-    kept = sum(actual <= cost.expected_ms + cost.margin_ms for _, actual in pauses[64:])
-    assert kept >= 860
+@pytest.mark.parametrize("deviation", [0.25, 0.5, 1.0])
+def test_nearly_every_move_keeps_what_the_others_promise(deviation: float) -> None:
+    """The pauses of machines that are like themselves."""
+    random = Random(1)
+    kept = 0
+    for _ in range(200):
+        pauses = [(0.0, random.lognormvariate(2.0, deviation)) for _ in range(164)]
+        cost = fixed_cost_of(pauses[:64])
+        kept += sum(actual <= cost.expected_ms + cost.margin_ms for _, actual in pauses[64:])
+    assert kept >= 0.96 * 200 * 100
 
 
 def test_the_first_moves_promise_little() -> None:
