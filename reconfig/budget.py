@@ -48,8 +48,8 @@ MOVES_ENOUGH = 20
 LEAST_MS = 0.5
 #: standard deviations up to which a promise reaches: all but one in forty
 PROMISED = 2.0
-#: of the logarithm; no machine is more regular than that
-DEVIATION_MIN = 0.2
+#: of the logarithm
+PRIOR_DEVIATION = 0.5
 #: of a normal distribution, over its median absolute deviation
 _DEVIATION_OVER_MAD = 1.4826
 
@@ -69,7 +69,7 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     Args:
         moves: (pause predicted with a fixed cost of 0, actual pause) of recent moves, milliseconds.
 
-    Until MOVES_ENOUGH have been seen, PRIOR_MS stands in for the rest: the first moves promise little.
+    Until MOVES_ENOUGH have been seen, PRIOR_MS and PRIOR_DEVIATION stand in for the rest: the first promise little.
 
     A promise must hold on a busy machine too, so that what is expected is not what is promised. Latencies are taken to
     be distributed log-normally; their deviation is judged by the median of the absolute ones, so that the tail is known
@@ -78,6 +78,7 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     seen = [max(actual - predicted, LEAST_MS) for predicted, actual in moves if math.isfinite(predicted)]
     unexplained = seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS]
     expected = statistics.median(unexplained)
-    apart = statistics.median(abs(math.log(each / expected)) for each in unexplained)
-    deviation = max(DEVIATION_MIN, apart * _DEVIATION_OVER_MAD)
+    apart = statistics.median(abs(math.log(each / expected)) for each in unexplained) * _DEVIATION_OVER_MAD
+    weight = min(1.0, len(seen) / MOVES_ENOUGH)
+    deviation = math.sqrt(weight * apart**2 + (1 - weight) * PRIOR_DEVIATION**2)
     return FixedCost(expected, expected * math.expm1(PROMISED * deviation))

@@ -43,7 +43,7 @@ EDGES = ("EWR", "JFK", "LGA")
 PARTITIONS = 16
 ROWS_PER_FILE = 6_000
 FILES_MIN = 24
-MAX_PAUSE_MS = 100.0
+MAX_PAUSE_MS = 250.0
 POLL_S = 0.25
 #: share of the stream after which each step begins; a step moves one group of partitions to each place
 STEPS: tuple[tuple[float, dict[str, int]], ...] = (
