@@ -50,6 +50,8 @@ LEAST_MS = 0.5
 PROMISED = 2.0
 #: of the logarithm
 PRIOR_DEVIATION = 0.5
+#: no machine is more regular than that
+LEAST_DEVIATION = 0.2
 #: of a normal distribution, over its median absolute deviation
 _DEVIATION_OVER_MAD = 1.4826
 
@@ -80,5 +82,5 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     expected = statistics.median(unexplained)
     apart = statistics.median(abs(math.log(each / expected)) for each in unexplained) * _DEVIATION_OVER_MAD
     weight = min(1.0, len(seen) / MOVES_ENOUGH)
-    deviation = math.sqrt(weight * apart**2 + (1 - weight) * PRIOR_DEVIATION**2)
+    deviation = max(LEAST_DEVIATION, math.sqrt(weight * apart**2 + (1 - weight) * PRIOR_DEVIATION**2))
     return FixedCost(expected, expected * math.expm1(PROMISED * deviation))
