@@ -138,7 +138,10 @@ class Shelf:
             self._operators[spec.name] = spec, load(spec.target)
             get_ready()
             for home in sorted(spec_file.parent.glob("p[0-9]*")):
-                for rest in home.glob("*" + PART):
+                rests = list(home.glob("*" + PART))
+                if rests:
+                    self.machine.sync([home])  # else a half removed one may come back under the name of a whole one
+                for rest in rests:
                     self.machine.remove_tree(rest)
                 self._recover_partition(PartitionId(spec.name, int(home.name[1:])), home)
 
