@@ -36,8 +36,7 @@ rolls back; after it, every failure goes forward. Only the source can say which 
 gone for good, the target can still promise that it never owns for this move, and then the partition is free for a
 take-over (:mod:`reconfig.failover`).
 
-A budget is met when expected pause and margin fit it; one that they exceed though nothing crosses is refused at once.
-That is waited for
+A budget is met when expected pause and margin fit it. That is waited for
 ``patience_s``, counted from when the base was there; a move without a budget waits ``settle_s`` at most for its lag to
 become small.
 """
@@ -312,14 +311,12 @@ class Move:
         if self._fits(measured, waited_s):
             self.granting = True
             return [Instruction.RECORD_GRANT]
-        hopeless = self.fixed_ms + self.margin_ms > self.max_pause_ms  # whatever there is to cross
-        if self.max_pause_ms and (hopeless or waited_s >= self.patience_s):
+        if self.max_pause_ms and waited_s >= self.patience_s:
             return self._abort(
                 BudgetUnreachable(
                     f"a pause of {self.predicted_pause_ms:.1f} ms is predicted, {self.margin_ms:.1f} ms more are "
                     f"possible, {self.max_pause_ms:g} ms are allowed",
-                    remedy="raise max_pause_ms, or move when "
-                    + ("the replicas have less to do" if hopeless else "fewer changes come"),
+                    remedy="raise max_pause_ms, or move when fewer changes come",
                     lag_bytes=measured.lag_bytes,
                     change_rate=round(measured.change_rate),
                     bandwidth=round(measured.bandwidth),

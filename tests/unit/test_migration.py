@@ -280,13 +280,6 @@ def test_neither_margin_nor_prediction_is_given_up_while_a_move_waits() -> None:
     assert machine.handle(m.CaughtUp(SMALL, 8.0)) == ABORT
 
 
-def test_a_budget_that_nothing_can_bring_into_reach_is_refused_at_once() -> None:
-    machine = move(*TO_CATCHING_UP, max_pause_ms=10.0, fixed_ms=5.0, margin_ms=5.1, patience_s=30.0)
-    assert machine.handle(m.CaughtUp(SMALL, 0.0)) == ABORT
-    assert isinstance(machine.error, BudgetUnreachable)
-    assert "less to do" in machine.error.remedy
-
-
 def test_patience_ends() -> None:
     """It is counted in seconds: how many reports come in them does not matter."""
     machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=3.0)
