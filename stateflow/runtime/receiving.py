@@ -226,15 +226,15 @@ class Receiver:
             with slot.mutex:
                 slot.lifecycle.own(move_id, seal.epoch)
                 former, slot.incoming = slot.replace(incoming.directory, store), None
-                received = slot.home / RECEIVED
-                if received.exists():
-                    received = received.rename(slot.home / f"{move_id}-{RECEIVED}{PART}")
+                beside = [former] if former is not None else []
+                if (received := slot.home / RECEIVED).exists():
+                    beside.append(received.rename(slot.home / f"{move_id}-{RECEIVED}{PART}"))
                 limit = self._shelf.settings.return_log_bytes_max
                 slot.since = Since(
                     Kept(move_id, seal.epoch, seal.sequence), seal.digest, ChangeLog(move_id, "", seal.sequence, limit)
                 )
         self._shelf.on_change(partition)
-        return [path for path in (former, received) if path is not None]
+        return beside
 
     def tidy(self, leftovers: Iterable[Path]) -> None:
         for directory in leftovers:
