@@ -102,14 +102,13 @@ class Pull:
         self._said_at = 0.0
         self._heard_at = clock.monotonic()
         self._base: SnapshotInfo | None = None
-        self._kept: Kept | None = None  # of an earlier stay here
+        self._goes_back = True  # until that has failed: what an earlier stay left here is offered as the base
         self._opened = False
         self._caught_up_at = 0.0
         self._pings: deque[float] = deque(maxlen=PINGS_KEPT)
 
     async def run(self) -> AsyncIterator[rpb.MoveProgress]:
         restarts = 0
-        self._goes_back = True
         while True:
             try:
                 async for report in self._attempt():
@@ -141,7 +140,7 @@ class Pull:
         """Goes on where the last one broke. Raises Unavailable when the connection breaks, _Restart."""
         move = self._move
         if self._base is None:
-            self._kept = await self._in_thread(
+            kept = await self._in_thread(
                 self._node.receiver.prepare,
                 move.spec,
                 move.partition,
@@ -152,7 +151,7 @@ class Pull:
         async with self._turn() if move.on_demand else contextlib.nullcontext():
             await connected(self._channel, move.source.address)
             if self._base is None:
-                self._base = await self._snapshot()
+                self._base = await self._snapshot(kept if self._goes_back else None)
             self._heard()
             if not self._opened:
                 async for report in self._warm(self._base):
@@ -210,7 +209,7 @@ class Pull:
                 await asyncio.sleep(PING_INTERVAL_S)
                 await self._ping()
 
-    async def _snapshot(self) -> SnapshotInfo:
+    async def _snapshot(self, kept: Kept | None) -> SnapshotInfo:
         move = self._move
         request = rpb.SnapshotRequest(
             move_id=move.move_id,
@@ -218,8 +217,8 @@ class Pull:
             partition=move.partition.partition,
             standby=move.standby,
         )
-        if self._kept is not None and self._goes_back:
-            request.kept.CopyFrom(rpb.Kept(**asdict(self._kept)))
+        if kept is not None:
+            request.kept.CopyFrom(rpb.Kept(**asdict(kept)))
         try:
             for _ in range(3):
                 await self._ping()

@@ -119,6 +119,12 @@ class Two:
         source.sender.release(P, move)
         return base
 
+    def leave_a(self) -> None:
+        """To ``b``, where something changes."""
+        self.send(self.a, 1)
+        self.move(self.a, self.b, "m1", 1)
+        self.send(self.b, 2, epoch=2)
+
     def states(self, node: ReplicaNode) -> dict[Any, Any]:
         return {key: value for key, _, value in node.scan(P, "total")}
 
@@ -193,9 +199,7 @@ def test_a_partition_goes_back_and_forth_on_its_changes_alone(two: Two) -> None:
 
 
 def test_what_was_sealed_is_known_again_after_a_restart(two: Two) -> None:
-    two.send(two.a, 1)
-    two.move(two.a, two.b, "m1", 1)
-    two.send(two.b, 2, epoch=2)
+    two.leave_a()
     two.restart("a")
     assert two.move(two.b, two.a, "m2", 2).kept
     assert two.states(two.a) == {"k1": 1, "k2": 2}
@@ -210,9 +214,7 @@ def test_more_changes_than_are_kept(two: Two) -> None:
 
 
 def test_a_move_back_that_is_given_up_leaves_what_was_kept(two: Two) -> None:
-    two.send(two.a, 1)
-    two.move(two.a, two.b, "m1", 1)
-    two.send(two.b, 2, epoch=2)
+    two.leave_a()
     base = two.warm(two.b, two.a, "m2", 2)
     two.a.receiver.open_kept(P, "m2", base)
     assert two.follow(two.b, two.a, "m2", base, base.sequence) is None
@@ -225,9 +227,7 @@ def test_a_move_back_that_is_given_up_leaves_what_was_kept(two: Two) -> None:
 
 def test_a_move_back_that_is_cut_short_leaves_what_was_kept(two: Two) -> None:
     """The copy of it that has more by now is not taken for it."""
-    two.send(two.a, 1)
-    two.move(two.a, two.b, "m1", 1)
-    two.send(two.b, 2, epoch=2)
+    two.leave_a()
     base = two.warm(two.b, two.a, "m2", 2)
     two.a.receiver.open_kept(P, "m2", base)
     two.restart("a")
@@ -241,9 +241,7 @@ def test_a_move_back_that_is_cut_short_leaves_what_was_kept(two: Two) -> None:
 
 def test_a_copy_that_served_again_is_no_base(two: Two) -> None:
     """The same move, epoch and sequence say nothing of a copy that somebody wrote to."""
-    two.send(two.a, 1)
-    two.move(two.a, two.b, "m1", 1)
-    two.send(two.b, 2, epoch=2)
+    two.leave_a()
     two.a.successor.from_local(P, "f1", 3)
     two.send(two.a, 5, epoch=3, number=1)
     two.a.successor.supersede(P, 4, two.b.info)
