@@ -1,6 +1,6 @@
-"""One contestant of T1 in a process of its own: ``python -m benchmarks.spark_worker JOB-AS-JSON``.
+"""Contestants of T1 in a process and Spark session of their own: ``python -m benchmarks.spark_worker JOBS-AS-JSON``.
 
-Writes ``{"runs": {keys: {"rows_per_s", "warm_up_s"}}, "correctness", "spark_settings"}`` to the job's result file.
+Writes ``{"runs": {keys: {"rows_per_s", "warm_up_s"}}, "correctness", "spark_settings"}`` to each job's result file.
 """
 
 from __future__ import annotations
@@ -205,30 +205,34 @@ CONTESTANTS: dict[str, Callable[[SparkSession], Contestant]] = {
 }
 
 
-def work(job: Job) -> dict[str, Any]:
-    directory = Path(job.work_directory)
-    builder = SparkSession.builder.appName(f"T1 {job.contestant}")
-    for name, value in (SETTINGS | {"spark.local.dir": str(directory / "local")}).items():
+@contextlib.contextmanager
+def session(local: Path) -> Iterator[SparkSession]:
+    builder = SparkSession.builder.appName("T1")
+    for name, value in (SETTINGS | {"spark.local.dir": str(local)}).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
-        contestant = CONTESTANTS[job.contestant](spark)
-        if job.small:
-            return small_run(contestant, job)
-        runs, late, equal = {}, 0, True
-        for query in job.timed:
-            with contestant.fresh():
-                progress, same = timed_run(contestant, query, directory / str(query.keys))
-            seconds = [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress]
-            per_s = [entry["numInputRows"] / took for entry, took in zip(progress, seconds, strict=True)]
-            runs[query.keys] = {"rows_per_s": per_s[query.warm_up :], "warm_up_s": seconds[: query.warm_up]}
-            late += dropped(progress)
-            equal &= bool(same)
-        with contestant.fresh():
-            lost, duplicated, verified = verification_run(contestant, job)
+        yield spark
     finally:
         spark.stop()
+
+
+def work(spark: SparkSession, job: Job) -> dict[str, Any]:
+    contestant = CONTESTANTS[job.contestant](spark)
+    if job.small:
+        return small_run(contestant, job)
+    runs, late, equal = {}, 0, True
+    for query in job.timed:
+        with contestant.fresh():
+            progress, same = timed_run(contestant, query, Path(job.work_directory) / str(query.keys))
+        seconds = [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress]
+        per_s = [entry["numInputRows"] / took for entry, took in zip(progress, seconds, strict=True)]
+        runs[query.keys] = {"rows_per_s": per_s[query.warm_up :], "warm_up_s": seconds[: query.warm_up]}
+        late += dropped(progress)
+        equal &= bool(same)
+    with contestant.fresh():
+        lost, duplicated, verified = verification_run(contestant, job)
     return {
         "runs": runs,
         "correctness": {"lost": lost, "duplicated": duplicated, "late": late, "state_equal": equal and verified},
@@ -351,9 +355,12 @@ def read_input(path: str | Path, count: int | None = None) -> pd.DataFrame:
 def main() -> None:
     # Ending through an exception stops the replicas and the session on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    fields = json.loads(sys.argv[1])
-    job = Job(**fields | {"timed": [Timed(**query) for query in fields["timed"]]})
-    Path(job.result).write_text(json.dumps(work(job)))
+    jobs = [
+        Job(**fields | {"timed": [Timed(**query) for query in fields["timed"]]}) for fields in json.loads(sys.argv[1])
+    ]
+    with session(Path(jobs[0].work_directory) / "local") as spark:
+        for job in jobs:
+            Path(job.result).write_text(json.dumps(work(spark, job)))
 
 
 if __name__ == "__main__":
