@@ -308,7 +308,7 @@ class Collection(Generic[K]):
         as_bytes = spec.mutable
         if self._cleared:
             as_bytes = True
-            base = {key: unpack_cell(data) for key, data in self._stored_entries()}
+            base = self._cleared_payloads()
             base.update(dict.fromkeys(items.keys() - base.keys(), MISSING))
         net: dict[K, bytes | None] = {}
         self._next = {}
@@ -323,6 +323,9 @@ class Collection(Generic[K]):
             if was.__class__ is Marker or payload != (was if as_bytes else spec.encode(was)):
                 net[key] = payload
         return net
+
+    def _cleared_payloads(self) -> dict[K, Any]:
+        return {key: unpack_cell(data) for key, data in self._stored_entries()}
 
     def _encoded(self, key: K, value: Any) -> bytes:
         try:

@@ -7,7 +7,7 @@ again) needs to know nothing of time. What has expired but was not met stays in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -29,11 +29,13 @@ T = TypeVar("T")
 class Lifetimes(Generic[K]):
     """When the loaded entries of one collection expire."""
 
-    __slots__ = ("_groups", "_heap", "_queued", "expiry", "rewritten", "touched")
+    __slots__ = ("_groups", "_heap", "_queued", "cleared", "expiry", "rewritten", "touched")
 
     def __init__(self) -> None:
         #: of every loaded stored entry that expires
         self.expiry: dict[K, int] = {}
+        #: of every stored entry, when all were cleared, loaded or not; as the last ``_collect`` found them
+        self.cleared: dict[K, int | None] = {}
         #: entries assigned, or read late enough, in this batch: they get a new expiry though their value be the same
         self.touched: set[K] = set()
         #: entries the last ``_collect`` puts
@@ -187,12 +189,18 @@ class Expiring(Collection[K]):
     def _net(self) -> dict[K, bytes | None]:
         net = super()._net()
         items, times, expiry = self._items, self._times, self._spec.expiry_us
+        stored: Mapping[K, int | None] = times.cleared if self._cleared else times.expiry
         for key in times.touched:
-            if key in items and key not in net and times.expiry.get(key) != expiry:
+            if key in items and key not in net and stored.get(key) != expiry:
                 value = items[key]
                 net[key] = self._packed[key] if value is PACKED else self._encoded(key, value)
         times.rewritten = [key for key, payload in net.items() if payload is not None]
         return net
+
+    def _cleared_payloads(self) -> dict[K, Any]:
+        stored = {key: unpack_cell_with_expiry(data) for key, data in self._stored_entries()}
+        self._times.cleared = {key: expiry for key, (_, expiry) in stored.items()}
+        return {key: payload for key, (payload, _) in stored.items()}
 
     def _everything(self) -> dict[K, bytes | None]:
         self._times.rewritten = list(self._items)
@@ -204,7 +212,10 @@ class Expiring(Collection[K]):
             if key not in items:
                 times.set(key, None)
         super()._settle()
-        times.touched = set()
+        for key, at_us in times.cleared.items():
+            if key in items:
+                times.set(key, at_us)
+        times.touched, times.cleared = set(), {}
         for key in times.rewritten:
             times.set(key, expiry)
         times.rewritten = []

@@ -7,7 +7,7 @@ import operator
 from functools import partial
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stateflow import state
@@ -174,6 +174,7 @@ def test_list_does_what_list_does(start: list[int], calls: list[Any]) -> None:
 
 
 @settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example("days", [0], [*((CALLS[at], 0, slice(None), 0, []) for at in (24, 10))])  # cleared unread, and put back
 @given(
     name=st.sampled_from(list(STATES)),
     start=st.lists(NUMBER, max_size=6),
