@@ -22,6 +22,8 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import spec_to_pb
 from stateflow.types import PartitionId
 
+#: all other planning waits meanwhile, the replacement of dead replicas too
+LOADS_WITHIN_S = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -212,8 +214,9 @@ class Reconfigurations:
         """Of the partitions that move, as far as their owners answer: an order and a strategy are chosen by it, no
         more."""
         sources = sorted({deployed.assignment.owner(number)[0] for number in targets})
+        request = rpb.StatsRequest(after=1 << 62, sizes=True)
         replies = await asyncio.gather(
-            *(self._desk.call(n, lambda s: s.Stats, rpb.StatsRequest(after=1 << 62, sizes=True)) for n in sources),
+            *(self._desk.call(n, lambda s: s.Stats, request, LOADS_WITHIN_S) for n in sources),
             return_exceptions=True,
         )
         loads: dict[int, Load] = {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -43,6 +44,18 @@ from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
 CHECKPOINT_TIMEOUT_S = 3600.0
+T = TypeVar("T")
+
+
+def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Awaitable[T]]:
+    """Handler that goes on when its caller leaves, as gRPC cancels it then: what it planned would be locked for ever,
+    with nobody to carry it out."""
+
+    @functools.wraps(method)
+    async def handler(self: ControllerServer, request: Any, context: grpc.aio.ServicerContext) -> T:
+        return await asyncio.shield(self._desk.spawn(method(self, request, context)))
+
+    return handler
 
 
 class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
@@ -105,6 +118,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     # -- deployments --------------------------------------------------------------------------------------
 
     @unary
+    @to_the_end
     async def Deploy(self, request: cpb.DeployRequest, context: grpc.aio.ServicerContext) -> cpb.Deployment:
         async with self._deploying:
             return await self._deploy(spec_of(request.spec), list(request.sites))
@@ -195,11 +209,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     # -- reconfigurations ---------------------------------------------------------------------------------
 
     @unary
+    @to_the_end
     async def Migrate(self, request: cpb.MigrateRequest, context: grpc.aio.ServicerContext) -> cpb.Reconfiguration:
         options = Options.of(request.options)
         return await self._reconfigurations.migrate(request.operator, request.partitions, request.to, options)
 
     @unary
+    @to_the_end
     async def Rebalance(
         self, request: cpb.RebalanceRequest, context: grpc.aio.ServicerContext
     ) -> cpb.ReconfigurationList:
@@ -207,11 +223,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         return cpb.ReconfigurationList(reconfigurations=started)
 
     @unary
+    @to_the_end
     async def Drain(self, request: cpb.DrainRequest, context: grpc.aio.ServicerContext) -> cpb.ReconfigurationList:
         started = await self._reconfigurations.drain(request.replica, Options.of(request.options))
         return cpb.ReconfigurationList(reconfigurations=started)
 
     @unary
+    @to_the_end
     async def Standby(self, request: cpb.StandbyRequest, context: grpc.aio.ServicerContext) -> cpb.StandbyReply:
         return cpb.StandbyReply(standbys=await self._standbys.want(request.operator, request.count))
 
@@ -256,6 +274,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         return self._underway.resume(request.id)
 
     @unary
+    @to_the_end
     async def RetryReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
@@ -310,12 +329,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         return total
 
     @unary
+    @to_the_end
     async def Restore(
         self, request: cpb.RestoreOperatorRequest, context: grpc.aio.ServicerContext
     ) -> cpb.RestoreReport:
         async with self._desk.planning:
             planned = await self._restores.plan(request)
-        return await asyncio.shield(self._desk.spawn(self._restores.run(planned)))  # it goes on when the caller leaves
+        return await self._restores.run(planned)
 
     # -- plumbing -----------------------------------------------------------------------------------------
 
