@@ -24,6 +24,7 @@ from stateflow.cli.options import (
     Order,
     Patience,
     Strategy,
+    milliseconds,
     move_options,
     partition_numbers,
 )
@@ -229,6 +230,7 @@ def migrate(
 def demo(
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("demo-out"),
     rows: Annotated[int | None, typer.Option(help="Replay only the first so many flights.", min=1000)] = None,
+    max_pause: Annotated[str, typer.Option(help="Budget of every move: raise it on a busy machine.")] = "250ms",
     source: Annotated[str, typer.Option(help="files or jetstream.")] = "files",
     nats: Annotated[
         str, typer.Option(envvar="STATEFLOW_NATS_URL", help="The server of --source jetstream.")
@@ -241,7 +243,8 @@ def demo(
     if source not in ("files", "jetstream"):
         raise InvalidArgument(f"the flights cannot come from {source!r}", remedy="use --source files or jetstream")
     nats_url = nats if source == "jetstream" else None
-    result = run_demo(DemoOptions(out=out, rows=rows, nats_url=nats_url), quiet=as_json)
+    options = DemoOptions(out=out, rows=rows, max_pause_ms=milliseconds(max_pause), nats_url=nats_url)
+    result = run_demo(options, tell_stderr=as_json)
     if as_json:
         emit(result.summary())
     if not (result.state_equal and result.output_equal):

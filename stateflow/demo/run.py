@@ -43,7 +43,6 @@ EDGES = ("EWR", "JFK", "LGA")
 PARTITIONS = 16
 ROWS_PER_FILE = 6_000
 FILES_MIN = 24
-MAX_PAUSE_MS = 250.0
 POLL_S = 0.25
 #: share of the stream after which each step begins; a step moves one group of partitions to each place
 STEPS: tuple[tuple[float, dict[str, int]], ...] = (
@@ -60,21 +59,23 @@ CRASHES = "LGA-0"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """``rows``: only the first so many flights. ``nats_url``: they come through a JetStream stream of this server,
-    instead of files. ``before_compare`` is handed the cluster when the stream has ended:
-    tests use it to spoil what was computed."""
+    """``rows``: only the first so many flights. ``max_pause_ms``: of every move. ``nats_url``: they come through a
+    JetStream stream of this server, instead of files. ``before_compare`` is handed the cluster when the stream has
+    ended: tests use it to spoil what was computed."""
 
     out: Path = Path("demo-out")
     rows: int | None = None
+    max_pause_ms: float = 250.0
     nats_url: str | None = None
     before_compare: Callable[[Cluster], None] | None = None
 
 
-def run_demo(options: DemoOptions, quiet: bool = False) -> DemoResult:
-    """Raises JavaMissing, ExtraMissing, or what the cluster or Spark failed with."""
-    console = Console(quiet=quiet)
+def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
+    """Tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, or what the cluster or Spark failed
+    with."""
+    console = Console(stderr=tell_stderr)
     if not console.is_terminal:
-        console = Console(quiet=quiet, width=LOG_WIDTH)
+        console = Console(stderr=tell_stderr, width=LOG_WIDTH)
     work = options.out / "work"
     if options.out.exists() and not options.out.is_dir():
         raise InvalidArgument("the report needs a directory", remedy="name another with --out", path=options.out)
@@ -99,7 +100,7 @@ def run_demo(options: DemoOptions, quiet: bool = False) -> DemoResult:
     with replay(flights, files, work, options.nats_url) as read, local:
         spark = local_session("stateflow demo", spark__sql__streaming__numRecentProgressUpdates="10000")
         console.print(f"  five processes: controller, {', '.join(n for n in local.processes if n != 'controller')}")
-        story = _Story(local, len(flights), files, via, console)
+        story = _Story(local, options, len(flights), files, via, console)
         query = _start(spark, local, work, read)
         try:
             story.tell(query)
@@ -131,8 +132,11 @@ def _start(spark: SparkSession, local: LocalCluster, work: Path, read: Read) -> 
 class _Story:
     """Runs the plot beside the stream and keeps what was seen."""
 
-    def __init__(self, local: LocalCluster, rows: int, files: int, via: str, console: Console) -> None:
+    def __init__(
+        self, local: LocalCluster, options: DemoOptions, rows: int, files: int, via: str, console: Console
+    ) -> None:
         self._local = local
+        self._max_pause_ms = options.max_pause_ms
         self._rows = rows
         self._files = files
         self._via = via
@@ -169,7 +173,7 @@ class _Story:
     def _step(self, groups: dict[str, int]) -> Callable[[], None]:
         def move() -> None:
             started = [
-                self._local.migrate(OPERATOR, _group(group), to, max_pause_ms=MAX_PAUSE_MS)
+                self._local.migrate(OPERATOR, _group(group), to, max_pause_ms=self._max_pause_ms)
                 for to, group in groups.items()
             ]
             for to, migration in zip(groups, started, strict=True):
@@ -269,7 +273,7 @@ class _Story:
                 "partitions": PARTITIONS,
                 "sites": ["cloud", *EDGES],
                 "source": f"{self._files} {self._via}",
-                "max_pause_ms": MAX_PAUSE_MS,
+                "max_pause_ms": self._max_pause_ms,
                 "spark": "local[2], one of them per micro-batch",
             },
             versions={

@@ -32,8 +32,9 @@ from tests.contract.databases import fresh_database
 from tests.contract.ledger_oracle import Step
 from tests.contract.ledger_support import PATIENCE_S, A, B, done, item_id, sound
 from tests.contract.ledger_worker import acquire
+from tests.sizes import sized
 
-RIVALS, ROUNDS = 8, 1000
+RIVALS, ROUNDS = 8, sized(1000)
 
 
 def _state(step: Step) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas  # noqa: F401 - pyarrow imports it at first use: each of the children would
 import pyarrow as pa
 import pytest
 

@@ -58,8 +58,10 @@ def demo(directory: Path, *program: str, rows: int, options: Sequence[str] = ())
         "STATEFLOW_TEST_MARK": str(directory),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
     }
+    # other tests run beside it: a budget is for those who have the machine to themselves
+    arguments = ["--rows", str(rows), "--max-pause", "30s", "--out", "out", "--json", *options]
     done = subprocess.run(
-        [sys.executable, *program, "demo", "--rows", str(rows), "--out", "out", "--json", *options],
+        [sys.executable, *program, "demo", *arguments],
         cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -82,7 +84,7 @@ def test_the_demo_ends_well(tmp_path: Path) -> None:
     assert summary["state_equal"] is True
     assert summary["output_equal"] is True
     assert summary["moves_completed"] >= 12
-    assert summary["moves_failed"] == 0
+    assert summary["moves_failed"] == 0, done.stderr[-3000:]
     assert summary["rows"] == 20_000
     assert summary["rows_per_s"] > 0
     assert 0 < summary["pause_ms_median"] <= summary["pause_ms_max"]
@@ -118,7 +120,7 @@ def test_one_row_too_many_is_found_and_told_by_the_exit_status(tmp_path: Path) -
     assert summary["state_equal"] is False
     assert summary["output_equal"] is True, "the row did not come through Spark"
     assert summary["rows"] == 3_000
-    assert summary["moves_failed"] == 0
+    assert summary["moves_failed"] == 0, done.stderr[-3000:]
     spoiled = json.loads((tmp_path / "spoiled.json").read_text())
     key, count = spoiled["tailnum"], spoiled["flights"]
     assert count > 1, "a key that was there before"

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from stateflow import state
 from stateflow.errors import EncodeError, NullKey
 from stateflow.state import CachePool, ColumnStates, KeyedState, declarations_of
+from tests.sizes import sized
 
 
 class Op:
@@ -165,11 +166,11 @@ class OnRocksDb(Columns):
 
 TestOnMemory = OnMemory.TestCase
 TestOnMemory.settings = settings(
-    max_examples=300, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(300), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestOnRocksDb = OnRocksDb.TestCase
 TestOnRocksDb.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(100), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

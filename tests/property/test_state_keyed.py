@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stateflow import state
 from stateflow.state import KeyedState, declarations_of, scan_state
+from tests.sizes import sized
 
 
 class Op:
@@ -344,9 +345,9 @@ class OnRocksDb(Keyed):
 # 25,000 and 10,000 steps
 TestOnMemory = OnMemory.TestCase
 TestOnMemory.settings = settings(
-    max_examples=500, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(500), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestOnRocksDb = OnRocksDb.TestCase
 TestOnRocksDb.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(200), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

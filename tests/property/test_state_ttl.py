@@ -14,6 +14,7 @@ from stateflow import state
 from stateflow.changes import Mutations
 from stateflow.state import CachePool, KeyedState, Namespace, declarations_of, scan_entries
 from stateflow.state.cells import split_address
+from tests.sizes import sized
 
 TTL = 100
 #: a read with less than this left is written down
@@ -414,5 +415,5 @@ class Timed(RuleBasedStateMachine):
 
 TestTimed = Timed.TestCase
 TestTimed.settings = settings(
-    max_examples=500, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(500), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -27,8 +27,9 @@ from stateflow.runtime.transfer import ChangeLog, SnapshotInfo, base_digest
 from tests.simulation.sim import disk
 from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.run import simulate
+from tests.sizes import sized
 
-SEEDS = 2000
+SEEDS = sized(2000)
 #: within so many seeds whatever is broken must be found
 ENOUGH = 400
 
