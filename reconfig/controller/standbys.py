@@ -162,6 +162,7 @@ class Standbys:
         """The source is gone: end a partition's standbys, and leave the copy of the move ``successor`` as it is."""
         self._tell_gone(partition, successor)
         await asyncio.gather(*(runner.ended.wait() for runner in self.of(partition)))
+        self._not_before.pop(partition, None)  # none has failed: the new owner may be waiting for its next one
 
     def _tell_gone(self, partition: PartitionId, successor: str) -> None:
         for runner in self.of(partition):
