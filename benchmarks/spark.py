@@ -228,8 +228,13 @@ def run_session(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
             _end_group(process)
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     error = {"error": f"{ended}: " + " | ".join(lines[-_FAILURE_LINES:])}
+    # what ended badly after its last result is not a success; results before a contestant that failed stand
+    failed = jobs[-1] if ended != "exit status 0" else None
     return {
-        job.contestant: json.loads(Path(job.result).read_text()) if Path(job.result).exists() else error for job in jobs
+        job.contestant: json.loads(Path(job.result).read_text())
+        if Path(job.result).exists() and job is not failed
+        else error
+        for job in jobs
     }
 
 

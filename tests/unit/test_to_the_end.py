@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from reconfig.controller.service import ControllerServer
+from stateflow.errors import Unavailable
 from stateflow.ledger import Ledger
 from stateflow.rpc import controller_pb2 as cpb
 
@@ -17,8 +18,20 @@ REQUESTS = {
     "Rebalance": cpb.RebalanceRequest(operator="Flow"),
     "Drain": cpb.DrainRequest(replica="edge"),
     "RetryReconfiguration": cpb.ReconfigurationRequest(id="r1"),
+    "Standby": cpb.StandbyRequest(operator="Flow", count=1),
+    "Deploy": cpb.DeployRequest(),
+    "Restore": cpb.RestoreOperatorRequest(),
 }
-PLANS = {"RetryReconfiguration": "retry"}
+#: the part of the controller that is asked, by what
+PLANS = {
+    "Migrate": ("_reconfigurations", "migrate"),
+    "Rebalance": ("_reconfigurations", "rebalance"),
+    "Drain": ("_reconfigurations", "drain"),
+    "RetryReconfiguration": ("_reconfigurations", "retry"),
+    "Standby": ("_standbys", "want"),
+    "Deploy": ("", "_deploy"),
+    "Restore": ("_restores", "run"),
+}
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -33,9 +46,14 @@ def test_what_was_begun_is_done_though_its_caller_has_left(
             begun.set()
             await go_on.wait()  # the move is in the ledger, and nobody carries it out yet
             done.set()
-            return cpb.Reconfiguration() if name in ("Migrate", "RetryReconfiguration") else []
+            raise Unavailable("nobody hears this", remedy="none")
 
-        monkeypatch.setattr(server._reconfigurations, PLANS.get(name, name.lower()), plan)
+        async def nothing(*_: Any) -> None:
+            pass
+
+        part, method = PLANS[name]
+        monkeypatch.setattr(getattr(server, part) if part else server, method, plan)
+        monkeypatch.setattr(server._restores, "plan", nothing)
         call = asyncio.ensure_future(getattr(server, name)(REQUESTS[name], cast("Any", None)))
         await begun.wait()
         call.cancel()  # as gRPC does at the caller's deadline
