@@ -1,9 +1,10 @@
 """How long would a partition stand still if it were cut over now?
 
 The last change sets must cross the link before the target may serve. With ``lag`` bytes behind, write rate ``w``
-and bandwidth ``B`` (bytes/s), round trip ``rtt`` and a fixed cost ``c`` of sealing, proving and opening::
+and bandwidth ``B`` (bytes/s), round trip ``rtt``, a durable write ``s`` at the target and a fixed cost ``c`` of
+sealing, proving and opening::
 
-    pause ≈ (½·rtt + c + lag/B) / (1 − w/B)
+    pause ≈ (½·rtt + s + c + lag/B) / (1 − w/B)
 
 The denominator is the pre-copy argument of Clark et al., "Live Migration of Virtual Machines" (NSDI 2005): what is
 written while the rest crosses must cross too. With w ≥ B the copy never converges.
@@ -14,9 +15,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-#: fixed cost until it has been measured: one durable write and one thread hand-over on each side
+#: fixed cost until it has been measured: a durable write at the source, and one thread hand-over on each side
 FIXED_MS_DEFAULT = 8.0
 
 
@@ -28,17 +29,23 @@ class Measured:
     change_rate: float
     bandwidth: float
     rtt_ms: float
+    sync_ms: float = 0.0  # a durable write there, just now
 
 
 def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -> float:
     """Infinite when changes come faster than they can cross."""
-    latency = measured.rtt_ms / 2 + fixed_ms
+    latency = measured.rtt_ms / 2 + measured.sync_ms + fixed_ms
     if measured.bandwidth <= 0:  # nothing had to cross yet, so that only latency counts
         return latency
     share = measured.change_rate / measured.bandwidth
     if share >= 1:
         return math.inf
     return (latency + measured.lag_bytes / measured.bandwidth * 1e3) / (1 - share)
+
+
+def lag_ms(measured: Measured) -> float:
+    """What of the pause the changes that are behind would take."""
+    return predicted_pause_ms(replace(measured, rtt_ms=0.0, sync_ms=0.0), 0.0)
 
 
 #: what moves may cost before any was seen on this machine

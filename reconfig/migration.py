@@ -47,7 +47,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from reconfig.budget import FIXED_MS_DEFAULT, Measured, predicted_pause_ms
+from reconfig.budget import FIXED_MS_DEFAULT, Measured, lag_ms, predicted_pause_ms
 from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError, Unavailable
 
 #: a move without a budget is cut over once its lag takes no longer than this to cross
@@ -321,6 +321,7 @@ class Move:
                     change_rate=round(measured.change_rate),
                     bandwidth=round(measured.bandwidth),
                     rtt_ms=round(measured.rtt_ms, 3),
+                    sync_ms=round(measured.sync_ms, 3),
                     fixed_ms=round(self.fixed_ms, 3),
                     waited_s=round(waited_s, 1),
                 )
@@ -330,8 +331,7 @@ class Move:
     def _fits(self, measured: Measured, waited_s: float) -> bool:
         if self.max_pause_ms:
             return self.predicted_pause_ms + self.margin_ms <= self.max_pause_ms
-        lag_ms = self.predicted_pause_ms - self.fixed_ms - measured.rtt_ms / 2
-        return lag_ms <= LAG_MS_SMALL or waited_s >= self.settle_s
+        return lag_ms(measured) <= LAG_MS_SMALL or waited_s >= self.settle_s
 
     def _fenced(self, event: Event) -> list[Instruction]:
         match event:

@@ -193,7 +193,11 @@ class MoveRunner(Errand):
                             warm = True
                             self._events.put_nowait(m.BaseReady())
                         measured = Measured(
-                            progress.lag_bytes, progress.change_rate, progress.bandwidth, progress.rtt_ms
+                            progress.lag_bytes,
+                            progress.change_rate,
+                            progress.bandwidth,
+                            progress.rtt_ms,
+                            progress.sync_ms,
                         )
                         self._events.put_nowait(m.CaughtUp(measured, progress.waited_s))
                     case rpb.MoveProgress.OWNED:
@@ -231,6 +235,7 @@ class MoveRunner(Errand):
             target=replica_to_pb(self.target),
             cold=self.machine.kind is m.Kind.COLD,
             pause_ms=self.machine.predicted_pause_ms if math.isfinite(self.machine.predicted_pause_ms) else 0.0,
+            max_pause_ms=self.machine.max_pause_ms,
             session=self.session(self.source.name),
         )
         try:

@@ -13,7 +13,7 @@ import xxhash
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
-from stateflow.errors import InvalidArgument, MoveUnknown, StateflowError
+from stateflow.errors import BudgetUnreachable, InvalidArgument, MoveUnknown, StateflowError
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
@@ -22,6 +22,7 @@ from stateflow.rpc.wire import fault_of, pieces, replica_of, seal_to_pb, snapsho
 from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.pace import Share
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.rhythm import WAIT_S_MAX, disk_is_quiet
 from stateflow.runtime.takeover import TakenOver
 from stateflow.runtime.transfer import ChangeLog, Kept, Reading
 from stateflow.types import PartitionId
@@ -123,6 +124,8 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         started = self.clock.monotonic()
         in_hand_ms = 0.0
         try:
+            if not request.cold:
+                await self._quiet_disk(partition, request)
             await self._quiet_moment(partition, request.pause_ms / 1e3)
             in_hand_ms = (self.clock.monotonic() - started) * 1e3
             event = self._next_change(partition)
@@ -149,6 +152,24 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         return sender.fence(
             partition, request.move_id, request.epoch, target, cold=request.cold, session=request.session
         )
+
+    async def _quiet_disk(self, partition: PartitionId, request: rpb.FenceRequest) -> None:
+        """Return once a durable write is as fast as the pause expects, or after a while. Raises BudgetUnreachable when
+        one is still slower than the whole budget then."""
+        deadline = self.clock.monotonic() + WAIT_S_MAX
+        while self.node.lifecycle(partition).state is State.OWNED:
+            sync_ms = await self._in_quick(self.node.sender.settle, partition)
+            if disk_is_quiet(sync_ms, request.pause_ms):
+                return
+            if self.clock.monotonic() > deadline:
+                if 0 < request.max_pause_ms < sync_ms:
+                    raise BudgetUnreachable(
+                        f"a durable write takes the source {sync_ms:.0f} ms, a pause of {request.max_pause_ms:g} ms "
+                        "is allowed",
+                        remedy="raise max_pause_ms, or move when its disk is not as busy",
+                        partition=partition,
+                    )
+                return
 
     async def _quiet_moment(self, partition: PartitionId, pause_s: float) -> None:
         """Return right behind the commit of the next batch, where waiting for it is worth it."""

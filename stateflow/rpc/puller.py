@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import statistics
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -36,6 +37,8 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 T = TypeVar("T")
 REPORT_INTERVAL_S = 0.1
+#: a copy that follows is forced to disk this often, so that the pause has not to wait for all of it
+SETTLE_INTERVAL_S = 0.25
 #: between reports of a copy that has caught up
 CAUGHT_UP_INTERVAL_S = 0.02
 RETRY_INTERVAL_S = 0.1
@@ -279,9 +282,10 @@ class Pull:
     async def _catch_up(self, base: SnapshotInfo) -> AsyncIterator[rpb.MoveProgress]:
         move, report = self._move, self._report
         report.phase = Phase.CATCHING_UP
-        partial, unconfirmed, confirmed = b"", 0, -1
+        receiver = self._node.receiver
+        partial, unconfirmed, confirmed, settled_at = b"", 0, -1, -math.inf
         rate = _Rate(self._clock)
-        reached = await self._in_quick(self._node.receiver.apply_changes, move.partition, move.move_id, [])
+        reached = await self._in_quick(receiver.apply_changes, move.partition, move.move_id, [])
         call = self._stub.Follow(rpb.FollowRequest(snapshot_id=base.snapshot_id, after_sequence=reached))
         try:
             while True:
@@ -301,13 +305,16 @@ class Pull:
                 if frame.HasField("seal"):
                     report.phase, report.epoch, report.digest = Phase.OWNED, frame.seal.epoch, frame.seal.digest
                     yield self._copy()
-                    await self._in_thread(self._node.receiver.tidy, beside)
+                    await self._in_thread(receiver.tidy, beside)
                     return
                 caught_up = reached == frame.head_sequence and not frame.lag_bytes
                 if reached > confirmed and ((move.standby and caught_up) or unconfirmed > CONFIRM_BYTES):
                     await self._confirm(base.snapshot_id, reached)
                     unconfirmed, confirmed = 0, reached
                 if self._due(CAUGHT_UP_INTERVAL_S if caught_up else REPORT_INTERVAL_S):
+                    if not move.standby and self._said_at - settled_at >= SETTLE_INTERVAL_S:
+                        report.sync_ms = await self._in_quick(receiver.settle, move.partition, move.move_id)
+                        settled_at = self._said_at
                     report.rounds += 1
                     yield self._copy()
         finally:

@@ -123,7 +123,7 @@ class PrepareRequest(_message.Message):
     def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ..., bandwidth_max: _Optional[float] = ..., standby: _Optional[bool] = ..., on_demand: _Optional[bool] = ..., session: _Optional[str] = ..., newest_epoch: _Optional[int] = ...) -> None: ...
 
 class MoveProgress(_message.Message):
-    __slots__ = ("phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "epoch", "digest", "fault", "bytes_stored", "base_bytes", "waited_s", "sequence")
+    __slots__ = ("phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "epoch", "digest", "fault", "bytes_stored", "base_bytes", "waited_s", "sequence", "sync_ms")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WARMING: _ClassVar[MoveProgress.Phase]
@@ -150,6 +150,7 @@ class MoveProgress(_message.Message):
     BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SYNC_MS_FIELD_NUMBER: _ClassVar[int]
     phase: MoveProgress.Phase
     bytes_warm: int
     bytes_reused: int
@@ -166,10 +167,11 @@ class MoveProgress(_message.Message):
     base_bytes: int
     waited_s: float
     sequence: int
-    def __init__(self, phase: _Optional[_Union[MoveProgress.Phase, str]] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., sequence: _Optional[int] = ...) -> None: ...
+    sync_ms: float
+    def __init__(self, phase: _Optional[_Union[MoveProgress.Phase, str]] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., sequence: _Optional[int] = ..., sync_ms: _Optional[float] = ...) -> None: ...
 
 class FenceRequest(_message.Message):
-    __slots__ = ("move_id", "operator", "partition", "epoch", "target", "cold", "pause_ms", "session")
+    __slots__ = ("move_id", "operator", "partition", "epoch", "target", "cold", "pause_ms", "session", "max_pause_ms")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +180,7 @@ class FenceRequest(_message.Message):
     COLD_FIELD_NUMBER: _ClassVar[int]
     PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     operator: str
     partition: int
@@ -186,7 +189,8 @@ class FenceRequest(_message.Message):
     cold: bool
     pause_ms: float
     session: str
-    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., cold: _Optional[bool] = ..., pause_ms: _Optional[float] = ..., session: _Optional[str] = ...) -> None: ...
+    max_pause_ms: float
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., cold: _Optional[bool] = ..., pause_ms: _Optional[float] = ..., session: _Optional[str] = ..., max_pause_ms: _Optional[float] = ...) -> None: ...
 
 class FenceReply(_message.Message):
     __slots__ = ("sealed", "sequence", "in_hand_ms", "fault", "owned", "owned_epoch")

@@ -1,8 +1,8 @@
-"""When do batches come to a partition? So that a fence can wait for a quiet moment between two of them: sans-io.
+"""When is a good moment for a fence? Between two batches, and while the disk is quiet: sans-io.
 
 A micro-batch source sends at nearly equal intervals and is silent in between: a partition fenced right behind a
 commit stands still while nobody asks for it. A source that sends all the time has no such moment, and is not waited
-for.
+for. A disk that writes back what others wrote may take a second for what else it does in a millisecond.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ WAIT_S_MAX = 2.0
 #: batches that must have been seen, and how regular they must be, before anything is predicted
 BATCHES_MIN = 4
 JITTER_MAX = 0.5
+#: a disk is quiet when a durable write takes no longer than this, or than the whole pause was to be
+QUIET_SYNC_MS = 10.0
+
+
+def disk_is_quiet(sync_ms: float, pause_ms: float) -> bool:
+    """May a fence whose pause is to be ``pause_ms`` come now? Its seal is a durable write, too."""
+    return sync_ms <= max(pause_ms, QUIET_SYNC_MS)
 
 
 @dataclass(slots=True)

@@ -134,6 +134,12 @@ class Sender:
         logs = list(self._shelf.slot(partition).logs.values())
         return any(changes.standby and changes.confirmed >= sequence for changes in logs)
 
+    def settle(self, partition: PartitionId) -> float:
+        """Force what the partition has to disk while it is served, so that its seal has only itself to write. Returns
+        what that took, milliseconds."""
+        store = self._shelf.slot(partition).store
+        return 0.0 if store is None else self._shelf.settle(store)
+
     def fence(
         self,
         partition: PartitionId,

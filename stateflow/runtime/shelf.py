@@ -228,6 +228,12 @@ class Shelf:
             slot.store = self.machine.open(slot.directory)
         return slot.store
 
+    def settle(self, store: PartitionStore) -> float:
+        """Force it to disk, however long that takes: milliseconds."""
+        began = self.clock.monotonic()
+        store.sync()
+        return (self.clock.monotonic() - began) * 1e3
+
     def drop_log(self, slot: Slot, move_id: str) -> None:
         """Let go of a follower's log and its snapshot. Called with ``mutex`` held."""
         changes = slot.logs.pop(move_id, None)

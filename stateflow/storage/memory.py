@@ -40,6 +40,9 @@ class MemoryStore:
             self._entries.pop(key, None)
         self._entries.update(mutations.puts)
 
+    def sync(self) -> None:
+        pass
+
     def snapshot(self, directory: Path) -> None:
         directory.mkdir(parents=True)
         (directory / _FILE).write_bytes(msgpack.packb(self._entries))

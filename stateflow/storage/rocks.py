@@ -3,7 +3,8 @@
 Facts about rocksdict this rests on: an iterator sees the moment it was made (those of its ``Snapshot`` do too,
 not the snapshot's), it reads freed memory when its ReadOptions with a bound are gone, and a live one keeps the LOCK
 after ``close()``; a checkpoint's directory must not exist; a
-checkpoint flushes the memtable first.
+checkpoint flushes the memtable first; writes, checkpoints and opens hold every thread of the process up until they
+return, flushes and closes do not.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from rocksdict import (
     UniversalCompactOptions,
     WriteBatch,
     WriteBufferManager,
-    WriteOptions,
 )
 
 from stateflow.changes import Mutations
@@ -105,8 +105,6 @@ class RocksStore:
     def __init__(self, db: Rdict) -> None:
         self._db = db
         self.get = db.get  # one call less on the hot path
-        self._sync = WriteOptions()
-        self._sync.sync = True
         self._closing = threading.Lock()  # a flush comes from another thread than the close it may meet
         self._closed = False
 
@@ -132,10 +130,14 @@ class RocksStore:
         # in order: neighbours share the way into the memtable, which halves the cost of a large batch
         for key, value in sorted(mutations.puts, key=_ADDRESS):
             put(key, value)
-        if sync:
-            self._db.write(batch, self._sync)
-        else:
-            self._db.write(batch)
+        self._db.write(batch)
+        if sync:  # apart from the write, which no other thread of the process gets past
+            self._db.flush_wal(True)
+
+    def sync(self) -> None:
+        with self._closing:
+            if not self._closed:
+                self._db.flush_wal(True)
 
     def snapshot(self, directory: Path) -> None:
         directory.parent.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,10 @@ class PartitionStore(Protocol):
         without it the end of this process (kill -9) only."""
         ...
 
+    def sync(self) -> None:
+        """Everything applied survives power loss once this returns. No error once closed."""
+        ...
+
     def snapshot(self, directory: Path) -> None:
         """A consistent, openable copy in ``directory``, which must not exist yet."""
         ...

@@ -12,6 +12,7 @@ from reconfig.budget import (
     LEAST_MS,
     Measured,
     fixed_cost_of,
+    lag_ms,
     predicted_pause_ms,
 )
 
@@ -28,10 +29,19 @@ from reconfig.budget import (
         (Measured(0, 2e6, 1e6, 4.0), 8.0, math.inf),
         # the bandwidth is not known because nothing had to cross: only latency counts
         (Measured(0, 5.0, 0.0, 6.0), 2.0, 5.0),
+        (Measured(0, 5.0, 0.0, 6.0, 300.0), 2.0, 305.0),
+        (Measured(50_000, 0.0, 1e6, 4.0, 5.0), 8.0, 65.0),
     ],
 )
 def test_formula(measured: Measured, fixed: float, pause: float) -> None:
     assert predicted_pause_ms(measured, fixed) == pytest.approx(pause)
+
+
+@pytest.mark.parametrize(
+    ("lag", "rate", "lag_ms_"), [(0, 0.0, 0.0), (50_000, 0.0, 50.0), (50_000, 5e5, 100.0), (1, 1e6, math.inf)]
+)
+def test_what_is_behind_is_apart_from_what_every_cutover_costs(lag: int, rate: float, lag_ms_: float) -> None:
+    assert lag_ms(Measured(lag, rate, 1e6, 4.0, 300.0)) == pytest.approx(lag_ms_)
 
 
 def test_default_fixed_cost() -> None:
@@ -49,6 +59,7 @@ def test_more_of_anything_bad_is_never_faster(lag: int, rate: float, band: float
     assert predicted_pause_ms(Measured(lag, rate * 1.5, band, rtt), fixed) >= base
     assert predicted_pause_ms(Measured(lag, rate, band, rtt + 1), fixed) >= base
     assert predicted_pause_ms(Measured(lag, rate, band, rtt), fixed + 1) >= base
+    assert predicted_pause_ms(Measured(lag, rate, band, rtt, 1.0), fixed) >= base
     assert predicted_pause_ms(Measured(lag, rate, band * 2, rtt), fixed) <= base
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.runtime.pace import Pace, Share
-from stateflow.runtime.rhythm import Rhythm
+from stateflow.runtime.rhythm import QUIET_SYNC_MS, Rhythm, disk_is_quiet
 
 
 def beating(interval_s: float, busy_s: float, count: int = 8) -> Rhythm:
@@ -36,6 +36,14 @@ def test_what_is_not_waited_for() -> None:
         irregular.began(at)
         irregular.ended(at + 0.01)
     assert irregular.wait_s(9.1, 0.02) == 0.0
+
+
+def test_a_disk_is_quiet_when_a_durable_write_is_no_longer_than_the_pause() -> None:
+    assert disk_is_quiet(1.0, 3.0)
+    assert disk_is_quiet(QUIET_SYNC_MS, 3.0), "what is short anyway is not waited for"
+    assert not disk_is_quiet(QUIET_SYNC_MS + 1, 3.0)
+    assert disk_is_quiet(80.0, 100.0), "a slow disk has long pauses, which are expected"
+    assert not disk_is_quiet(101.0, 100.0)
 
 
 @given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=50), st.floats(1e5, 1e9))

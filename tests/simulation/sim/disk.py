@@ -440,6 +440,14 @@ class Store:
         self._machine.wrote(self, mutations)
         self._machine.write()
 
+    def sync(self) -> None:
+        self._check()
+        self._machine.write()
+        log = self._dir.log
+        assert log is not None
+        log.synced = len(log.records)
+        self._machine.write()
+
     def flush(self) -> None:
         self._check()
         self._machine.write()
