@@ -21,6 +21,7 @@ from stateflow.client.cluster import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Unavailable, from_wire
 from stateflow.runtime.operator import Operator, target_of
+from stateflow.testing.nursery import Child, nursery
 from stateflow.types import check_name
 
 START_TIMEOUT_S = 60.0
@@ -42,35 +43,38 @@ class Process:
         self._log = log
         self._python_path = python_path
         self.address = ""
-        self._popen: subprocess.Popen[str] | None = None
+        self._child: Child | None = None
 
     @property
     def pid(self) -> int:
-        assert self._popen is not None
-        return self._popen.pid
+        assert self._child is not None
+        return self._child.pid
 
     def start(self) -> None:
         """Without waiting; call :meth:`wait_ready`."""
-        environment = dict(os.environ)
-        paths = [*self._python_path, *filter(None, [environment.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        arguments = [*self._arguments, "--json", "--stop-with-parent"]
+        paths = [*self._python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
         with self._log.open("a") as log:
-            self._popen = subprocess.Popen(
-                [*self._within, sys.executable, "-m", "stateflow", *self._arguments, "--json", "--stop-with-parent"],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                stdin=subprocess.PIPE,
-                text=True,
-                env=environment,
-                start_new_session=True,
-            )
+            if sys.platform == "linux" and not self._within:
+                self._child = nursery().start(self.name, arguments, environment, log)
+            else:
+                self._child = subprocess.Popen(
+                    [*self._within, sys.executable, "-m", "stateflow", *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    stdin=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                    start_new_session=True,
+                )
 
     def wait_ready(self) -> str:
         """The address it listens on. Raises what it ended with."""
-        assert self._popen is not None
-        assert self._popen.stdout is not None
-        readable, _, _ = select.select([self._popen.stdout], [], [], START_TIMEOUT_S)
-        line = self._popen.stdout.readline() if readable else ""
+        assert self._child is not None
+        assert self._child.stdout is not None
+        readable, _, _ = select.select([self._child.stdout], [], [], START_TIMEOUT_S)
+        line = self._child.stdout.readline() if readable else ""
         try:
             said = json.loads(line)
         except ValueError:
@@ -89,29 +93,35 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL: nothing is flushed, nobody is told."""
-        if self._popen is not None and self._popen.poll() is None:
-            self._popen.send_signal(signal.SIGKILL)
-            self._popen.wait()
-        self._close()
+        self._signal(signal.SIGKILL)
+        self._wait_for_end(None)
+
+    def ask_to_stop(self) -> None:
+        """Without waiting; call :meth:`stop`."""
+        self._signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        if self._popen is not None and self._popen.poll() is None:
-            self._popen.terminate()
-            try:
-                self._popen.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._close()
+        self.ask_to_stop()
+        try:
+            self._wait_for_end(15.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
-    def _close(self) -> None:
-        if self._popen is not None:
-            for pipe in (self._popen.stdin, self._popen.stdout):
+    def _signal(self, number: signal.Signals) -> None:
+        if self._child is not None and self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended right now
+                os.kill(self._child.pid, number)
+
+    def _wait_for_end(self, timeout_s: float | None) -> None:
+        if self._child is not None:
+            self._child.wait(timeout_s)
+            for pipe in (self._child.stdin, self._child.stdout):
                 if pipe is not None:
                     pipe.close()
 
     @property
     def running(self) -> bool:
-        return self._popen is not None and self._popen.poll() is None
+        return self._child is not None and self._child.poll() is None
 
 
 class LocalCluster:
@@ -223,6 +233,9 @@ class LocalCluster:
         raise Unavailable(f"not every replica came up within {START_TIMEOUT_S:.0f} s", remedy=f"see {self.data_dir}")
 
     def stop(self) -> None:
+        replicas = [process for name, process in self.processes.items() if name != "controller"]
+        for process in replicas:
+            process.ask_to_stop()
         for process in reversed(self.processes.values()):
             process.stop()
         if self._temporary:

@@ -1,0 +1,154 @@
+"""Forked processes behave as started ones do: whoever kills them, wherever they were asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateflow.testing import nursery as nurseries
+from stateflow.testing.nursery import Forked, Nursery, nursery
+from tests.integration.support import eventually
+
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")]
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Nursery]:
+    mine = Nursery()
+    yield mine
+    mine.close()
+
+
+def controller(nursery: Nursery, folder: Path, **environment: str) -> Forked:
+    arguments = ["controller", "--listen", "127.0.0.1:0", "--ledger", f"sqlite:///{folder / 'l.db'}", "--json"]
+    with (folder / "log").open("a") as log:
+        child = nursery.start("controller", [*arguments, "--stop-with-parent"], os.environ | environment, log)
+    assert child.stdout is not None
+    assert "address" in child.stdout.readline()
+    return child
+
+
+def close(child: Forked) -> None:
+    for pipe in (child.stdin, child.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)], ids=str)
+def test_its_end_is_told(started: Nursery, tmp_path: Path, number: int, code: int) -> None:
+    child = controller(started, tmp_path)
+    assert child.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.01)
+    os.kill(child.pid, number)
+    assert child.wait() == code
+    assert child.poll() == code
+    assert not is_there(child.pid), "it is no zombie"
+    close(child)
+
+
+def test_a_stopped_process_has_not_ended(started: Nursery, tmp_path: Path) -> None:
+    child = controller(started, tmp_path)
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.2)
+    os.kill(child.pid, signal.SIGCONT)
+    assert child.stdin is not None
+    child.stdin.close()  # as when its parent dies
+    assert child.wait(20) == 0
+    close(child)
+
+
+def test_a_mistake_is_told_as_by_any_command(started: Nursery, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("a") as log:
+        child = started.start("r", ["replica", "--site", "a b", "--data-dir", "d", "--json"], dict(os.environ), log)
+    assert child.stdout is not None
+    assert "invalid_argument" in child.stdout.read()
+    assert child.wait() == 1
+    close(child)
+
+
+def test_several_threads_may_wait_for_it(started: Nursery, tmp_path: Path) -> None:
+    child, codes = controller(started, tmp_path), []
+    threads = [threading.Thread(target=lambda: codes.append(child.wait())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    os.kill(child.pid, signal.SIGKILL)
+    for thread in threads:
+        thread.join(10)
+    assert codes == [-signal.SIGKILL] * 8
+    close(child)
+
+
+def test_its_environment_and_directory_are_the_callers(
+    started: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    child = controller(started, tmp_path, STATEFLOW_MARK="this one")
+    entries = Path(f"/proc/{child.pid}/cwd").resolve(), Path(f"/proc/{child.pid}/comm").read_text()
+    assert entries == (tmp_path, "sf controller\n")
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    close(child)
+
+
+def test_another_one_where_the_environment_counts_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nurseries, "_nursery", None)
+    first = nursery()
+    monkeypatch.setenv("STATEFLOW_REPLICA_CHUNK_BYTES", "4096")
+    assert nursery() is first, "a process reads its settings when it starts to serve"
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    second = nursery()
+    assert second is not first
+    second.close()
+
+
+def test_when_it_is_killed_nothing_is_left_and_the_next_start_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nurseries, "_nursery", None)
+    first = nursery()
+    child = controller(first, tmp_path)
+    first._process.kill()
+    first._process.wait()
+    assert child.wait(10) == -signal.SIGKILL
+    eventually(lambda: not is_there(child.pid), "it was killed")
+    close(child)
+    again = controller(nursery(), tmp_path)
+    os.kill(again.pid, signal.SIGKILL)
+    again.wait()
+    close(again)
+    nursery().close()
+
+
+UNGUARDED = """
+import sys, time
+from stateflow.testing import LocalCluster
+cluster = LocalCluster(sites={"a": 1}).start()
+from stateflow.testing.nursery import nursery
+print(nursery()._process.pid, *(process.pid for process in cluster.processes.values()), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_script_without_a_guarded_main_takes_everything_along_when_it_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(is_there(pid) for pid in pids)
+        parent.kill()
+    eventually(lambda: not any(is_there(pid) for pid in pids), "all have ended")
