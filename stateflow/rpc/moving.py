@@ -29,6 +29,10 @@ from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 FOLLOW_IDLE_S = 1.0
+#: of a base file at a time: packing a larger one holds up the batches that come meanwhile
+PIECE_BYTES = 1 << 18
+#: of this process's time, that sending base files may have while there are batches
+SENDING_SHARE = 0.4
 T = TypeVar("T")
 
 
@@ -53,7 +57,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         self._turns = asyncio.Semaphore()  # of moves on demand that nobody asks for
         self._changed: dict[PartitionId, asyncio.Event] = {}
         self._loop = asyncio.get_running_loop()
-        self._share = Share(0.25)  # that sending base files may have of this process's time
+        self._share = Share(SENDING_SHARE)
         node.on_change(self._wake_from_thread)
 
     def _next_change(self, partition: PartitionId) -> asyncio.Event:
@@ -218,11 +222,12 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
     async def Fetch(self, request: rpb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.FileChunk]:
         with self.node.sender.reading(request.snapshot_id):
             path = self.node.sender.snapshot_file(request.snapshot_id, request.name)
+            size = min(PIECE_BYTES, self.node.settings.chunk_bytes)
             with path.open("rb") as file:
                 file.seek(request.offset)
                 while True:
                     began = self.clock.monotonic()
-                    data, checksum = await self.in_files(_chunk, file, self.node.settings.chunk_bytes)
+                    data, checksum = await self.in_files(_chunk, file, size)
                     if not data:
                         return
                     yield rpb.FileChunk(data=data, checksum=checksum)
