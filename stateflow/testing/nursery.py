@@ -6,7 +6,8 @@ script that starts a cluster need not guard its ``__main__``. What is forked is 
 is killed, stopped and waited for like any other.
 
 The nursery has one thread and imports only; a child is forked before anything has run in it. It ends when the process
-that started it and everything forked from it have.
+that started it and everything forked from it have. Limits, priority and processors are those that the process had when
+it started its nursery.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ class Request:
 class Forked:
     """A process that a nursery has forked."""
 
-    def __init__(self, life: int, stdin: int, stdout: int) -> None:
+    def __init__(self, pid: int, life: int, stdin: int, stdout: int) -> None:
+        self.pid = pid
         self._life = life
         weakref.finalize(self, os.close, life)
         self._exit: int | None = None
         self._reading = threading.Lock()
-        self.pid = _EXIT.unpack(_read(life, _EXIT.size))[0]
         self.stdin: IO[str] | None = os.fdopen(stdin, "w")
         self.stdout: IO[str] | None = os.fdopen(stdout)
 
@@ -81,7 +82,7 @@ class Forked:
         return code
 
     def _ended(self, timeout_s: float | None) -> int | None:
-        if self._exit is None and select.select([self._life], [], [], timeout_s)[0]:
+        if self._exit is None and _readable(self._life, timeout_s):
             with self._reading:
                 if self._exit is None:
                     self._exit = self._read_exit()
@@ -132,10 +133,10 @@ class Nursery:
         finally:
             for each in (their_in, their_out, their_life):
                 os.close(each)
-        try:
-            return Forked(life, stdin, stdout)
-        except struct.error as error:
-            raise self._gone() from error
+        pid = _read(life, _EXIT.size)
+        if not pid:
+            raise self._gone()
+        return Forked(_EXIT.unpack(pid)[0], life, stdin, stdout)
 
     def close(self) -> None:
         """Start no more. What runs goes on."""
@@ -160,8 +161,24 @@ def nursery() -> Nursery:
         return _nursery
 
 
+def _forget() -> None:
+    """In a process that was forked from this one: it is still the parent's."""
+    global _nursery, _nursery_lock  # noqa: PLW0603
+    _nursery, _nursery_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
 def _from_the_beginning() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_READ_LATER)}
+
+
+def _readable(file: int, timeout_s: float | None) -> bool:
+    waiting = select.poll()  # select() knows no file above 1023
+    waiting.register(file, select.POLLIN)
+    return bool(waiting.poll(None if timeout_s is None else timeout_s * 1e3))
 
 
 def _read(file: int, size: int) -> bytes:
