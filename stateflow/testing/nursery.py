@@ -163,7 +163,7 @@ def nursery() -> Nursery:
 
 def _forget() -> None:
     """In a process that was forked from this one: it is still the parent's."""
-    global _nursery, _nursery_lock  # noqa: PLW0603
+    global _nursery, _nursery_lock
     _nursery, _nursery_lock = None, threading.Lock()
 
 
