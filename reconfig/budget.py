@@ -1,10 +1,13 @@
 """How long would a partition stand still if it were cut over now?
 
 The last change sets must cross the link before the target may serve. With ``lag`` bytes behind, write rate ``w``
-and bandwidth ``B`` (bytes/s), round trip ``rtt``, a durable write ``s`` at the target and a fixed cost ``c`` of
-sealing, proving and opening::
+and bandwidth ``B`` (bytes/s), round trip ``rtt``, a fixed cost ``c`` of sealing, proving and opening, and a durable
+write at the target that takes ``s`` now::
 
-    pause ≈ (½·rtt + s + c + lag/B) / (1 − w/B)
+    pause ≈ (½·rtt + max(c, s) + lag/B) / (1 − w/B)
+
+The fixed cost contains the durable writes as they usually are; only where the disk is busier than that does ``s`` count.
+What a write took a moment ago is no measure of the next one that fine: the one that is measured has more to write.
 
 The denominator is the pre-copy argument of Clark et al., "Live Migration of Virtual Machines" (NSDI 2005): what is
 written while the rest crosses must cross too. With w ≥ B the copy never converges.
@@ -17,7 +20,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-#: fixed cost until it has been measured: a durable write at the source, and one thread hand-over on each side
+#: fixed cost until it has been measured: one durable write and one thread hand-over on each side
 FIXED_MS_DEFAULT = 8.0
 
 
@@ -34,7 +37,7 @@ class Measured:
 
 def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -> float:
     """Infinite when changes come faster than they can cross."""
-    latency = measured.rtt_ms / 2 + measured.sync_ms + fixed_ms
+    latency = measured.rtt_ms / 2 + max(fixed_ms, measured.sync_ms)
     if measured.bandwidth <= 0:  # nothing had to cross yet, so that only latency counts
         return latency
     share = measured.change_rate / measured.bandwidth
