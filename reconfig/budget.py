@@ -6,8 +6,8 @@ write at the target that takes ``s`` now::
 
     pause ≈ (½·rtt + max(c, s) + lag/B) / (1 − w/B)
 
-The fixed cost contains the durable writes as they usually are; only where the disk is busier than that does ``s`` count.
-What a write took a moment ago is no measure of the next one that fine: the one that is measured has more to write.
+The fixed cost contains the durable writes as they usually are; only where the disk is busier than that ``s`` counts.
+For less it is no measure: what is measured has more to write than what the pause waits for.
 
 The denominator is the pre-copy argument of Clark et al., "Live Migration of Virtual Machines" (NSDI 2005): what is
 written while the rest crosses must cross too. With w ≥ B the copy never converges.
