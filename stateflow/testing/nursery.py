@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -279,6 +280,4 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     _import_all()
     if _serve(requests) is not None:
-        from stateflow.cli import main as command
-
-        command()
+        runpy.run_module("stateflow", run_name="__main__")
