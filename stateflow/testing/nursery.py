@@ -1,6 +1,6 @@
 """Processes that start at once: forked from one that has imported everything they would.
 
-Half of what a test with a cluster costs is importing, again and again, in every process. :class:`Nursery` does it once.
+Most of what it costs to start a cluster is importing, again and again, in every process. :class:`Nursery` does it once.
 It is what :mod:`multiprocessing.forkserver` is, without running the caller's main module again in every process: a
 script that starts a cluster need not guard its ``__main__``. What is forked is a real process with its own memory, and
 is killed, stopped and waited for like any other.

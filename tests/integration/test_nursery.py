@@ -26,10 +26,10 @@ def started() -> Iterator[Nursery]:
     mine.close()
 
 
-def controller(nursery: Nursery, folder: Path, **environment: str) -> Forked:
+def controller(nursery: Nursery, folder: Path) -> Forked:
     arguments = ["controller", "--listen", "127.0.0.1:0", "--ledger", f"sqlite:///{folder / 'l.db'}", "--json"]
     with (folder / "log").open("a") as log:
-        child = nursery.start("controller", [*arguments, "--stop-with-parent"], os.environ | environment, log)
+        child = nursery.start("controller", [*arguments, "--stop-with-parent"], dict(os.environ), log)
     assert child.stdout is not None
     assert "address" in child.stdout.readline()
     return child
@@ -91,11 +91,23 @@ def test_several_threads_may_wait_for_it(started: Nursery, tmp_path: Path) -> No
     close(child)
 
 
-def test_its_environment_and_directory_are_the_callers(
+def test_its_settings_are_those_of_the_environment_it_was_given(started: Nursery, tmp_path: Path) -> None:
+    arguments = ["replica", "--site", "a", "--data-dir", str(tmp_path / "d"), "--json"]
+    with (tmp_path / "log").open("a") as log:
+        child = started.start("r", arguments, os.environ | {"STATEFLOW_REPLICA_CHUNK_BYTES": "17"}, log)
+    assert child.stdout is not None
+    said = child.stdout.read() + (tmp_path / "log").read_text()
+    assert "chunk_bytes" in said.lower()
+    assert "17" in said
+    assert child.wait() != 0
+    close(child)
+
+
+def test_its_directory_and_name_are_the_callers(
     started: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    child = controller(started, tmp_path, STATEFLOW_MARK="this one")
+    child = controller(started, tmp_path)
     entries = Path(f"/proc/{child.pid}/cwd").resolve(), Path(f"/proc/{child.pid}/comm").read_text()
     assert entries == (tmp_path, "sf controller\n")
     os.kill(child.pid, signal.SIGKILL)

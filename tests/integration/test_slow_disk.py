@@ -62,12 +62,17 @@ def direction(local: LocalCluster) -> tuple[str, str]:
     return ("a", "b") if operator.owners[0] == "a-0" else ("b", "a")
 
 
+def pid_of(local: LocalCluster, side: str) -> int:
+    """Of the source or the target of a move of partition 0."""
+    source, target = direction(local)
+    return local.processes[f"{source if side == 'source' else target}-0"].pid
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_budget_that_the_disk_does_not_allow_is_refused(local: LocalCluster, disk: SlowDisk, side: str) -> None:
     source, target = direction(local)
-    slow = local.processes[f"{source if side == 'source' else target}-0"]
     with Streaming(local.stream("Tally", f"refused {side}"), f"refused-{side}-") as streaming:
-        with disk.of(slow.pid):
+        with disk.of(pid_of(local, side)):
             report = local.migrate("Tally", [0], target, max_pause_ms=BUDGET_MS, patience_s=1).wait()
         streaming.more()
     (move,) = report.moves
@@ -81,9 +86,8 @@ def test_a_budget_that_the_disk_does_not_allow_is_refused(local: LocalCluster, d
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_cutover_waits_until_the_disk_is_quiet(local: LocalCluster, disk: SlowDisk, side: str) -> None:
     source, target = direction(local)
-    slow = local.processes[f"{source if side == 'source' else target}-0"]
     with Streaming(local.stream("Tally", f"quiet {side}"), f"quiet-{side}-") as streaming:
-        with disk.of(slow.pid):
+        with disk.of(pid_of(local, side)):
             migration = local.migrate("Tally", [0], target, max_pause_ms=BUDGET_MS)
             for report in migration.progress():
                 if report.moves[0].state in ("CATCHING_UP", "FENCED"):
