@@ -37,16 +37,22 @@ class Latencies:
         self.at_s.append(at_s)
         self.took_s.append(took_s)
 
+    def _arrays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Of the batches that are there whole: another thread may be adding one."""
+        took = np.array(self.took_s)
+        return np.array(self.at_s[: len(took)]), took
+
     def between(self, begin_s: float, end_s: float) -> np.ndarray[Any, Any]:
         """Milliseconds, of what was scheduled in this time."""
-        at, took = np.array(self.at_s), np.array(self.took_s)
+        at, took = self._arrays()
         return took[(at >= begin_s) & (at < end_s)] * 1e3
 
     def timeline(self, begin_s: float) -> list[dict[str, float]]:
         """Per BUCKET_S since ``begin_s``: percentiles and maximum, milliseconds."""
-        if not self.at_s:
+        at, took = self._arrays()
+        if not len(at):
             return []
-        at, took = np.array(self.at_s) - begin_s, np.array(self.took_s) * 1e3
+        at, took = at - begin_s, took * 1e3
         buckets = np.floor(at / BUCKET_S).astype(int)
         return [
             {"at_s": round(float(b) * BUCKET_S, 3), "count": int((buckets == b).sum()), **summary(took[buckets == b])}

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
+#: Spark plans a micro-batch with a shuffle anew when the shuffle is done, in a job of its own. That takes 30 ms, and
+#: there is nothing to learn where the partitions are given.
+PLAN_ONCE = {"spark.sql.adaptive.streaming.stateless.enabled": "false"}
 _REMEDY = (
     f"install a Java runtime, version {JAVA_MIN} or newer (Debian/Ubuntu: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17), or set JAVA_HOME to one"
@@ -60,6 +63,7 @@ def local_session(name: str, master: str = "local[2]", **settings: str) -> Spark
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
+        **PLAN_ONCE,
     }
     for key, value in {**fixed, **{key.replace("__", "."): value for key, value in settings.items()}}.items():
         builder = builder.config(key, value)

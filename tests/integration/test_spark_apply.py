@@ -37,6 +37,7 @@ from stateflow.errors import (
 )
 from stateflow.ledger import Ledger, StateManager
 from stateflow.spark import Seconds, apply, apply_operator, query_metrics, read_state, rewind
+from stateflow.spark.session import PLAN_ONCE
 from stateflow.testing import LocalCluster
 from tests.integration.spark_operators import MISFIT, POISON, SILENT, ByKey, ByPair, Large, Peak, Tally, fails
 
@@ -188,6 +189,7 @@ class Sink:
         query = self.start(frame)
         try:
             assert query.awaitTermination(int(PATIENCE_S)), "the query did not end"
+            self.plan: str = query._jsq.explainInternal(False)
         finally:
             query.stop()
 
@@ -417,8 +419,25 @@ def positions(cluster: LocalCluster, operator: str, source: str) -> dict[int, in
     return found
 
 
+@pytest.fixture(params=[False, True], ids=["planned-once", "planned-adaptively"])
+def adaptive(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[bool]:
+    """The second is what Spark does by itself."""
+    (setting,) = PLAN_ONCE
+    ours = spark.conf.get(setting)
+    assert ours == "false"
+    spark.conf.set(setting, str(request.param).lower())
+    yield request.param
+    spark.conf.set(setting, ours)
+
+
 def test_a_branch_of_a_query_whose_source_is_silent_for_a_batch(
-    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink, tmp_path: Path
+    spark: SparkSession,
+    cluster: LocalCluster,
+    deploy: Deploy,
+    source: Input,
+    sink: Sink,
+    tmp_path: Path,
+    adaptive: bool,
 ) -> None:
     """Spark knows then that the branch is empty, and its optimizer may leave out what is behind it."""
     name = deploy(Tally)
@@ -436,6 +455,7 @@ def test_a_branch_of_a_query_whose_source_is_silent_for_a_batch(
     assert sink.batches() == 6
     assert sink.rows() == sorted(source.model().outputs + passed)
     assert state_of(cluster, name) == source.model().state()
+    assert ("AdaptiveSparkPlan" in sink.plan) is adaptive
 
 
 @pytest.mark.parametrize("called", [None, "the-same"])

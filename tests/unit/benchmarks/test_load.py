@@ -111,6 +111,14 @@ def test_a_batch_applied_twice_is_found_in_the_outputs_and_in_the_state() -> Non
     assert truth.state != stream.state
 
 
+def test_latencies_are_read_while_one_is_being_added() -> None:
+    latencies = Latencies()
+    latencies.add(10.0, 0.5)
+    latencies.at_s.append(10.1)  # how long it took comes a moment later, from another thread
+    assert latencies.between(10.0, 11.0).tolist() == [500.0]
+    assert [window["count"] for window in latencies.timeline(10.0)] == [1]
+
+
 def test_timeline_summary_and_tail() -> None:
     latencies = Latencies()
     for number in range(1000):
