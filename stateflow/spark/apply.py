@@ -73,7 +73,8 @@ def apply_operator(
             fires when all rows are done.
         name: of the deployment, when it is not the class's.
         source: a name that tells apart two uses of one operator in one query, or makes a batch run repeatable.
-        tasks: Spark tasks per micro-batch; by default the cluster's parallelism. Any number at any time.
+        tasks: Spark tasks per micro-batch; by default the cluster's parallelism. Any number at any time. One needs no
+            shuffle: it does the stages before it too, up to the last shuffle in them.
         initial_state: a batch DataFrame with the key columns, whose rows :meth:`Operator.init_state` is given before
             this returns; nothing happens when all of them were loaded before.
         unavailable_timeout: seconds a task waits for a replica that does not answer before it fails.
@@ -146,7 +147,11 @@ def apply_operator(
 
 
 def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
-    """The rows with their partition's number, each partition in one task, which is its number modulo the tasks."""
+    """The rows with their partition's number, each partition in one task, which is its number modulo the tasks.
+
+    A single task has all partitions wherever its rows come from. It is there without rows, too: Spark makes
+    ``coalesce(1)`` of nothing one empty task.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [_hashable(df, column, task.operator) for column in task.key]
@@ -154,7 +159,7 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
     # A generator, not a plain column: where Spark knows the input to be empty (a union's source without new data) it
     # would leave out the shuffle and with it the tasks, and the batch would not be seen by any partition.
     numbered = df.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
-    return numbered.repartitionById(task.tasks, PARTITION_COLUMN)
+    return numbered.coalesce(1) if task.tasks == 1 else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
 
 
 def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:

@@ -308,6 +308,7 @@ def test_one_task_or_more_tasks_than_partitions(spark: SparkSession, cluster: Lo
     for batch, tasks in zip(batches, (1, 3, 1000), strict=True):
         out = apply_operator(frame_of(spark, batch), Tally, cluster=cluster, order_by="seq", name=name, tasks=tasks)
         assert out.rdd.getNumPartitions() == min(tasks, PARTITIONS)
+        assert ("Exchange" in out._jdf.queryExecution().toString()) is (tasks > 1), "one task shuffles nothing"
         outputs += collected(out)
     assert sorted(outputs) == Model(batches).outputs
     with pytest.raises(InvalidArgument, match="0 tasks"):
@@ -390,15 +391,17 @@ def test_micro_batches_a_stop_a_restart_with_other_tasks(
     assert sink.batches() == 9, "one per file"
 
 
+@pytest.mark.parametrize("tasks", [None, 1])
 def test_batches_without_rows_advance_every_partition(
-    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink, tasks: int | None
 ) -> None:
     name = deploy(Tally)
     wanted = []
     for first, value in ((0, 1), (10, -1), (20, -1), (30, 1), (40, -1), (50, 1)):
         source.add([Row(seq, "few" if seq < 30 else f"k{seq}", "a", value) for seq in range(first, first + 10)])
         wanted.append([row for row in source.batches[-1] if row.v > 0])
-    sink.run(apply_operator(source.stream().where("v > 0"), Tally, cluster=cluster, order_by="seq", name=name))
+    some = source.stream().where("v > 0")
+    sink.run(apply_operator(some, Tally, cluster=cluster, order_by="seq", name=name, tasks=tasks))
     model = Model(wanted)
     assert sink.rows() == model.outputs
     assert state_of(cluster, name) == model.state()
@@ -430,6 +433,7 @@ def adaptive(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[bo
     spark.conf.set(setting, ours)
 
 
+@pytest.mark.parametrize("tasks", [None, 1])
 def test_a_branch_of_a_query_whose_source_is_silent_for_a_batch(
     spark: SparkSession,
     cluster: LocalCluster,
@@ -438,13 +442,14 @@ def test_a_branch_of_a_query_whose_source_is_silent_for_a_batch(
     sink: Sink,
     tmp_path: Path,
     adaptive: bool,
+    tasks: int | None,
 ) -> None:
     """Spark knows then that the branch is empty, and its optimizer may leave out what is behind it."""
     name = deploy(Tally)
     other = Input(spark, tmp_path / "other")
 
     def run() -> None:
-        counted = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name)
+        counted = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name, tasks=tasks)
         plain = other.stream().select("seq", "k", F.lit(-1).cast("long").alias("n"), F.col("v").alias("total"))
         sink.run(counted.union(plain))
 
@@ -455,7 +460,7 @@ def test_a_branch_of_a_query_whose_source_is_silent_for_a_batch(
     assert sink.batches() == 6
     assert sink.rows() == sorted(source.model().outputs + passed)
     assert state_of(cluster, name) == source.model().state()
-    assert ("AdaptiveSparkPlan" in sink.plan) is adaptive
+    assert ("AdaptiveSparkPlan" in sink.plan) is (adaptive and tasks != 1)
 
 
 @pytest.mark.parametrize("called", [None, "the-same"])
@@ -489,17 +494,20 @@ def test_two_queries_into_one_operator(
         assert [total for *_, total in own] == list(itertools.accumulate(values[row[0]] for row in own))
 
 
+@pytest.mark.parametrize("tasks", [None, 1])
 def test_two_operators_and_stages_before_between_and_behind_them(
-    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink, tasks: int | None
 ) -> None:
     tally, peak = deploy(Tally), deploy(Peak, 3)
     source.add_many(4)
     factors = {"a": 2, "b": -3}
     known = spark.createDataFrame(list(factors.items()), "kind string, factor long")
     before = source.stream().join(F.broadcast(known), "kind").withColumn("v", F.col("v") * F.col("factor"))
-    counted = apply_operator(before.where("seq % 5 <> 0"), Tally, cluster=cluster, order_by="seq", name=tally)
+    counted = apply_operator(
+        before.where("seq % 5 <> 0"), Tally, cluster=cluster, order_by="seq", name=tally, tasks=tasks
+    )
     between = counted.where("n % 2 = 1").withColumn("total", F.abs("total"))
-    peaks = apply_operator(between, Peak, cluster=cluster, order_by="seq", name=peak)
+    peaks = apply_operator(between, Peak, cluster=cluster, order_by="seq", name=peak, tasks=tasks)
     sink.run(peaks.where("peaks > 1").select("seq", F.upper("k").alias("k"), "peaks", "highest"))
 
     fed = [
