@@ -35,8 +35,8 @@ from stateflow.errors import DataDirLocked, StateMissing
 from stateflow.storage.store import prefix_end
 
 _ADDRESS = itemgetter(0)
-#: Of one partition: what the processor's cache can hold. A write into 64 MiB takes twice as long, into less than 8 no
-#: shorter; and what is not flushed is read again when the partition is opened.
+#: Of one partition: what the processor's cache can hold. A large batch is written into 64 MiB in twice the time; less
+#: than 8 gains little and is flushed more often. And what is not flushed is read again when the partition is opened.
 MEMTABLE_BYTES = 8 << 20
 #: memtables that wait for their flush, and runs that wait to be merged, before writes must wait: 128 MiB and 1.25 GiB
 MEMTABLES_MAX, RUNS_SLOW, RUNS_STOP = 16, 160, 288
