@@ -23,10 +23,12 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
     """Heartbeat; register whenever the controller does not know this incarnation.
 
     A controller that gave partitions away forgets the incarnation first. So the lease of a replica that comes back
-    begins behind its registration, and that behind the seals of what it lost.
+    begins behind its registration, and that behind the seals of what it lost. A registration whose answer did not
+    arrive, or could not be carried out, counts for the controller and not here: it is made again, and until then no
+    heartbeat says who this is.
     """
     node = shell.node
-    warned = False
+    warned = registered = False
     async with shell.connect(controller) as channel:
         stub = controller_pb2_grpc.ControllerServiceStub(channel)
         while True:
@@ -34,7 +36,9 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                 sent_at = shell.clock.monotonic()
                 incoming = [cpb.Incoming(**copy) for copy in shell.incoming()]
                 beat = await stub.Heartbeat(
-                    cpb.HeartbeatRequest(name=info.name, incarnation=incarnation, incoming=incoming),
+                    cpb.HeartbeatRequest(
+                        name=info.name, incarnation=incarnation if registered else "", incoming=incoming
+                    ),
                     timeout=CALL_TIMEOUT_S,
                 )
                 warned = False
@@ -44,7 +48,9 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                         await shell.end(PartitionId(ended.operator, ended.partition), ended.move_id)
                 else:
                     node.lease.revoke()
-                    if await _register(shell, stub, info, incarnation, beat.ticket):
+                    registered = False
+                    registered = await _register(shell, stub, info, incarnation, beat.ticket)
+                    if registered:
                         log.info("registered as %s at %s", info.name, controller)
                         continue
             except grpc.aio.AioRpcError as error:
