@@ -16,16 +16,20 @@ from reconfig.controller.members import Members
 from reconfig.controller.takeovers import Takeovers
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.runtime import layout
-from stateflow.runtime.host import read_sequence
+from stateflow.runtime.host import PartitionHost, read_sequence
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
 from stateflow.runtime.machine import Machine as RealMachine
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.sending import Sender
 from stateflow.runtime.timers import BY_NAME, BY_TIME
 from stateflow.runtime.transfer import ChangeLog, SnapshotInfo, base_digest
+from stateflow.storage import MemoryStore
+from stateflow.types import PartitionId
 from tests.simulation.sim import disk
-from tests.simulation.sim.oracle import Violation
+from tests.simulation.sim.flow import SCHEMA_BYTES, Flow, messages
+from tests.simulation.sim.oracle import Oracle, Plan, Violation
 from tests.simulation.sim.run import simulate
 from tests.sizes import sized
 
@@ -66,6 +70,39 @@ def test_a_seed_is_the_same_run_every_time() -> None:
 def test_the_simulated_computer_has_what_the_real_one_has() -> None:
     offered = {name for name in vars(RealMachine) if not name.startswith("_")}
     assert offered <= set(vars(disk.Machine))
+
+
+def test_a_copy_belongs_to_the_history_that_it_has() -> None:
+    """A standby that followed until its source lost power has what the source lost: equal numbers are not equal
+    histories."""
+    partition, rows = PartitionId("Flow", 0), messages()[0]
+
+    def copy(*numbers: int) -> tuple[dict[bytes, bytes], list[Mutations]]:
+        store, wrote = MemoryStore(), []
+        host = PartitionHost(Flow, partition, store, 1)
+        for number in numbers:
+            host.apply(Batch("s", number, sparse=True), SCHEMA_BYTES, rows[number], now_us=0)
+            written = dict(store.scan(b""))
+            wrote.append(Mutations([(key, written[key]) for key in (layout.SEQUENCE, layout.OUTPUT + b"s")]))
+        return dict(store.scan(b"")), wrote
+
+    def after_a_power_loss(standby: dict[bytes, bytes]) -> list[int]:
+        oracle = Oracle("wal")
+        oracle.opened(partition, 1, 0, power_was_lost=False)
+        for number in (0, 1):
+            oracle.committed(partition, "a", 1, Batch("s", number, sparse=True), rows[number], 0, copy(0, 1)[1][number])
+        oracle.opened(partition, 1, 0, power_was_lost=True)
+        oracle.committed(partition, "a", 1, Batch("s", 2, sparse=True), rows[2], 0, copy(2)[1][0])
+        oracle.owned(partition, "b", 2, standby, Plan(1, "STANDBY"))
+        return [commit.batch.number for commit in oracle.history(partition)]
+
+    assert after_a_power_loss(copy()[0]) == []
+    assert after_a_power_loss(copy(0)[0]) == [0]
+    assert after_a_power_loss(copy(0, 1)[0]) == [0, 1]
+    assert after_a_power_loss(copy(2)[0]) == [2]
+    for neither in (copy(1), copy(0, 2)):
+        with pytest.raises(Violation, match="of none of"):
+            after_a_power_loss(neither[0])
 
 
 # -- broken on purpose --------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class Oracle:
         self.owners: dict[tuple[PartitionId, int], str] = {}  # by epoch
         self.commits = self.lost = 0
         self._histories: dict[tuple[PartitionId, int], list[Commit]] = {}
-        self._before_power: dict[tuple[PartitionId, int], list[Commit]] = {}  # what a standby may still have
+        self._before_power: dict[tuple[PartitionId, int], list[list[Commit]]] = {}  # what standbys may still have
         self._lost: set[tuple[PartitionId, str, int]] = set()
 
     def history(self, partition: PartitionId) -> list[Commit]:
@@ -117,11 +117,11 @@ class Oracle:
             raise Violation(f"{partition} lost {history[sequence].batch} although its power was never lost")
         before = self.history(partition)[:]
         if sequence < len(history):
-            self._before_power[partition, epoch] = history[:]
+            self._before_power.setdefault((partition, epoch), []).append(history[:])
         del history[sequence:]
         self._gone(partition, before, self.acknowledge == "wal", "with its power")
 
-    def owned(self, partition: PartitionId, replica: str, epoch: int, sequence: int, plan: Plan) -> None:
+    def owned(self, partition: PartitionId, replica: str, epoch: int, entries: dict[bytes, bytes], plan: Plan) -> None:
         """A lifecycle says OWNED. What its copy contains is what the partition contains from now on."""
         if (partition, epoch) in self._histories:
             return
@@ -131,9 +131,15 @@ class Oracle:
         source = plan.origin
         if plan.how == "LOCAL":  # what it had, whatever became of it
             source = max(e for (p, e), name in self.owners.items() if (p, name) == (partition, replica) and e < epoch)
+        sequence = int.from_bytes(entries.get(layout.SEQUENCE, b""), "big")
         origin = self._histories.get((partition, source), [])
-        if sequence > len(origin):
-            origin = self._before_power.get((partition, source), [])
+        # a power loss parts the history: the owner goes on from before it, a standby may have what was lost by it
+        if parted := self._before_power.get((partition, source)):
+            could = [h for h in (origin, *parted) if len(h) >= sequence]
+            played = (h for h in could if self.same(entries, self._play(partition, h[:sequence])))
+            origin = next(played, [])
+            if sequence and not origin:
+                raise Violation(f"{partition} has {sequence} commits by {plan.how}, of none of {len(could)} histories")
         if sequence > len(origin):
             raise Violation(f"{partition} has {sequence} of {len(origin)} commits by {plan.how}")
         if sequence < len(origin) and plan.how != "STANDBY":
@@ -190,14 +196,19 @@ class Oracle:
         missing = [key for key in sent if key not in seen and (partition, *key) not in self._lost]
         if missing or not all(sent[key] == rows for key, rows in seen.items()):
             raise Violation(f"{partition} took other batches than were sent; missing: {missing}")
+        expected = self._play(partition, history)
+        if not self.same(entries, expected):
+            keys = entries.keys() | expected.keys()
+            different = sorted(k for k in keys if k != layout.OWNERSHIP and entries.get(k) != expected.get(k))
+            raise Violation(f"{partition} differs from an uninterrupted run in {different[:5]}")
+
+    @staticmethod
+    def _play(partition: PartitionId, history: list[Commit]) -> dict[bytes, bytes]:
+        """What an operator that never moved and never crashed makes of it."""
         store = MemoryStore()
         host = PartitionHost(Flow, partition, store, 1)
         for commit in history:
             output = host.apply(commit.batch, SCHEMA_BYTES, commit.rows, commit.now_us).output
             if output != commit.output:
                 raise Violation(f"{partition}: {commit.batch} gave another output than without interruption")
-        expected = dict(store.scan(b""))
-        if not self.same(entries, expected):
-            keys = entries.keys() | expected.keys()
-            different = sorted(k for k in keys if k != layout.OWNERSHIP and entries.get(k) != expected.get(k))
-            raise Violation(f"{partition} differs from an uninterrupted run in {different[:5]}")
+        return dict(store.scan(b""))

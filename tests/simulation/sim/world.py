@@ -247,7 +247,7 @@ class World:
         for slot in node._shelf.slots():
             if slot.lifecycle.state is State.OWNED and slot.store is not None:
                 epoch, sequence = slot.lifecycle.epoch, read_sequence(slot.store)
-                self.oracle.owned(slot.id, name, epoch, sequence, self._plan_of(slot.id, epoch))
+                self.oracle.owned(slot.id, name, epoch, slot.store.entries(), self._plan_of(slot.id, epoch))
                 self.oracle.opened(slot.id, epoch, sequence, program.power_lost)
                 self.oracle.changed(slot.id, self.nodes)
         program.power_lost = False
@@ -279,11 +279,9 @@ class World:
         self.log(f"{node.info.name} {partition} {lifecycle.state} {lifecycle.epoch} {lifecycle.move_id}")
         if lifecycle.state is State.OWNED:
             store = node._shelf.slot(partition).store
-            assert store is not None
-            plan = self._plan_of(partition, lifecycle.epoch)
-            self._check(
-                lambda: self.oracle.owned(partition, node.info.name, lifecycle.epoch, read_sequence(store), plan)
-            )
+            assert isinstance(store, Store)
+            entries, plan = store.entries(), self._plan_of(partition, lifecycle.epoch)
+            self._check(lambda: self.oracle.owned(partition, node.info.name, lifecycle.epoch, entries, plan))
         self._check(lambda: self.oracle.changed(partition, self.nodes))
 
     def serving(self, partition: PartitionId) -> None:
