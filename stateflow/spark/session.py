@@ -19,6 +19,14 @@ JAVA_MIN = 17
 #: Spark plans a micro-batch with a shuffle anew when the shuffle is done, in a job of its own. That takes 30 ms, and
 #: there is nothing to learn where the partitions are given.
 PLAN_ONCE = {"spark.sql.adaptive.streaming.stateless.enabled": "false"}
+#: Where a checkpoint is on a local disk. Hadoop has two ways to the same files, written aside and renamed. Without its
+#: native library, which PySpark does not bring, the one that Spark prefers starts 46 processes per micro-batch
+#: (``readlink``, ``chmod``), this one 8: 65 ms less.
+LOG_ON_LOCAL_DISK = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    )
+}
 _REMEDY = (
     f"install a Java runtime, version {JAVA_MIN} or newer (Debian/Ubuntu: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17), or set JAVA_HOME to one"
@@ -65,6 +73,8 @@ def local_session(name: str, master: str = "local[2]", **settings: str) -> Spark
         "spark.log.level": "ERROR",
         **PLAN_ONCE,
     }
+    if master.startswith("local"):
+        fixed |= LOG_ON_LOCAL_DISK
     for key, value in {**fixed, **{key.replace("__", "."): value for key, value in settings.items()}}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
