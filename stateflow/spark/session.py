@@ -38,7 +38,7 @@ UNIX_SOCKETS = {"spark.python.unix.domain.socket.enabled": "true"}
 
 
 def quick_settings(master: str) -> dict[str, str]:
-    """What takes time off every micro-batch. For ``local`` masters, whose checkpoints are on this machine's disk, all."""
+    """What takes time off every micro-batch; all of it where a ``local`` master has checkpoints on this disk."""
     settings = PLAN_ONCE | BATCHES_BY_ROWS
     if master.startswith("local"):
         settings |= LOG_ON_LOCAL_DISK
