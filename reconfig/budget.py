@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -94,3 +95,31 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     weight = min(1.0, len(seen) / MOVES_ENOUGH)
     deviation = max(LEAST_DEVIATION, math.sqrt(weight * apart**2 + (1 - weight) * PRIOR_DEVIATION**2))
     return FixedCost(expected, expected * math.expm1(PROMISED * deviation))
+
+
+PAUSES_REMEMBERED = 64
+#: what was busy may be idle again
+PAUSES_REMEMBERED_S = 600.0
+
+
+class Experience:
+    """The pauses of recent moves, and what they say of the next.
+
+    A move that the margin alone kept out costs the oldest of them. Were it not so, a machine that was busy for a while
+    would refuse every move for as long as that is remembered, and learn nothing meanwhile.
+    """
+
+    def __init__(self) -> None:
+        #: (seen at, (pause predicted with a fixed cost of 0, actual pause)), the oldest first
+        self._pauses: deque[tuple[float, tuple[float, float]]] = deque(maxlen=PAUSES_REMEMBERED)
+
+    def cost(self, now_s: float) -> FixedCost:
+        return fixed_cost_of([pauses for at, pauses in self._pauses if at >= now_s - PAUSES_REMEMBERED_S])
+
+    def completed(self, now_s: float, predicted_ms: float, actual_ms: float) -> None:
+        self._pauses.append((now_s, (predicted_ms, actual_ms)))
+
+    def kept_out(self) -> None:
+        """By the margin: what was expected would have fit."""
+        if self._pauses:
+            self._pauses.popleft()

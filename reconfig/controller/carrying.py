@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import Mapping
 
 from reconfig import migration as m
-from reconfig.budget import FixedCost, fixed_cost_of
+from reconfig.budget import Experience, FixedCost
 from reconfig.controller.book import Book, PlannedMove
 from reconfig.controller.desk import Desk
 from reconfig.controller.errand import Hooks
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.controller.underway import Running, Underway
-from stateflow.errors import StateflowError
+from stateflow.errors import BudgetUnreachable, StateflowError
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-PAUSES_REMEMBERED = 64
-#: what was busy may be idle again
-PAUSES_REMEMBERED_S = 600.0
 #: an operator that is stopped is held for so long at a time, and held again before that is over
 HOLD_S = 3.0
 
@@ -36,13 +32,11 @@ class Carrier:
         self.bandwidth = 0.0
         self.change_rates: dict[PartitionId, float] = {}
         self._slots = asyncio.Semaphore(desk.settings.concurrent_moves)
-        #: (seen at, (pause predicted without a fixed cost, pause that came))
-        self._pauses: deque[tuple[float, tuple[float, float]]] = deque(maxlen=PAUSES_REMEMBERED)
+        self._experience = Experience()
         self._cutovers: dict[str, asyncio.Lock] = {}  # by source
 
     def cost(self) -> FixedCost:
-        since = self._desk.clock.monotonic() - PAUSES_REMEMBERED_S
-        return fixed_cost_of([pauses for at, pauses in self._pauses if at >= since])
+        return self._experience.cost(self._desk.clock.monotonic())
 
     def hooks(self, running: Running, planned: PlannedMove) -> Hooks:
         async def record_grant() -> None:
@@ -108,15 +102,17 @@ class Carrier:
             await running.go.wait()
 
     def _learn(self, runner: MoveRunner) -> None:
-        report = runner.report
-        if runner.machine.phase is not m.Phase.COMPLETED:
+        report, machine = runner.report, runner.machine
+        if isinstance(machine.error, BudgetUnreachable) and machine.predicted_pause_ms <= machine.max_pause_ms:
+            self._experience.kept_out()
+        if machine.phase is not m.Phase.COMPLETED:
             return
         self.bandwidth = report.bandwidth or self.bandwidth
         self.change_rates[runner.planned.partition] = report.change_rate
         predicted = report.predicted_pause_ms
         if predicted and math.isfinite(predicted):
-            pauses = predicted - runner.machine.fixed_ms, report.pause_ms
-            self._pauses.append((self._desk.clock.monotonic(), pauses))
+            explained_ms = predicted - machine.fixed_ms
+            self._experience.completed(self._desk.clock.monotonic(), explained_ms, report.pause_ms)
 
     async def _run_stopped(self, running: Running) -> None:
         """Nothing of the operator is served from here until every move has ended, as where a job is stopped, its state

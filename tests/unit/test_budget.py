@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reconfig.budget import (
     FIXED_MS_DEFAULT,
     LEAST_MS,
+    Experience,
     Measured,
     fixed_cost_of,
     lag_ms,
@@ -101,3 +102,30 @@ def test_it_stays_positive_and_finite() -> None:
     assert cost.expected_ms == LEAST_MS
     assert 0 < cost.margin_ms < 1
     assert fixed_cost_of([(math.inf, 5.0)] * 30) == fixed_cost_of([])
+
+
+def busy() -> Experience:
+    """Of a machine whose pauses were all over the place."""
+    experience = Experience()
+    for number in range(30):
+        experience.completed(float(number), 0.0, 4.0 * 16 ** (number % 3))
+    return experience
+
+
+def test_what_a_busy_machine_did_is_forgotten_in_time() -> None:
+    experience = busy()
+    assert experience.cost(30.0).margin_ms > 500
+    assert experience.cost(631.0) == fixed_cost_of([])
+
+
+def test_moves_that_only_the_margin_kept_out_are_tried_again() -> None:
+    """Not before the machine was asked a few times, and not only when it is forgotten by itself."""
+    experience, refused = busy(), 0
+    while (cost := experience.cost(30.0)).expected_ms + cost.margin_ms > 250.0:
+        experience.kept_out()
+        refused += 1
+    assert 3 <= refused < 30
+    experience.completed(30.0, 0.0, 5.0)
+    for _ in range(100):
+        experience.kept_out()
+    assert experience.cost(30.0) == fixed_cost_of([])
