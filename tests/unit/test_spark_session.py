@@ -16,7 +16,8 @@ def test_what_runs_here_has_its_log_and_its_workers_here(master: str) -> None:
 def test_a_cluster_keeps_what_spark_does_by_itself(master: str) -> None:
     """Its checkpoints are not on this disk, and its workers not of this system."""
     settings = quick_settings(master)
-    assert settings and not settings.keys() & (LOG_ON_LOCAL_DISK | UNIX_SOCKETS).keys()
+    assert settings
+    assert not settings.keys() & (LOG_ON_LOCAL_DISK | UNIX_SOCKETS).keys()
 
 
 def test_a_platform_without_unix_sockets_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
