@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +31,6 @@ LOG_ON_LOCAL_DISK = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     )
 }
-#: Between Spark and its Python workers. By TCP each of the last few bytes of a task waits for the one before it to be
-#: acknowledged, which the other side puts off for 40 ms (RFC 896 against RFC 1122, 4.2.3.2).
-UNIX_SOCKETS = {"spark.python.unix.domain.socket.enabled": "true"}
 
 
 def quick_settings(master: str) -> dict[str, str]:
@@ -42,8 +38,6 @@ def quick_settings(master: str) -> dict[str, str]:
     settings = PLAN_ONCE | BATCHES_BY_ROWS
     if master.startswith("local"):
         settings |= LOG_ON_LOCAL_DISK
-        if hasattr(socket, "AF_UNIX"):
-            settings |= UNIX_SOCKETS
     return settings
 
 

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.spark.session import LOG_ON_LOCAL_DISK, UNIX_SOCKETS, quick_settings
+from stateflow.spark.session import LOG_ON_LOCAL_DISK, quick_settings
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local-cluster[2,1,1024]"])
-def test_what_runs_here_has_its_log_and_its_workers_here(master: str) -> None:
-    assert quick_settings(master).items() >= (LOG_ON_LOCAL_DISK | UNIX_SOCKETS).items()
+def test_what_runs_here_has_its_log_on_this_disk(master: str) -> None:
+    assert quick_settings(master).items() >= LOG_ON_LOCAL_DISK.items()
 
 
 @pytest.mark.parametrize("master", ["spark://there:7077", "yarn", "k8s://https://there"])
 def test_a_cluster_keeps_what_spark_does_by_itself(master: str) -> None:
-    """Its checkpoints are not on this disk, and its workers not of this system."""
+    """Its checkpoints are not on this disk."""
     settings = quick_settings(master)
     assert settings
-    assert not settings.keys() & (LOG_ON_LOCAL_DISK | UNIX_SOCKETS).keys()
-
-
-def test_a_platform_without_unix_sockets_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("socket.AF_UNIX")
-    settings = quick_settings("local")
-    assert settings.items() >= LOG_ON_LOCAL_DISK.items()
-    assert not settings.keys() & UNIX_SOCKETS.keys()
+    assert not settings.keys() & LOG_ON_LOCAL_DISK.keys()
