@@ -175,8 +175,8 @@ def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
     """(warm-up, counted) micro-batches: the same for all, but fewer for those that take up to a minute for each.
 
     A query runs for weeks: what counts is the JVM when it has compiled what it runs. Spark's native aggregation and
-    ours take half as long for the twenty-fifth batch as for the fifth, and a sixth and a quarter less again for the
-    sixtieth. With many keys the JVM is warm already.
+    ours take half as long for the twenty-fifth batch as for the fifth, and about a tenth less again for the sixtieth.
+    With many keys the JVM is warm already.
     """
     many = keys > KEY_COUNTS[0]
     if contestant in SLOW and many:

@@ -114,12 +114,18 @@ class Experience:
         self._pauses: deque[tuple[float, tuple[float, float]]] = deque(maxlen=PAUSES_REMEMBERED)
 
     def cost(self, now_s: float) -> FixedCost:
-        return fixed_cost_of([pauses for at, pauses in self._pauses if at >= now_s - PAUSES_REMEMBERED_S])
+        self._forget(now_s)
+        return fixed_cost_of([pauses for _, pauses in self._pauses])
 
     def completed(self, now_s: float, predicted_ms: float, actual_ms: float) -> None:
         self._pauses.append((now_s, (predicted_ms, actual_ms)))
 
-    def kept_out(self) -> None:
+    def kept_out(self, now_s: float) -> None:
         """By the margin: what was expected would have fit."""
+        self._forget(now_s)
         if self._pauses:
+            self._pauses.popleft()
+
+    def _forget(self, now_s: float) -> None:
+        while self._pauses and self._pauses[0][0] < now_s - PAUSES_REMEMBERED_S:
             self._pauses.popleft()

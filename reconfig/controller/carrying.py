@@ -91,7 +91,8 @@ class Carrier:
         else:
             async with self._slots:
                 await self._wait_to_go(running)
-                runner.machine.fixed_ms, runner.machine.margin_ms = self.cost().expected_ms, self.cost().margin_ms
+                cost = self.cost()
+                runner.machine.fixed_ms, runner.machine.margin_ms = cost.expected_ms, cost.margin_ms
                 runner.report.margin_ms = runner.machine.margin_ms
                 await runner.run()
         self._learn(runner)
@@ -104,7 +105,7 @@ class Carrier:
     def _learn(self, runner: MoveRunner) -> None:
         report, machine = runner.report, runner.machine
         if isinstance(machine.error, BudgetUnreachable) and machine.predicted_pause_ms <= machine.max_pause_ms:
-            self._experience.kept_out()
+            self._experience.kept_out(self._desk.clock.monotonic())
         if machine.phase is not m.Phase.COMPLETED:
             return
         self.bandwidth = report.bandwidth or self.bandwidth

@@ -122,10 +122,17 @@ def test_moves_that_only_the_margin_kept_out_are_tried_again() -> None:
     """Not before the machine was asked a few times, and not only when it is forgotten by itself."""
     experience, refused = busy(), 0
     while (cost := experience.cost(30.0)).expected_ms + cost.margin_ms > 250.0:
-        experience.kept_out()
+        experience.kept_out(30.0)
         refused += 1
     assert 3 <= refused < 30
     experience.completed(30.0, 0.0, 5.0)
     for _ in range(100):
-        experience.kept_out()
+        experience.kept_out(30.0)
     assert experience.cost(30.0) == fixed_cost_of([])
+
+
+def test_a_refusal_is_not_spent_on_what_is_forgotten_anyway() -> None:
+    experience = busy()
+    experience.completed(700.0, 0.0, 500.0)
+    experience.kept_out(700.0)
+    assert experience.cost(700.0) == fixed_cost_of([])

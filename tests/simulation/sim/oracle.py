@@ -136,7 +136,8 @@ class Oracle:
         origin = self._histories.get((partition, source), [])
         # a power loss parts the history: the owner goes on from before it, a standby may have what was lost by it
         if parted := self._before_power.get((partition, source)):
-            could = [h for h in (origin, *parted) if len(h) >= sequence]
+            histories = [origin, *parted] if plan.how == "STANDBY" else [origin]
+            could = [h for h in histories if len(h) >= sequence]
             played = (h for h in could if self.same(entries, self._play(partition, h[:sequence])))
             origin = next(played, [])
             if sequence and not origin:
