@@ -87,13 +87,13 @@ def test_nearly_every_move_keeps_what_the_others_promise(deviation: float) -> No
         pauses = [(0.0, random.lognormvariate(2.0, deviation)) for _ in range(164)]
         cost = fixed_cost_of(pauses[:64])
         kept += sum(actual <= cost.expected_ms + cost.margin_ms for _, actual in pauses[64:])
-    assert kept >= 0.96 * 200 * 100
+    assert kept >= 0.99 * 200 * 100
 
 
 def test_the_first_moves_promise_little() -> None:
     cost = fixed_cost_of([])
     assert cost.expected_ms == FIXED_MS_DEFAULT
-    assert 10.0 < cost.margin_ms < 17.0
+    assert 17.0 < cost.margin_ms < 25.0
     assert fixed_cost_of([(2.0, 3.0)] * 3).margin_ms > fixed_cost_of([(2.0, 3.0)] * 20).margin_ms
 
 
