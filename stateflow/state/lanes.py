@@ -83,8 +83,8 @@ class _Numbers(Lanes):
             encoded = _FORMS[kind](lane).view(np.uint8).reshape(len(lane), -1)
             table[:, start : start + encoded.shape[1]] = encoded
             start += encoded.shape[1]
-        whole = table.tobytes()
-        return [whole[at : at + width] for at in range(0, len(whole), width)]
+        cells: list[bytes] = table.view(f"V{width}").ravel().tolist()
+        return cells
 
 
 #: b: bool, i: int as Int64 has it, q and d: int and float as struct has them
