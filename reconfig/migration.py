@@ -312,11 +312,14 @@ class Move:
             self.granting = True
             return [Instruction.RECORD_GRANT]
         if self.max_pause_ms and waited_s >= self.patience_s:
+            remedy = "raise max_pause_ms, or move when fewer changes come"
+            if self.predicted_pause_ms <= self.max_pause_ms:
+                remedy = "raise max_pause_ms, or move without it a few times: what is possible is learnt from moves"
             return self._abort(
                 BudgetUnreachable(
                     f"a pause of {self.predicted_pause_ms:.1f} ms is predicted, {self.margin_ms:.1f} ms more are "
                     f"possible, {self.max_pause_ms:g} ms are allowed",
-                    remedy="raise max_pause_ms, or move when fewer changes come",
+                    remedy=remedy,
                     lag_bytes=measured.lag_bytes,
                     change_rate=round(measured.change_rate),
                     bandwidth=round(measured.bandwidth),

@@ -297,6 +297,16 @@ def test_the_last_report_may_still_fit() -> None:
     assert machine.handle(m.CaughtUp(SMALL, 3.0)) == [I.RECORD_GRANT]
 
 
+@pytest.mark.parametrize(
+    ("measured", "remedy"), [(LARGE, "fewer changes"), (SMALL, "learnt from moves")], ids=["changes", "margin"]
+)
+def test_the_remedy_is_for_what_kept_it_out(measured: m.Measured, remedy: str) -> None:
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=1.0, margin_ms=15.0)
+    assert machine.handle(m.CaughtUp(measured, 1.0)) == ABORT
+    assert machine.error is not None
+    assert remedy in machine.error.remedy
+
+
 def test_an_infinite_prediction_is_said_in_words_people_can_read() -> None:
     machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=1.0)
     machine.handle(m.CaughtUp(HOPELESS, 1.0))
