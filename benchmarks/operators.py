@@ -35,7 +35,8 @@ class CountSumColumns(BatchOperator):
     figures = state.value(tuple[int, float], default=(0, 0.0))
 
     def process_batch(self, batch: pa.RecordBatch, ctx: Any) -> pa.Table:
-        sums = pa.table({"k": batch["k"], "v": batch["v"]}).group_by("k").aggregate([("v", "count"), ("v", "sum")])
+        rows = pa.table({"k": batch["k"], "v": batch["v"]})
+        sums = rows.group_by("k", use_threads=False).aggregate([("v", "count"), ("v", "sum")])
         keys = sums["k"].combine_chunks()
         n, total = self.figures.get_many(keys).flatten()
         n, total = pc.add(n, sums["v_count"].combine_chunks()), pc.add(total, sums["v_sum"].combine_chunks())

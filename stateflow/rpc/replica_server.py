@@ -32,6 +32,7 @@ from stateflow.rpc.wire import (
     streaming,
     unary,
 )
+from stateflow.runtime.allocator import keep_buffers
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.reading import scan_pages
@@ -169,6 +170,7 @@ async def serve(
         random: spreads the periodic checkpoints of replicas that were started together.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_buffers()
     server = grpc.aio.server(options=OPTIONS)
     shell = ReplicaServer(node, checkpoints, clock, random=random, garbage=Garbage(lambda: node.cache.objects))
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, server)

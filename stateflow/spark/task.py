@@ -21,6 +21,7 @@ from stateflow.client.stream import newest_event_us
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InputIncomplete, TasksMerged
 from stateflow.router import Delivery, Router
+from stateflow.runtime.allocator import keep_buffers
 from stateflow.runtime.layout import Attempt
 from stateflow.runtime.output import split_output
 from stateflow.runtime.positions import BATCH_RUN, INITIAL, Batch
@@ -157,6 +158,7 @@ class OperatorTask:
             # a fifth of a micro-batch of 100,000 rows, on the cores that the next batch wants.
             gc.collect()
             gc.freeze()
+            keep_buffers()
         return router
 
     def _by_partition(self, arrived: list[pa.RecordBatch], task: int) -> tuple[bytes, dict[int, bytes], int | None]:

