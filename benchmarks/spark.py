@@ -176,6 +176,7 @@ def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
 
     A query runs for weeks: what counts is the JVM when it has compiled what it runs. Spark's native aggregation and
     ours take half as long for the twenty-fifth batch as for the fifth, and about a tenth less again for the sixtieth.
+    It goes on more slowly for hundreds, which is not waited for; docs/evaluation.md says what comes of that.
     With many keys the JVM is warm already.
     """
     many = keys > KEY_COUNTS[0]
