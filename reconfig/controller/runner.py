@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc.aio
 
@@ -27,6 +27,8 @@ PATIENCE_S_DEFAULT = 30.0
 NO_MOVE_YET = FixedCost()
 #: a cutover waits for the one before it at its source
 TURN_S_MAX = 0.5
+#: what the source says of a fence may come behind what the target says, which had the seal from it
+ANSWER_S_MAX = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class MoveRunner(Errand):
     newest_epoch: Callable[[], int]  # granted to anybody, of the partition
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
+    _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # or was not reached
     sequence: int = 0  # that the target has reached, as last reported
     _source_told: bool = False
     _has_turn: bool = False
@@ -79,6 +82,8 @@ class MoveRunner(Errand):
                 event = await self._events.get()
                 if isinstance(event, m.TargetOwned) and self._fenced_at is not None:
                     elapsed_ms = (self.clock.monotonic() - self._fenced_at) * 1e3
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._source_answered.wait(), ANSWER_S_MAX)
                     self.report.pause_ms = max(0.0, elapsed_ms - self._in_hand_ms)
                 await self._carry_out(self.machine.handle(event))
                 if self.machine.phase not in (m.Phase.CATCHING_UP, m.Phase.FENCED):
@@ -225,6 +230,13 @@ class MoveRunner(Errand):
             self.sequence = progress.sequence
 
     async def _fence(self) -> None:
+        self._source_answered.clear()
+        try:
+            await self._ask_to_fence()
+        finally:
+            self._source_answered.set()
+
+    async def _ask_to_fence(self) -> None:
         if self._source_told:  # it may be back, and serve: nothing is asked of it any more
             return
         request = rpb.FenceRequest(
