@@ -32,11 +32,6 @@ class SlowDisk:
         source = Path(__file__).with_name("slow_disk.c")
         subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", folder / "slow_disk.so", source, "-ldl"], check=True)
 
-    def stalled_ms(self) -> int:
-        """What the real disk kept this cluster's durable writes waiting so far."""
-        stalls = self._folder / "stalls"
-        return sum(map(int, stalls.read_text().split())) if stalls.exists() else 0
-
     @contextmanager
     def of(self, pid: int) -> Iterator[None]:
         flag = self._folder / str(pid)
@@ -100,13 +95,11 @@ def test_a_cutover_waits_until_the_disk_is_quiet(local: LocalCluster, disk: Slow
             before = streaming.batches
             eventually(lambda: streaming.batches > before, "batches while it waits")
             assert direction(local) == (source, target)
-        stalled_ms = disk.stalled_ms()
         report = migration.wait()
-        stalled_ms = disk.stalled_ms() - stalled_ms  # nobody can promise against a stall that begins behind the fence
         streaming.more()
     (move,) = report.moves
     assert move.state == "COMPLETED", move.error
-    assert move.pause_ms <= BUDGET_MS + stalled_ms
+    assert move.pause_ms <= BUDGET_MS
     streaming.model.check(local.cluster, keys=f"quiet-{side}-")
 
 

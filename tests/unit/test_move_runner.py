@@ -63,10 +63,7 @@ def test_a_pause_is_without_the_batch_in_hand_though_the_target_is_heard_first(
         planned = PlannedMove("r", PartitionId("Count", 0), "a", "b", 1, 2, 0.0, "warm-up")
         pair = Pair()
 
-        async def connected(*_: object) -> None:
-            return None
-
-        monkeypatch.setattr("reconfig.controller.runner.connected", connected)
+        monkeypatch.setattr("reconfig.controller.runner.connected", _nothing)
         monkeypatch.setattr(MoveRunner, "_stub", lambda *_: pair)
         runner = MoveRunner(
             planned=planned,
