@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ class OperatorHarness:
 
     Args:
         operator: an instance or the class.
-        backend: ``memory`` or ``rocksdb`` (in a temporary directory, removed by ``close``).
+        backend: ``memory`` or ``rocksdb`` (in a temporary directory, removed by ``close`` or with the harness).
         initial_state: rows for :meth:`Operator.init_state`.
     """
 
@@ -58,6 +59,8 @@ class OperatorHarness:
         #: rows of the last call's side outputs, by tag
         self.side_outputs: dict[str, list[dict[str, Any]]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="stateflow-harness-"))
+        #: also when nobody closes it
+        self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._batch = 0
         self._changes: dict[int, bytes] = {}
         self._stores: list[PartitionStore] = []
@@ -170,7 +173,7 @@ class OperatorHarness:
             host.close()
             store.close()
         self._hosts, self._stores = [], []
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._remove()
 
     def __enter__(self) -> OperatorHarness:
         return self

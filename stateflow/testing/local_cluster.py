@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from stateflow.client.cluster import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Unavailable, from_wire
 from stateflow.runtime.operator import Operator, target_of
-from stateflow.testing.nursery import Child, nursery
+from stateflow.testing.nursery import Child, nursery, readable
 from stateflow.types import check_name
 
 START_TIMEOUT_S = 60.0
@@ -73,8 +72,8 @@ class Process:
         """The address it listens on. Raises what it ended with."""
         assert self._child is not None
         assert self._child.stdout is not None
-        readable, _, _ = select.select([self._child.stdout], [], [], START_TIMEOUT_S)
-        line = self._child.stdout.readline() if readable else ""
+        out = self._child.stdout
+        line = out.readline() if readable([out.fileno()], START_TIMEOUT_S) else ""
         try:
             said = json.loads(line)
         except ValueError:

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -83,7 +83,7 @@ class Forked:
         return code
 
     def _ended(self, timeout_s: float | None) -> int | None:
-        if self._exit is None and _readable(self._life, timeout_s):
+        if self._exit is None and readable([self._life], timeout_s):
             with self._reading:
                 if self._exit is None:
                     self._exit = self._read_exit()
@@ -176,10 +176,12 @@ def _from_the_beginning() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_READ_LATER)}
 
 
-def _readable(file: int, timeout_s: float | None) -> bool:
+def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
+    """Those with something to read, or at their end; none when the time is over before."""
     waiting = select.poll()  # select() knows no file above 1023
-    waiting.register(file, select.POLLIN)
-    return bool(waiting.poll(None if timeout_s is None else timeout_s * 1e3))
+    for file in files:
+        waiting.register(file, select.POLLIN)
+    return {file for file, _ in waiting.poll(None if timeout_s is None else timeout_s * 1e3)}
 
 
 def _read(file: int, size: int) -> bytes:
@@ -204,11 +206,11 @@ def _serve(requests: socket.socket) -> Request | None:
     base = [each for each in sys.path[1:] if each not in own]
     taking = True
     while taking or lives:
-        readable, _, _ = select.select([awake, requests.fileno()] if taking else [awake], [], [])
-        if awake in readable:
+        ready = readable([awake, requests.fileno()] if taking else [awake])
+        if awake in ready:
             os.read(awake, 1024)
             _reap(lives)
-        if requests.fileno() in readable:
+        if requests.fileno() in ready:
             header, files, _, _ = socket.recv_fds(requests, _LENGTH.size, 4)
             if not header:
                 taking = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stateflow.testing import LocalCluster
 from stateflow.testing import nursery as nurseries
 from stateflow.testing.nursery import Forked, Nursery, nursery
 from tests.integration.support import eventually
@@ -56,6 +58,26 @@ def test_its_end_is_told(started: Nursery, tmp_path: Path, number: int, code: in
     assert child.poll() == code
     assert not is_there(child.pid), "it is no zombie"
     close(child)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """So many open that new ones have numbers which ``select`` does not take."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(4_096, limits[1])), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+    yield
+    for file in files:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("many_files")
+def test_in_a_process_with_many_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nurseries, "_nursery", None)  # one that is started here
+    with LocalCluster(sites={"edge": 1}, data_dir=tmp_path) as cluster:
+        assert cluster.address
+    nursery().close()
 
 
 def test_a_stopped_process_has_not_ended(started: Nursery, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,3 +275,13 @@ def test_close_removes_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InvalidArgument):
         OperatorHarness(Quiet, backend="paper")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_harness_that_nobody_closes_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    harness = OperatorHarness(Basket(), backend="rocksdb")
+    harness.send(FIRST)
+    assert list(tmp_path.iterdir())
+    del harness
+    gc.collect()
+    assert not list(tmp_path.iterdir())
