@@ -183,8 +183,8 @@ def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
     if contestant in SLOW and many:
         return (0, 1) if quick else (5, 3)
     if many:
-        return (3, 3) if quick else (30, 15)
-    return (5, 3) if quick else (60, 15)
+        return (3, 3) if quick else (30, 45)
+    return (5, 3) if quick else (60, 45)
 
 
 def write_input(directory: Path, seed: int, keys: int, rows: int, files: int) -> Path:

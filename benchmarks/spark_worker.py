@@ -36,6 +36,7 @@ SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",  # of a query; all micro-batches of a run are wanted
     f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     # What Spark's documentation recommends for throughput: upload changes instead of whole snapshots at each
     # commit, and do not look a key up merely to count keys.
