@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 import weakref
@@ -144,9 +145,22 @@ class OperatorHarness:
         data = self._changes.get(partition_of(key, self._partitions))
         return ChangeSet.decode(data).mutations if data else Mutations()
 
-    def checkpoint(self) -> Path:
-        """A directory that :meth:`restore` takes. It outlives the harness."""
-        target = Path(tempfile.mkdtemp(prefix="stateflow-snapshot-"))
+    def checkpoint(self, directory: str | Path | None = None) -> Path:
+        """A directory that :meth:`restore` takes. It outlives the harness.
+
+        Args:
+            directory: where to; there must be nothing in it. A temporary one by default, which ends with the program.
+
+        Raises InvalidArgument.
+        """
+        if directory is None:
+            target = Path(tempfile.mkdtemp(prefix="stateflow-snapshot-"))
+            atexit.register(shutil.rmtree, target, ignore_errors=True)
+        else:
+            target = Path(directory)
+            if target.exists() and (not target.is_dir() or any(target.iterdir())):
+                raise InvalidArgument(f"there is something at {target} already", remedy="name a new directory")
+            target.mkdir(parents=True, exist_ok=True)
         for partition, store in enumerate(self._stores):
             store.snapshot(target / str(partition))
         (target / "harness").write_text(f"{self._backend} {self._partitions} {self._batch} {self._now_us}")

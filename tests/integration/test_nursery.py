@@ -179,7 +179,8 @@ time.sleep(600)
 def test_a_script_without_a_guarded_main_takes_everything_along_when_it_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+    here = os.environ | {"TMPDIR": str(tmp_path)}  # a killed script leaves its files
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=here) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 3

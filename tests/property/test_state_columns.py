@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from stateflow import state
 from stateflow.errors import EncodeError, NullKey
 from stateflow.state import CachePool, ColumnStates, KeyedState, declarations_of
+from stateflow.storage import MemoryStore
 from tests.sizes import sized
 
 
@@ -175,8 +176,7 @@ TestOnRocksDb.settings = settings(
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_stored() -> None:
-    store = Backend("memory")
-    states = ColumnStates("op", STATES, store, max_value_bytes=40)
+    states = ColumnStates("op", STATES, MemoryStore(), max_value_bytes=40)
     keys = pa.array([1, 2])
     for name, values, what in [
         ("n", pa.array([1.5, 2.0]), "Arrow type double do not fit coder int64"),
@@ -211,7 +211,7 @@ def test_columns_of_objects() -> None:
         cost = state.value(Decimal, default=Decimal(0))
         at = state.value(datetime)
 
-    states = ColumnStates("op", declarations_of(Wide), Backend("memory"))
+    states = ColumnStates("op", declarations_of(Wide), MemoryStore())
     keys = pa.chunked_array([["a"], ["b"]])
     for name, value in [("day", date(2013, 1, 1)), ("cost", Decimal("1.50")), ("at", datetime(2013, 1, 1, tzinfo=UTC))]:
         column = states.columns[name]

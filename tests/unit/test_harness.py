@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-import shutil
+import os
+import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -166,20 +168,19 @@ def test_changes_are_those_of_the_last_send_only(basket: OperatorHarness) -> Non
     assert basket.changes(elsewhere)
 
 
-def test_a_checkpoint_is_a_moment_one_can_come_back_to(basket: OperatorHarness) -> None:
+def test_a_checkpoint_is_a_moment_one_can_come_back_to(basket: OperatorHarness, tmp_path: Path) -> None:
     basket.send(FIRST)
     before = contents(basket, "Ann")
-    snapshot = basket.checkpoint()
-    try:
-        later = basket.send([bought("Ann", "jam", 4.0), bought("Cid", "jam", 4.0)])
-        basket.close()
-        for _ in range(2):  # a checkpoint can be restored more than once
-            with OperatorHarness.restore(Basket, snapshot) as restored:
-                assert contents(restored, "Ann") == before
-                assert contents(restored, "Cid") == (0, {}, set(), None)
-                assert restored.send([bought("Ann", "jam", 4.0), bought("Cid", "jam", 4.0)]) == later
-    finally:
-        shutil.rmtree(snapshot)
+    snapshot = basket.checkpoint(tmp_path / "snapshot")
+    later = basket.send([bought("Ann", "jam", 4.0), bought("Cid", "jam", 4.0)])
+    with pytest.raises(InvalidArgument, match="there is something at"):
+        basket.checkpoint(snapshot)
+    basket.close()
+    for _ in range(2):  # a checkpoint can be restored more than once
+        with OperatorHarness.restore(Basket, snapshot) as restored:
+            assert contents(restored, "Ann") == before
+            assert contents(restored, "Cid") == (0, {}, set(), None)
+            assert restored.send([bought("Ann", "jam", 4.0), bought("Cid", "jam", 4.0)]) == later
 
 
 @pytest.mark.parametrize(
@@ -284,4 +285,18 @@ def test_a_harness_that_nobody_closes_leaves_nothing_behind(tmp_path: Path, monk
     assert list(tmp_path.iterdir())
     del harness
     gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_temporary_checkpoint_ends_with_the_program(tmp_path: Path) -> None:
+    program = (
+        "from stateflow.testing import OperatorHarness\n"
+        "from tests.unit.test_harness import Basket, FIRST\n"
+        "harness = OperatorHarness(Basket(), backend='rocksdb')\n"
+        "harness.send(FIRST)\n"
+        "print((harness.checkpoint() / 'harness').read_text())"
+    )
+    here = os.environ | {"TMPDIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", program], env=here, capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("rocksdb ")
     assert not list(tmp_path.iterdir())
