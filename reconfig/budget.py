@@ -55,7 +55,7 @@ def lag_ms(measured: Measured) -> float:
 #: what moves may cost before any was seen on this machine
 PRIOR_MS = (4.0, FIXED_MS_DEFAULT, FIXED_MS_DEFAULT, 20.0)
 MOVES_ENOUGH = 20
-#: a move that costs less is taken to cost this
+#: no move costs less: of one whose delta explains all but this, or more than all, the fixed cost is not known
 LEAST_MS = 0.5
 #: standard deviations up to which a promise reaches. 99 moves of 100 are to keep their budget, which is 2.33; but the
 #: deviation is judged by few moves, and latencies have longer tails than a log-normal. On a busy machine 2.0 kept 98.7
@@ -84,13 +84,15 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     Args:
         moves: (pause predicted with a fixed cost of 0, actual pause) of recent moves, milliseconds.
 
-    Until MOVES_ENOUGH have been seen, PRIOR_MS and PRIOR_DEVIATION stand in for the rest: the first promise little.
+    A move whose delta crossed faster than was thought shows none and is left out: taken for a cheap one, it would make
+    the others look irregular. Until MOVES_ENOUGH have been seen, PRIOR_MS and PRIOR_DEVIATION stand in for the rest:
+    the first promise little.
 
     A promise must hold on a busy machine too, so that what is expected is not what is promised. Latencies are taken to
     be distributed log-normally; their deviation is judged by the median of the absolute ones, so that the tail is known
     before it was met, and one move on a bad moment does not keep out all later ones.
     """
-    seen = [max(actual - predicted, LEAST_MS) for predicted, actual in moves if math.isfinite(predicted)]
+    seen = [actual - predicted for predicted, actual in moves if actual - predicted >= LEAST_MS]
     unexplained = seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS]
     expected = statistics.median(unexplained)
     apart = statistics.median(abs(math.log(each / expected)) for each in unexplained) * _DEVIATION_OVER_MAD

@@ -97,11 +97,18 @@ def test_the_first_moves_promise_little() -> None:
     assert fixed_cost_of([(2.0, 3.0)] * 3).margin_ms > fixed_cost_of([(2.0, 3.0)] * 20).margin_ms
 
 
+@pytest.mark.parametrize("predicted", [5.0, 40.0, math.inf])
+def test_a_delta_that_crosses_faster_than_was_thought_says_nothing(predicted: float) -> None:
+    unknown = [(predicted, 5.0)] * 20
+    assert fixed_cost_of(unknown) == fixed_cost_of([])
+    regular = [(0.0, each) for each in (4.0, 5.0, 6.0, 7.0, 8.0)] * 6
+    assert fixed_cost_of([*regular, *unknown]) == fixed_cost_of(regular)
+
+
 def test_it_stays_positive_and_finite() -> None:
-    cost = fixed_cost_of([(100.0, 1.0)] * 30)
+    cost = fixed_cost_of([(100.0, 100.0 + LEAST_MS)] * 30)
     assert cost.expected_ms == LEAST_MS
     assert 0 < cost.margin_ms < 1
-    assert fixed_cost_of([(math.inf, 5.0)] * 30) == fixed_cost_of([])
 
 
 def busy() -> Experience:
