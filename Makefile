@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
+# Installing takes minutes where nothing is cached: what arrives is named, in place of all that pip says.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+NAMED := | awk '$$1 == "Downloading" || ($$1 == "Using" && $$2 == "cached") { print "  " ($$1 == "Using" ? $$3 : $$2); fflush() } /^Installing collected/ { print "  installing what arrived …"; fflush() }'
 
 .PHONY: help demo test simulate kills crash-matrix check bench bench-full stubs constraints clean
 
@@ -61,7 +65,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install -q -c constraints.txt -e '.[demo]'
+	@echo "installing what the demonstration needs into $(VENV), once"
+	@$(PIP) install --progress-bar off -c constraints.txt -e '.[demo]' $(NAMED)
 	@touch $@
 
 # A rival whose requirements are not ours.
@@ -71,5 +76,6 @@ $(VENV)/.quix: | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@echo "installing what developing needs into $(VENV), once"
+	@$(PIP) install --progress-bar off -c constraints.txt -e '.[dev]' $(NAMED)
 	@touch $@ $(VENV)/.demo

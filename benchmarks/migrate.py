@@ -3,14 +3,19 @@ M6 the way back, M7 bystanders, M8 budgets. docs/moving-state.md says what the s
 
 Partitions 0 and 1 hold the state; 0 moves first and warms everything up, 1 moves second and is reported. Partitions 2
 and 3 are bystanders. Every run is a cluster of its own.
+
+With ``STATEFLOW_REPLICA_ACKNOWLEDGE=standby`` each partition has one, and every move is to it: what a caller waits for
+beyond the pause, until the new owner has a standby, is in the latencies of M1.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +36,8 @@ PRELOAD_ROWS = 4000
 ROWS = 20  # per batch
 INTERVAL_S = 0.02
 SETTLE_S = 2.0
+#: of the replicas, which are told by the same variable
+ACKNOWLEDGE = os.environ.get("STATEFLOW_REPLICA_ACKNOWLEDGE", "wal")
 STRATEGIES = ("stop-and-restart", "pause-and-copy", "fluid", "batched", "on-demand", "warm-up")
 MB = 1_000_000
 #: of every cluster of this run, in order
@@ -74,6 +81,8 @@ def rig(shape: Shape, seed: int) -> Iterator[tuple[LocalCluster, Load]]:
         ) as local,
     ):
         keys = {p: keys_of(p, max(50, shape.size // PAYLOAD) if p < 2 else 500) for p in range(PARTITIONS)}
+        if ACKNOWLEDGE == "standby":
+            _with_standbys(local)
         preload = local.stream(OPERATOR, source="preload")
         everything = [key for p in range(PARTITIONS) for key in keys[p]]
         for at in range(0, len(everything), PRELOAD_ROWS):
@@ -98,6 +107,12 @@ def rig(shape: Shape, seed: int) -> Iterator[tuple[LocalCluster, Load]]:
             yield local, load
             load.wait(shape.settle_s)
         _CHECKED.append(correctness_of(load, local.cluster, OPERATOR))
+
+
+def _with_standbys(local: LocalCluster) -> None:
+    local.cluster.standby(OPERATOR, 1)
+    while sum(view.phase == "CATCHING_UP" for view in local.cluster.status().standbys) < PARTITIONS:
+        time.sleep(0.1)
 
 
 def say(text: str) -> None:
@@ -348,7 +363,13 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
         figures=figures,
         targets=targets,
         correctness=Correctness.of_all(_CHECKED),
-        settings={"quick": quick, "rows_per_batch": ROWS, "payload_bytes": PAYLOAD, **asdict(Shape(0))},
+        settings={
+            "quick": quick,
+            "rows_per_batch": ROWS,
+            "payload_bytes": PAYLOAD,
+            "acknowledge": ACKNOWLEDGE,
+            **asdict(Shape(0)),
+        },
         seed=seed,
         failures=failures,
     )

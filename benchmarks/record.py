@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from stateflow import __version__
+
 REPOSITORY = Path(__file__).resolve().parent.parent
-_PACKAGES = ("stateflow", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict", "SQLAlchemy", "bytewax")
+_PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict", "SQLAlchemy", "bytewax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    found = {"python": platform.python_version(), "platform": platform.platform(), "stateflow": __version__}
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

@@ -80,7 +80,7 @@ def render(records: Records, plotly_js: str) -> str:
         table="".join(_aim_row(aim) for aim in aims),
         sections=sections,
         figures=data,
-        plotly=plotly_js,
+        plotly=f">{plotly_js}",
     )
 
 

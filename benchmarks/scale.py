@@ -28,8 +28,8 @@ from benchmarks.state_large import VALUE_BYTES, Archive
 from stateflow import Operator
 from stateflow.partitioner import partition_of
 from stateflow.router import Router
+from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.operator import output_schema
-from stateflow.runtime.output import read_batch
 from stateflow.runtime.positions import Batch
 from stateflow.testing import LocalCluster
 

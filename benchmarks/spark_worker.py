@@ -179,7 +179,7 @@ class Ours(Contestant):
         from stateflow.spark import read_state
 
         stored = read_state(self.spark, cluster=self._address, operator=self.operator.__name__, state="figures")
-        n, total = sf.col("value")[0].cast("long").alias("n"), sf.col("value")[1].alias("total")
+        n, total = sf.col("value._0").alias("n"), sf.col("value._1").alias("total")
         return stored.select(sf.col("key").alias("k"), n, total)
 
 

@@ -34,6 +34,7 @@ class Measured:
     bandwidth: float
     rtt_ms: float
     sync_ms: float = 0.0  # a durable write there, just now
+    stall_ms: float = 0.0  # by so much the longest of the last round trips exceeded the usual one
 
 
 def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -> float:
@@ -65,6 +66,8 @@ PROMISED = 2.6
 PRIOR_DEVIATION = 0.5
 #: no machine is more regular than that
 LEAST_DEVIATION = 0.2
+#: before any move was seen
+PRIOR_PROMISE_MS = FIXED_MS_DEFAULT * math.exp(PROMISED * PRIOR_DEVIATION)
 #: of a normal distribution, over its median absolute deviation
 _DEVIATION_OVER_MAD = 1.4826
 
@@ -91,6 +94,11 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     A promise must hold on a busy machine too, so that what is expected is not what is promised. Latencies are taken to
     be distributed log-normally; their deviation is judged by the median of the absolute ones, so that the tail is known
     before it was met, and one move on a bad moment does not keep out all later ones.
+
+    On a busy machine they have two humps instead: a process gets the processor at once, or when others have used up
+    their turn. Judged by the median, the deviation is then that of the first hump or the distance of both. So a promise
+    is at least what was needed twice, and at most what was ever needed, or what a machine that is as regular as can be
+    would need.
     """
     seen = [actual - predicted for predicted, actual in moves if actual - predicted >= LEAST_MS]
     unexplained = seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS]
@@ -98,7 +106,11 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     apart = statistics.median(abs(math.log(each / expected)) for each in unexplained) * _DEVIATION_OVER_MAD
     weight = min(1.0, len(seen) / MOVES_ENOUGH)
     deviation = max(LEAST_DEVIATION, math.sqrt(weight * apart**2 + (1 - weight) * PRIOR_DEVIATION**2))
-    return FixedCost(expected, expected * math.expm1(PROMISED * deviation))
+    promised = expected * math.exp(PROMISED * deviation)
+    *twice, worst = [0.0, *sorted(seen)[-2:]] if seen else [0.0, 0.0]
+    regular = expected * math.exp(PROMISED * LEAST_DEVIATION)
+    most = max(worst, regular, 0.0 if len(seen) >= MOVES_ENOUGH else PRIOR_PROMISE_MS)
+    return FixedCost(expected, min(max(promised, twice[-1]), most) - expected)
 
 
 PAUSES_REMEMBERED = 64

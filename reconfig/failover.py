@@ -24,13 +24,13 @@ comes back with the burnt one is told to seal.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reconfig.migration import STORY_KEPT
-from stateflow.errors import InvalidTransition, StateflowError, Unavailable
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.errors import InvalidTransition, StateflowError, StateMissing, Unavailable
+from stateflow.types import PartitionId, ReplicaInfo, ranges
 
 # -- who and how --------------------------------------------------------------------------------------------
 
@@ -82,6 +82,58 @@ def choose(
         return None
     nearest = min(free, key=lambda info: (info.site != owner.site, owned.get(info.name, 0) / info.weight, info.name))
     return Choice(nearest.name, How.CHECKPOINT)
+
+
+# -- why nobody serves it -----------------------------------------------------------------------------------
+
+
+class Why(StrEnum):
+    """``{}`` is the owner."""
+
+    MISSING = "{} came without them: what it has in its data directory is not what it should have"
+    LAPSED = "the lease of {} has lapsed"
+    SEALED = "{} sealed them for a move that ended without an owner"
+    SILENT = "{} does not answer"
+    OPENING = "{} is starting"
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A partition's owner does not serve it. ``failed``: why the last take-over failed; empty: none has."""
+
+    owner: str
+    why: Why
+    failed: str = ""
+
+
+def unserved(lacks: Mapping[PartitionId, Lack]) -> Iterator[tuple[str, list[int], Lack, StateflowError]]:
+    """(operator, partitions, lack, what to say of them), those of one reason together."""
+    groups: dict[tuple[str, Lack], list[int]] = {}
+    for partition, lack in sorted(lacks.items(), key=lambda each: (each[0].operator, each[0].partition)):
+        groups.setdefault((partition.operator, lack), []).append(partition.partition)
+    for (operator, lack), numbers in groups.items():
+        yield operator, numbers, lack, _lacking(operator, numbers, lack)
+
+
+def _lacking(operator: str, numbers: list[int], lack: Lack) -> StateflowError:
+    what = lack.why.format(lack.owner)
+    if lack.why is Why.OPENING:
+        return Unavailable(what, remedy="wait", operator=operator, partitions=ranges(numbers))
+    if lack.failed:
+        what += f"; no take-over: {lack.failed}"
+    elif lack.why is Why.SILENT:
+        what += "; they are taken over when its lease has lapsed"
+    else:
+        what += "; they are being taken over"
+    error = StateMissing if lack.why is Why.MISSING else Unavailable
+    remedy = "see that it runs" if lack.why is Why.SILENT else "wait"
+    if lack.failed:
+        remedy = (
+            f"start {lack.owner} with the data directory that has them, or restore them: `stateflow checkpoint restore "
+            f"{operator} {ranges(numbers)} --from STORE`; if they are lost for good, `stateflow undeploy {operator} "
+            "--delete-state` and a new deployment begin empty"
+        )
+    return error(what, remedy=remedy, operator=operator, partitions=ranges(numbers))
 
 
 # -- the take-over ------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ FENCED                  FenceRefused → FENCED: CancelSource                   
                        TargetFailed, cancelled there, sealed → ABORTED: Record  (what is sealed is for a take-over)
                         SourceUnknown → FENCED: Fence again, after a while       (no answer decides nothing)
                         SourceGone → FENCED: CancelTarget                        (its lease lapsed: it serves no more)
-                        TargetCancelled → ABORTED: Record                        (after SourceGone: neither can own)
+                        GivenUp → FENCED: CancelTarget                           (by command: its seal proves nothing)
+                        TargetCancelled → ABORTED: Record                        (after either: neither can own)
                         TargetUnknown → FENCED: CancelTarget again, after a while
                         TargetOwned → OWNED: RecordOwned
 OWNED                   OwnedRecorded → COMPLETED: Publish, Release
@@ -138,6 +139,11 @@ class SourceGone:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenUp:
+    """By command: what the source sealed cannot be proved at the target, and never will be."""
+
+
+@dataclass(frozen=True, slots=True)
 class TargetCancelled:
     """The target promised that it never owns for this move."""
 
@@ -174,6 +180,7 @@ Event = (
     | TargetOwned
     | TargetFailed
     | SourceGone
+    | GivenUp
     | TargetCancelled
     | TargetUnknown
     | TakenOver
@@ -231,6 +238,7 @@ class Move:
     source_gone: bool = False
     target_up: bool = False  # a transfer is under way as far as we know
     predicted_pause_ms: float = 0.0
+    margin_now_ms: float = 0.0  # at least what the machine just showed: it may do so again
     rounds: int = 0
     digest: str = ""
     error: StateflowError | None = None
@@ -291,6 +299,7 @@ class Move:
                 | FenceRefused()
                 | SourceCancelled()
                 | SourceGone()
+                | GivenUp()
                 | TargetUnknown(),
             ):
                 return []
@@ -306,6 +315,7 @@ class Move:
             return []
         self.rounds += 1
         self.predicted_pause_ms = predicted_pause_ms(measured, self.fixed_ms)
+        self.margin_now_ms = max(self.margin_ms, measured.stall_ms)
         if self.kind is Kind.STANDBY:
             return []
         if self._fits(measured, waited_s):
@@ -317,7 +327,7 @@ class Move:
                 remedy = "raise max_pause_ms, or move without it a few times: what is possible is learnt from moves"
             return self._abort(
                 BudgetUnreachable(
-                    f"a pause of {self.predicted_pause_ms:.1f} ms is predicted, {self.margin_ms:.1f} ms more are "
+                    f"a pause of {self.predicted_pause_ms:.1f} ms is predicted, {self.margin_now_ms:.1f} ms more are "
                     f"possible, {self.max_pause_ms:g} ms are allowed",
                     remedy=remedy,
                     lag_bytes=measured.lag_bytes,
@@ -333,7 +343,7 @@ class Move:
 
     def _fits(self, measured: Measured, waited_s: float) -> bool:
         if self.max_pause_ms:
-            return self.predicted_pause_ms + self.margin_ms <= self.max_pause_ms
+            return self.predicted_pause_ms + self.margin_now_ms <= self.max_pause_ms
         return lag_ms(measured) <= LAG_MS_SMALL or waited_s >= self.settle_s
 
     def _fenced(self, event: Event) -> list[Instruction]:
@@ -353,12 +363,16 @@ class Move:
                 return self._abort(self.error or MoveAborted("the move was cancelled", remedy="start it again"), True)
             case SourceGone() if not self.source_gone:
                 self.source_gone = True
-                return [Instruction.CANCEL_TARGET]
-            case TargetCancelled() if self.source_gone:
-                error = Unavailable(
+                self.error = Unavailable(
                     "the source died during the move", remedy="its partition is taken over; move it then"
                 )
-                self.phase, self.error = Phase.ABORTED, error
+                return [Instruction.CANCEL_TARGET]
+            case GivenUp() if not self.source_gone:
+                self.source_gone = True
+                self.error = MoveAborted("the move was given up by command", remedy="its partition is taken over")
+                return [Instruction.CANCEL_TARGET]
+            case TargetCancelled() if self.source_gone:
+                self.phase = Phase.ABORTED
                 return [Instruction.RECORD_ABORTED]
             case TargetUnknown() if self.source_gone:
                 return [Instruction.RETRY_CANCEL_TARGET]
@@ -381,7 +395,7 @@ class Move:
                     return []
                 self.cancelling = True
                 return [Instruction.CANCEL_SOURCE]
-            case Cancel() | BaseReady() | CaughtUp() | GrantRecorded() | SourceGone() | TakenOver():
+            case Cancel() | BaseReady() | CaughtUp() | GrantRecorded() | SourceGone() | GivenUp() | TakenOver():
                 return []  # too late to cancel: a move past its fence completes
             case _:
                 raise InvalidTransition(
@@ -393,6 +407,11 @@ class Move:
     def _owned(self, event: TargetOwned) -> list[Instruction]:
         if self.phase in (Phase.OWNED, Phase.COMPLETED):
             return []
+        if self.kind is Kind.STANDBY:  # by a move to where it is
+            if self.phase is Phase.ABORTED:
+                return []
+            self.phase, self.error = Phase.ABORTED, MoveAborted("its copy is the partition now", remedy="none")
+            return [Instruction.CANCEL_SOURCE, Instruction.RECORD_ABORTED]
         if event.epoch != self.granted_epoch or self.phase is Phase.ABORTED:
             raise InvalidTransition(
                 f"the target owns at {event.epoch}, {self.granted_epoch} was granted, the move is {self.phase}",

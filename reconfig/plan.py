@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 from stateflow.types import PartitionId, ReplicaInfo
@@ -101,14 +103,20 @@ def _most_of_one_operator(partitions: Sequence[PartitionId]) -> PartitionId:
     return max(partitions, key=lambda p: (counts[p.operator], p.partition))
 
 
+def _cost(site: str, near: Sequence[str], copies: Mapping[str, int], info: ReplicaInfo) -> tuple[bool, int, float, str]:
+    at = near.index(info.name) if info.name in near else len(near)
+    return info.site == site, at, copies[info.name] / info.weight, info.name
+
+
 def spread_standbys(
     partitions: Mapping[PartitionId, str],
     existing: Mapping[PartitionId, Sequence[str]],
     count: int,
     replicas: Sequence[ReplicaInfo],
+    near: Mapping[PartitionId, Sequence[str]] = MappingProxyType({}),
 ) -> list[tuple[PartitionId, str]]:
-    """(partition, replica) for every standby that lacks: never at the owner, another site preferred, the replica with
-    the fewest copies for its weight."""
+    """(partition, replica) for every standby that lacks: never at the owner, another site preferred, then one that is
+    ``near``, having been owner or standby until now, the replica with the fewest copies for its weight."""
     infos = {info.name: info for info in replicas if info.weight > 0}
     copies = dict.fromkeys(infos, 0)
     for names in existing.values():
@@ -123,7 +131,7 @@ def spread_standbys(
             free = [info for info in infos.values() if info.name != owner and info.name not in have]
             if not free:
                 break
-            chosen = min(free, key=lambda info: (info.site == site, copies[info.name] / info.weight, info.name))
+            chosen = min(free, key=partial(_cost, site, near.get(partition, ()), copies))
             copies[chosen.name] += 1
             have.append(chosen.name)
             missing.append((partition, chosen.name))

@@ -20,9 +20,10 @@ class Assignment:
     epochs: tuple[int, ...]
 
     @classmethod
-    def initial(cls, operator: str, owners: Mapping[int, str]) -> Assignment:
+    def initial(cls, operator: str, owners: Mapping[int, str], epoch: int = 1) -> Assignment:
+        """Args: epoch: greater than any of a former deployment of that name."""
         ordered = tuple(owners[p] for p in range(len(owners)))
-        return cls(operator, 1, ordered, (1,) * len(ordered))
+        return cls(operator, 1, ordered, (epoch,) * len(ordered))
 
     def owner(self, partition: int) -> tuple[str, int]:
         """(replica name, epoch). Raises UnknownPartition."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgpack
 import xxhash
@@ -95,7 +96,7 @@ class ChangeSet:
 
     @classmethod
     def decode(cls, data: bytes) -> ChangeSet:
-        """Raises TransferCorrupt when the checksum or the version does not fit."""
+        """Raises TransferCorrupt when the checksum or the version does not fit, or it is none behind its checksum."""
         body, checksum = data[:-8], data[-8:]
         if len(data) < 9 or xxhash.xxh64_digest(body) != checksum:
             raise TransferCorrupt(
@@ -103,16 +104,42 @@ class ChangeSet:
                 remedy="the transfer starts again from the base",
                 bytes=len(data),
             )
-        version, operator, partition, epoch, sequence, source, position, clears, deletes, puts = msgpack.unpackb(
-            body, use_list=False
-        )
+        try:
+            version, *fields = msgpack.unpackb(body, use_list=False)
+        except (ValueError, TypeError) as error:
+            raise _no_change_set(len(data)) from error
         if version != FORMAT_VERSION:
             raise TransferCorrupt(
                 f"a change set has format {version}, this program reads {FORMAT_VERSION}",
                 remedy="run the same stateflow version on both replicas",
             )
+        if not _is_change_set(fields):
+            raise _no_change_set(len(data))
+        operator, partition, epoch, sequence, source, position, clears, deletes, puts = fields
         mutations = Mutations(list(puts), list(deletes), list(clears))
         return cls(operator, partition, epoch, sequence, source, position, mutations)
+
+
+_FIELDS = (str, int, int, int, str, int, tuple, tuple, tuple)
+
+
+def _is_change_set(fields: list[Any]) -> bool:
+    """A checksum proves that it came as it was sent, not that a replica sent it."""
+    if len(fields) != len(_FIELDS) or not all(map(isinstance, fields, _FIELDS)):
+        return False
+    clears, deletes, puts = fields[-3:]
+    return all(type(key) is bytes for key in deletes) and all(
+        type(pair) is tuple and len(pair) == 2 and type(pair[0]) is bytes and type(pair[1]) is bytes
+        for pair in (*clears, *puts)
+    )
+
+
+def _no_change_set(size: int) -> TransferCorrupt:
+    return TransferCorrupt(
+        "what arrived as a change set is none",
+        remedy="see what runs at the source's address, and which version",
+        bytes=size,
+    )
 
 
 def chain(previous: bytes, change_set: bytes) -> bytes:

@@ -10,7 +10,13 @@ Errors cross processes as :meth:`StateflowError.to_wire` dictionaries and come b
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T", bound=type)
 
 
 class StateflowError(Exception):
@@ -33,8 +39,7 @@ class StateflowError(Exception):
         self.what = what
         self.remedy = remedy
         self.where = {key: value for key, value in where.items() if value is not None}
-        if "traceback" in self.where:
-            self.add_note(str(self.where["traceback"]))
+        self._note_traceback()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -49,13 +54,19 @@ class StateflowError(Exception):
             line += f" ({place})"
         if self.remedy:
             line += f": {self.remedy}"
-        return " ".join(line.splitlines())
+        return one_line(line)
+
+    def _note_traceback(self) -> None:
+        """Below it the line once more: the last thing that is read."""
+        if "traceback" in self.where:
+            self.__notes__ = [f"{self.where['traceback']}\n{self}"]
 
     def located(self, **where: Any) -> None:
         """Adds facts that it lacks."""
         for key, value in where.items():
             if value is not None:
                 self.where.setdefault(key, value)
+        self._note_traceback()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return from_wire, (self.to_wire(),)
@@ -70,8 +81,45 @@ def from_wire(wire: dict[str, Any]) -> StateflowError:
     """Inverse of :meth:`StateflowError.to_wire`; an unknown code comes back as the root class."""
     cls = StateflowError.registry.get(wire["code"], StateflowError)
     error = cls.__new__(cls)
-    StateflowError.__init__(error, wire["what"], remedy=wire["remedy"], **wire["where"])
+    where = {key: value for key, value in wire["where"].items() if key not in ("self", "what", "remedy")}
+    StateflowError.__init__(error, wire["what"], remedy=wire["remedy"], **where)
     return error
+
+
+#: environment: "1" for causes and the frames within stateflow and Spark, too
+TRACEBACKS = "STATEFLOW_TRACEBACKS"
+
+
+def tracebacks_wanted() -> bool:
+    return os.environ.get(TRACEBACKS, "") not in ("", "0")
+
+
+def brief(cls: T) -> T:
+    """Class decorator: an error that a public method raises shows where it was called, and not what led to it within;
+    see TRACEBACKS."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+            setattr(cls, name, _brief(method))
+    return cls
+
+
+def _brief(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except StateflowError as error:
+            if tracebacks_wanted():
+                raise
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def one_line(text: str) -> str:
+    """For a terminal: what would move its cursor, colour it or reorder it is shown as an escape."""
+    line = " ".join(text.splitlines())
+    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 # --- local misuse: the caller's code or configuration is wrong -----------------------------------------
@@ -139,8 +187,20 @@ class OperatorFailed(LocalMisuse):
     code = "operator_failed"
 
 
+class OperatorStuck(OperatorFailed):
+    """The user's code did not come back within the time that a batch may take; ``traceback`` says where it was."""
+
+    code = "operator_stuck"
+
+
 class OperatorNotImportable(LocalMisuse):
     code = "operator_not_importable"
+
+
+class CodeRefused(LocalMisuse):
+    """An operator's text was sent to a controller by somebody who has not its key."""
+
+    code = "code_refused"
 
 
 class OperatorOutdated(LocalMisuse):
@@ -203,6 +263,18 @@ class Unavailable(RemoteCondition):
     retryable = True
 
 
+class NotLeading(Unavailable):
+    """This controller does not lead now; ``where`` holds the address of the one that does, where that is known."""
+
+    code = "not_leading"
+
+
+class WriteUncertain(Unavailable):
+    """The database went away during a commit: it was written or it was not."""
+
+    code = "write_uncertain"
+
+
 class StaleEpoch(RemoteCondition):
     code = "stale_epoch"
 
@@ -223,6 +295,24 @@ class PositionGap(RemoteCondition):
     """A batch would skip a position: the state is older than the source believes."""
 
     code = "position_gap"
+
+
+class SourceTaken(RemoteCondition):
+    """A newer client sends under this source's name; the older one is refused."""
+
+    code = "source_taken"
+
+
+class SourceRetired(RemoteCondition):
+    """What is asked for was retired with its source, or the source may be one that nothing is known of any more."""
+
+    code = "source_retired"
+
+
+class BatchIncomplete(RemoteCondition):
+    """A batch is sent while the one before is in a part of the partitions only; nothing of it is applied."""
+
+    code = "batch_incomplete"
 
 
 class SourceGap(RemoteCondition):
@@ -279,6 +369,42 @@ class StateMissing(RemoteCondition):
     code = "state_missing"
 
 
+class StaleTerm(RemoteCondition):
+    """A controller whose hold on the ledger is over commands or answers: another one leads by now."""
+
+    code = "stale_term"
+
+
+class ForeignLedger(RemoteCondition):
+    """A controller that decides by another ledger than the one this replica belongs to."""
+
+    code = "foreign_ledger"
+
+
+class NameTaken(RemoteCondition):
+    """A replica's name is another data directory's, or a copy of its directory serves under it."""
+
+    code = "name_taken"
+
+
+class PartitionsClaimed(RemoteCondition):
+    """Replicas have an operator's partitions, and the ledger does not know of it: it must not be created empty."""
+
+    code = "partitions_claimed"
+
+
+class PartitionsLive(RemoteCondition):
+    """What is to go for good has partitions that live."""
+
+    code = "partitions_live"
+
+
+class AdoptionRefused(RemoteCondition):
+    """What replicas have cannot be taken into the ledger as it is."""
+
+    code = "adoption_refused"
+
+
 class LeaseLost(RemoteCondition):
     """The replica may have lost its partitions and does not serve before it has heard from the controller."""
 
@@ -294,9 +420,34 @@ class StandbyMissing(RemoteCondition):
 
 
 class DiskFull(RemoteCondition):
-    """The target's disk has no room for what a move would bring."""
+    """A disk has no room for what is to be written to it."""
 
     code = "disk_full"
+
+
+class DiskRefused(RemoteCondition):
+    """A file system does not let this process read or write."""
+
+    code = "disk_refused"
+
+
+class TooFewFiles(RemoteCondition):
+    """A process may not have as many files open as its partitions need."""
+
+    code = "too_few_files"
+
+
+class StateDamaged(RemoteCondition):
+    """Files of a partition are missing or not what was written. The partition gets another owner."""
+
+    code = "state_damaged"
+    retryable = True
+
+
+class OutOfMemory(RemoteCondition):
+    """The machine gave this process no more memory."""
+
+    code = "out_of_memory"
 
 
 class CheckpointCorrupt(RemoteCondition):
@@ -313,6 +464,13 @@ class CheckpointMissing(RemoteCondition):
     """There is no such checkpoint or savepoint, or none that can be used."""
 
     code = "checkpoint_missing"
+
+
+class CheckpointStoreMissing(Unavailable):
+    """What is at the place of a checkpoint store is not the store: its marker is not there, or is another one's."""
+
+    code = "checkpoint_store_missing"
+    retryable = False
 
 
 class WrongKey(LocalMisuse):
@@ -388,10 +546,28 @@ class LedgerReadOnly(LocalMisuse):
     code = "ledger_read_only"
 
 
+class LedgerReplaced(RemoteCondition):
+    """The ledger that was opened was deleted, moved or replaced since; nothing was written."""
+
+    code = "ledger_replaced"
+
+
+class HoldLost(RemoteCondition):
+    """Another one decides by the ledger now; nothing was written."""
+
+    code = "hold_lost"
+
+
 class LedgerTooNew(LocalMisuse):
     """A newer version of the program has changed the ledger's schema."""
 
     code = "ledger_too_new"
+
+
+class LedgerTooOld(LocalMisuse):
+    """The ledger's schema is an earlier version's, and whoever opened it may not upgrade it."""
+
+    code = "ledger_too_old"
 
 
 class LedgerCorrupt(RemoteCondition):

@@ -16,9 +16,9 @@ from typing import Any
 import xxhash
 
 from stateflow.errors import InvalidArgument, NullKey, UnsupportedKeyType
+from stateflow.types import PARTITIONS_MAX, shown
 
 SPARK_SEED = 42
-PARTITIONS_MAX = 65_536
 _LONG = struct.Struct("<q").pack
 _INT = struct.Struct("<i").pack
 _DOUBLE = struct.Struct("<d").pack
@@ -77,6 +77,18 @@ def partition_of(key: Any, partitions: int) -> int:
     """Partition of a key in ``range(partitions)``; a tuple is a multi-column key."""
     columns = key if isinstance(key, tuple) else (key,)
     return spark_xxhash64(*columns) % partitions
+
+
+def check_belongs(partition: int, partitions: int, key: Any) -> None:
+    """Raises InvalidArgument for a key of another partition, where nobody would look for what is stored under it."""
+    found = partition_of(key, partitions)
+    if found != partition:
+        raise InvalidArgument(
+            f"the key belongs to partition {found} of {partitions}",
+            remedy="route rows by stateflow.partitioner.partition_of, or send them with StreamClient or Spark",
+            key=shown(key),
+            partition=partition,
+        )
 
 
 def check_partitions(partitions: int) -> int:

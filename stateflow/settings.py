@@ -39,10 +39,23 @@ class ReplicaSettings(Settings):
     checkpoint_digest_interval_s: float = Field(
         default=3600.0, ge=0, description="how often a partition's periodic checkpoint has a digest of its state"
     )
+    checkpoint_keep: int = Field(
+        default=3, ge=0, description="newest checkpoints of each partition that are kept; 0: all, until `checkpoint gc`"
+    )
+    checkpoint_keep_s: float = Field(default=3600.0, ge=0, description="and all that are younger")
+    checkpoint_tidy_interval_s: float = Field(
+        default=900.0,
+        gt=0,
+        description="how often older ones are dropped, and the others are looked for",
+    )
     checkpoint_compression: str = Field(default="none", pattern="^(none|zstd)$")
     checkpoint_timeout_s: float = Field(default=60.0, gt=0, description="a store silent for so long has failed")
     checkpoint_cache_bytes: int = Field(default=8 << 30, ge=1, description="of the site's cache, where there is one")
     heartbeat_interval_s: float = Field(default=1.0, gt=0)
+    batch_timeout_s: float = Field(
+        default=300.0, ge=0, description="an operator that is longer at one partition's batch is interrupted; 0: never"
+    )
+    stop_timeout_s: float = Field(default=10.0, gt=0, description="the process ends so long after SIGTERM at most")
     acknowledge: str = Field(
         default="wal", pattern="^(wal|fsync|standby)$", description="standby: only what a standby has durably, too"
     )
@@ -55,13 +68,27 @@ class ReplicaSettings(Settings):
         description="changes kept per partition that moved in: while they fit, a move back sends nothing else",
     )
     chunk_bytes: int = Field(default=1 << 20, ge=4096, le=3 << 20)
+    waiting_bytes_max: int = Field(
+        default=512 << 20,
+        ge=8 << 20,
+        description="of rows that are not whole yet or wait for their partition, all callers together; one has half",
+    )
     hold_timeout_s: float = Field(
         default=30.0, gt=0, description="how long an early request waits for a move to end here"
     )
-    transfer_timeout_s: float = Field(default=60.0, gt=0, description="a move's stream silent for so long is broken")
+    transfer_timeout_s: float = Field(
+        default=60.0, gt=0, description="a transfer that moves nothing for so long is broken"
+    )
     resume_timeout_s: float = Field(
         default=5.0, ge=0, description="a transfer whose connection broke is tried again for so long"
     )
+    source_idle_s: float = Field(
+        default=7 * 86_400.0, ge=0, description="a source without a batch for so long is retired; 0: none is for that"
+    )
+    sources_max: int = Field(
+        default=64, ge=1, description="per partition; beyond it those that were silent for longest are retired"
+    )
+    sources_retired_max: int = Field(default=1000, ge=1, description="per partition; of older ones nothing is kept")
     disk_reserve_bytes: int = Field(default=64 << 20, ge=0, description="a move must leave so much of the disk free")
 
 
@@ -83,6 +110,14 @@ class ControllerSettings(Settings):
         le=1,
         description="clocks may drift apart by this share of a lease; waited before a take-over",
     )
+    opening_timeout_s: float = Field(
+        default=300.0,
+        ge=0,
+        description="a replica that comes back is waited for so long while it looks what it has; 0: for its lease only",
+    )
+    hold_s: float = Field(
+        default=10.0, gt=0, description="a controller decides for so long after it renewed its hold on the ledger"
+    )
     takeover_retry_s: float = Field(default=5.0, gt=0)
     restore_patience_s: float = Field(
         default=60.0, gt=0, description="a restore waits so long for a target that went away when the owner had stopped"
@@ -97,4 +132,9 @@ class RouterSettings(Settings):
     backoff_max_s: float = Field(default=1.0, gt=0)
     connect_timeout_s: float = Field(default=5.0, gt=0)
     stall_s: float = Field(default=2.0, gt=0, description="without an answer for so long, owners are asked for")
+    rewind_buffer_bytes: int = Field(
+        default=64 << 20,
+        ge=0,
+        description="acknowledged rows that a StreamClient keeps, to send them again after a loss",
+    )
     chunk_bytes: int = Field(default=1 << 20, ge=4096, le=3 << 20)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NewType
 
 from stateflow.errors import InvalidArgument
@@ -11,17 +12,93 @@ from stateflow.errors import InvalidArgument
 #: integer that rises by one each time a partition changes hands
 Epoch = NewType("Epoch", int)
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}\Z")
+#: their directories have five digits: ``p65535``
+PARTITIONS_MAX = 65_536
+#: twelve digits, as the names of checkpoints have them
+EPOCH_MAX = 10**12 - 1
+#: sixteen digits, as above; of commits, and of the batches of a source
+SEQUENCE_MAX = 10**16 - 1
+#: of one replica against another
+WEIGHT_MAX = 1_000
+#: bytes of an operator's class that goes along as text, with all that it uses
+SOURCE_MAX = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a name may look like, wherever it comes from: the wire, a checkpoint store, the command line.
+
+    ``what`` it is and ``how`` it is written, for whoever got it wrong.
+    """
+
+    what: str
+    pattern: re.Pattern[str]
+    how: str
+
+    def holds(self, text: str) -> bool:
+        return self.pattern.fullmatch(text) is not None and text.isprintable()
+
+    def check(self, text: str, what: str = "") -> str:
+        """Raises InvalidArgument."""
+        if not self.holds(text):
+            raise InvalidArgument(f"{shown(text)} is not a valid {what or self.what}", remedy=self.how)
+        return text
+
+
+def _plain(length: int) -> str:
+    return rf"[A-Za-z0-9][A-Za-z0-9_.\-]{{0,{length - 1}}}"
+
+
+#: what becomes a path or a part of one is plain: no separator, no leading dot, nothing that a shell or a terminal minds
+_PLAIN_HOW = "use letters, digits, '.', '_' and '-', at most {}, starting with a letter or digit"
+#: of operators, replicas, sites and savepoints
+NAME = Grammar("name", re.compile(_plain(128)), _PLAIN_HOW.format(128))
+#: of moves, restores, reconfigurations, sessions, incarnations and ledgers
+TOKEN = Grammar("id", re.compile(_plain(64)), _PLAIN_HOW.format(64))
+#: of snapshots: an operator, a partition, a move and a number
+SNAPSHOT = Grammar("snapshot id", re.compile(_plain(224)), _PLAIN_HOW.format(224))
+#: of the files of a database. No other file of a copy, and no directory, is ever named by somebody else
+FILE = Grammar(
+    "file name",
+    re.compile(
+        r"CURRENT|IDENTITY|CHANGES|(?:MANIFEST|OPTIONS)-\d{1,20}|\d{1,20}\.(?:sst|log|blob)|rocksdict-config\.json"
+    ),
+    "only files of a database cross",
+)
+#: hexadecimal, of 64 to 256 bits
+DIGEST = Grammar("digest", re.compile(r"[0-9a-f]{16,64}"), "16 to 64 hexadecimal digits, in lower case")
+ADDRESS = Grammar(
+    "address",
+    re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]{0,253})|\[[0-9A-Fa-f:.%]{2,64}\]):\d{1,5}"),
+    "write host:port, or [IPv6]:port",
+)
+#: of sources, states, columns and side outputs: they are keys and labels, never paths
+LABEL = Grammar("name", re.compile(r".{1,256}"), "use 1 to 256 printable characters")
+#: where an operator's class is
+TARGET = Grammar(
+    "operator's place",
+    re.compile(r".{1,1024}:[^\W\d][\w.]{0,255}"),
+    "write package.module:Class or file.py:Class",
+)
+URL = Grammar(
+    "URL",
+    re.compile(r".{1,4096}"),
+    "use at most 4096 printable characters",
+)
 
 
 def check_name(kind: str, name: str) -> str:
     """Names become directory names and ledger ids, so they are kept plain. Raises InvalidArgument."""
-    if not NAME.match(name):
-        raise InvalidArgument(
-            f"{name!r} is not a valid {kind} name",
-            remedy="use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit",
-        )
-    return name
+    return NAME.check(name, f"{kind} name")
+
+
+def shown(value: object) -> str:
+    """As an error repeats it: one line, not all of it where it is long."""
+    try:
+        text = ascii(value[:200]) if isinstance(value, (str, bytes)) else repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +124,8 @@ class ReplicaInfo:
 class OperatorSpec:
     """What it takes to run an operator anywhere: where its code is, and how its keys are cut.
 
-    ``target`` is ``package.module:Class`` or ``/path/file.py:Class``. ``key`` are input column names.
-    ``output_schema`` is an Arrow IPC schema.
+    ``target`` is ``package.module:Class``, or ``/path/file.py:Class`` or ``<stdin>:Class``, of which ``source`` is what
+    is loaded. ``key`` are input column names. ``output_schema`` is an Arrow IPC schema.
     """
 
     name: str
@@ -58,3 +135,31 @@ class OperatorSpec:
     output_schema: bytes
     state_schema: str  # JSON, as KeyedState.schema() gives it
     side_schemas: tuple[tuple[str, bytes], ...] = ()  # (tag, Arrow IPC schema), by tag
+    dropped: tuple[tuple[str, int], ...] = ()  # (state, how often deployments dropped it), by name
+    source: str = ""  # of the class and what it uses; empty: it is imported
+    source_digest: str = ""  # SHA-256
+    source_mac: str = ""  # HMAC by the key of who deployed it, see stateflow.runtime.code_key
+
+    def after(self, deployed: OperatorSpec) -> OperatorSpec:
+        """This as the version that follows ``deployed``. A state that it has no more is dropped for the operator: what
+        is stored of it is gone, though a later version declare it again, whichever versions a partition has seen."""
+        gone = {each["name"] for each in json.loads(deployed.state_schema)}
+        gone -= {each["name"] for each in json.loads(self.state_schema)}
+        times = dict(deployed.dropped)
+        return replace(
+            self, dropped=tuple(sorted({**times, **{name: times.get(name, 0) + 1 for name in gone}}.items()))
+        )
+
+
+def ranges(numbers: list[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``0-2 5``."""
+    words: list[str] = []
+    start = previous = None
+    for number in [*sorted(numbers), None]:
+        if start is not None and (number is None or number != (previous or 0) + 1):
+            words.append(f"{start}" if start == previous else f"{start}-{previous}")
+            start = None
+        if start is None:
+            start = number
+        previous = number
+    return " ".join(words)

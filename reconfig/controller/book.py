@@ -3,13 +3,22 @@
 ==============================  ============================================================================
 item                            records
 ==============================  ============================================================================
-``replica/<name>/<incarnation>``  NEW {site, address, weight}: a replica process registered
-``operator/<name>``             NEW {spec, owners}, PROCESSING, PROCESSED (every partition was created) | FAILED
+``replica/<name>/<n>``          NEW {site, address, weight, directory, place}: a replica registered, from this data
+                                directory; records of earlier versions have neither that nor the place it is at
+``directory/<name>/<n>``        NEW {directory}: the name is this data directory's, what the former one had is lost
+``forget/<name>/<n>``           NEW {}: the replica is not known any more; who comes under the name is a new one
+``operator/<name>``             NEW {spec, owners}, PROCESSING, PROCESSED (every partition was created) |
+                                FAILED {error} (what was created is deleted);
+                                ``operator/<name>/<epoch>`` once it was undeployed: its first epoch
+``undeploy/<name>/<epoch>``     NEW {}: the operator is no more, and nothing of it at this epoch or an older one
 ``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING,
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error} (rolled back)
 ``restore/<id>/<partition>``    NEW {operator, partition, owner, target, epoch, url, …}, PROCESSING,
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error}
 ``grant/<operator>/<p>/<epoch>``  NEW {move}: this epoch is promised to that move's target, and to nobody else
+``adopt/<operator>``            NEW {spec, replicas, owners, epochs, granted}: what replicas had of an operator of which
+                                the ledger knew nothing; owners are numbers of replicas
+``adopted/<ledger>``            NEW {}: replicas that belong to that ledger belong to this one from now on
 ``standbys/<operator>/<n>``     NEW {count}: so many copies beside the owner are wanted from now on
 ==============================  ============================================================================
 """
@@ -17,16 +26,24 @@ item                            records
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stateflow.assignment import Assignment
 from stateflow.errors import LeaseLost, OperatorNotDeployed
-from stateflow.ledger import App, Ledger, Record, RecordState
+from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 APP = App("reconfig.controller", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What a replica serves from: the id of its data directory, and where that is (empty: it was not seen yet)."""
+
+    directory: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +100,11 @@ class PlannedRestore:
 
 @dataclass(slots=True)
 class Deployed:
+    """``first_epoch``: of this deployment; what is older was a former one's, of the same name."""
+
     spec: OperatorSpec
     assignment: Assignment
+    first_epoch: int = 1
 
 
 @dataclass(slots=True)
@@ -103,6 +123,8 @@ class Book:
 
     ledger: Ledger
     replicas: dict[str, ReplicaInfo] = field(default_factory=dict)
+    homes: dict[str, Home] = field(default_factory=dict)  # by replica; none where only an earlier version knew it
+    registrations: dict[str, int] = field(default_factory=dict)  # records of it, by replica
     deployed: dict[str, Deployed] = field(default_factory=dict)
     #: deployments that were planned but not finished
     planned: dict[str, tuple[Deployed, Record]] = field(default_factory=dict)
@@ -110,16 +132,24 @@ class Book:
     open_restores: dict[str, tuple[PlannedRestore, Record]] = field(default_factory=dict)  # by item id
     failed_restores: list[PlannedRestore] = field(default_factory=list)  # whose owner may have stopped for them
     finished: list[tuple[PlannedMove, Record]] = field(default_factory=list)
+    #: the same by reconfiguration, the one of the newest record last; without copies that followed
+    history: dict[str, list[tuple[PlannedMove, Record]]] = field(default_factory=dict)
+    undeployed: dict[str, int] = field(default_factory=dict)  # operator → newest epoch of what it was
     upgrades: dict[str, int] = field(default_factory=dict)  # how many, by operator
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
     standbys: dict[str, int] = field(default_factory=dict)  # operator → copies wanted
     standby_orders: int = 0
+    adopted: set[str] = field(default_factory=set)  # ids of ledgers
+    distrusted: set[str] = field(default_factory=set)  # moves whose source is not to serve what it sealed
+    #: epochs of which replicas tell and the ledger does not, as an older copy of it does not
+    epochs_seen: dict[PartitionId, int] = field(default_factory=dict)
     on_record: Callable[[Record], None] | None = None
+    term: int | None = None  # of the hold that it writes by
 
     @classmethod
-    def read(cls, ledger: Ledger, mirror: Book | None = None) -> Book:
+    def read(cls, ledger: Ledger, mirror: Book | None = None, term: int | None = None) -> Book:
         """``mirror``: an empty book that folds the same records."""
-        book = cls(ledger)
+        book = cls(ledger, term=term)
         for record in ledger.records(archived=True):
             book.fold(record)
             if mirror is not None:
@@ -127,22 +157,33 @@ class Book:
         return book
 
     def _append(self, item: str, state: RecordState, previous: Record | None, payload: Any = None) -> Record:
-        # Its locks have no lease: a controller that comes back carries its own moves on.
-        record = self.ledger.put(item, APP, state, previous, payload, lease_s=math.inf)
-        self.fold(record)
-        if self.on_record is not None:
-            self.on_record(record)
-        return record
+        return self._write(_entry(item, state, previous, payload))[-1]
+
+    def _write(self, *entries: Entry) -> list[Record]:
+        """All of a step in one transaction: a step that failed was not begun, and can be taken again."""
+        records = self.ledger.put_many(entries, self.term)
+        for record in records:
+            self.fold(record)
+            if self.on_record is not None:
+                self.on_record(record)
+        return records
+
+    def _plan(self, item: str, payload: Any) -> Record:
+        """What is decided and under way from now on."""
+        new = _entry(item, RecordState.NEW, None, payload)
+        return self._write(new, _entry(item, RecordState.PROCESSING, new))[-1]
 
     def _end(self, record: Record, state: RecordState, payload: Any = None) -> None:
-        """A result. Where the process ended between a plan's two records, the second is written first."""
+        """A result. Earlier versions wrote a plan's two records one by one, and may have ended in between."""
+        item = record.item_id
+        begun: list[Entry] = []
         if record.state is RecordState.NEW:
-            record = self._append(record.item_id, RecordState.PROCESSING, record)
+            begun = [_entry(item, RecordState.PROCESSING, record)]
         try:
-            self._append(record.item_id, state, record, payload)
+            self._write(*begun, _entry(item, state, begun[0] if begun else record, payload))
         except LeaseLost:  # a person resolved it by hand; what has happened is told all the same
-            again = self._append(record.item_id, RecordState.PROCESSING, None)
-            self._append(record.item_id, state, again, payload)
+            again = _entry(item, RecordState.PROCESSING, None)
+            self._write(again, _entry(item, state, again, payload))
 
     def fold(self, record: Record) -> None:
         """Know a record that is in the ledger. Those of others, in a ledger that is shared, say nothing here."""
@@ -153,22 +194,60 @@ class Book:
 
     # -- replicas -----------------------------------------------------------------------------------------
 
-    def register(self, info: ReplicaInfo, incarnation: str) -> None:
-        if self.replicas.get(info.name) == info:
+    def register(self, info: ReplicaInfo, home: Home) -> None:
+        if self.replicas.get(info.name) == info and self.homes.get(info.name) == home:
             return
-        payload = {"site": info.site, "address": info.address, "weight": info.weight}
-        self._append(f"replica/{info.name}/{incarnation}", RecordState.NEW, None, payload)
+        payload = {"site": info.site, "address": info.address, "weight": info.weight, **asdict(home)}
+        number = self.registrations.get(info.name, 0) + 1
+        self._append(f"replica/{info.name}/{number}", RecordState.NEW, None, payload)
 
     def _fold_replica(self, rest: str, record: Record) -> None:
         name = rest.rpartition("/")[0]
-        self.replicas[name] = ReplicaInfo(name, **record.payload)
+        fields = dict(record.payload)
+        home = Home(fields.pop("directory", ""), fields.pop("place", ""))
+        self.replicas[name] = ReplicaInfo(name, **fields)
+        self.registrations[name] = self.registrations.get(name, 0) + 1
+        if home.directory:
+            self.homes[name] = home
+
+    def replace(self, name: str, directory: str) -> None:
+        """The name is this directory's from now on."""
+        number = self.registrations.get(name, 0) + 1
+        self._append(f"directory/{name}/{number}", RecordState.NEW, None, {"directory": directory})
+
+    def _fold_directory(self, rest: str, record: Record) -> None:
+        name = rest.rpartition("/")[0]
+        self.registrations[name] = self.registrations.get(name, 0) + 1
+        self.homes[name] = Home(record.payload["directory"])
+
+    def forget(self, name: str) -> None:
+        number = self.registrations.get(name, 0) + 1
+        self._append(f"forget/{name}/{number}", RecordState.NEW, None, {})
+
+    def _fold_forget(self, rest: str, record: Record) -> None:
+        name = rest.rpartition("/")[0]
+        self.registrations[name] = self.registrations.get(name, 0) + 1
+        del self.replicas[name]
+        self.homes.pop(name, None)
+
+    def is_free(self, name: str) -> bool:
+        """Is nothing assigned to the replica, or on its way to or from it?"""
+        plans = [deployed.assignment for deployed, _ in self.planned.values()]
+        assignments = [*plans, *(deployed.assignment for deployed in self.deployed.values())]
+        moves = [move.planned for move in self.open_moves.values()]
+        restores = [restore for restore, _ in self.open_restores.values()]
+        return not (
+            any(name in assignment.owners for assignment in assignments)
+            or any(name in (move.source, move.target) for move in moves)
+            or any(name in (restore.owner, restore.target) for restore in restores)
+        )
 
     # -- operators ----------------------------------------------------------------------------------------
 
     def plan_deployment(self, spec: OperatorSpec, owners: dict[int, str]) -> Record:
         payload = {"spec": _spec_to_json(spec), "owners": [owners[p] for p in range(spec.partitions)]}
-        planned = self._append(f"operator/{spec.name}", RecordState.NEW, None, payload)
-        return self._append(planned.item_id, RecordState.PROCESSING, planned)
+        burnt = self.undeployed.get(spec.name)
+        return self._plan(f"operator/{spec.name}" + ("" if burnt is None else f"/{burnt + 1}"), payload)
 
     def upgrade(self, spec: OperatorSpec) -> None:
         """Another version of a deployed operator: from here on it is this one, wherever its partitions are."""
@@ -183,16 +262,66 @@ class Book:
     def finish_deployment(self, planned: Record) -> None:
         self._end(planned, RecordState.PROCESSED)
 
-    def _fold_operator(self, name: str, record: Record) -> None:
+    def fail_deployment(self, planned: Record, error: dict[str, Any]) -> None:
+        """What was created of it is nobody's."""
+        self._end(planned, RecordState.FAILED, {"error": error})
+
+    def _fold_operator(self, rest: str, record: Record) -> None:
+        name, _, epoch = rest.partition("/")
         match record.state:
             case RecordState.NEW:
                 spec = _spec_of(name, record.payload["spec"])
                 owners = dict(enumerate(record.payload["owners"]))
-                self.planned[name] = Deployed(spec, Assignment.initial(name, owners)), record
+                first = int(epoch or 1)
+                self.planned[name] = Deployed(spec, Assignment.initial(name, owners, first), first), record
             case RecordState.PROCESSING:
                 self.planned[name] = self.planned[name][0], record
             case RecordState.PROCESSED:
                 self.deployed[name] = self.planned.pop(name)[0]
+            case RecordState.FAILED:
+                self.undeployed[name] = self.planned.pop(name)[0].first_epoch
+
+    def newest_epoch(self, name: str) -> int:
+        """That any partition of an operator is owned at, or was ever granted."""
+        return max(self.next_epoch(PartitionId(name, p)) for p in range(self.operator(name).spec.partitions)) - 1
+
+    def undeploy(self, name: str, epoch: int) -> None:
+        """Args: epoch: see :meth:`newest_epoch`."""
+        self._append(f"undeploy/{name}/{epoch}", RecordState.NEW, None, {})
+
+    def _fold_undeploy(self, rest: str, record: Record) -> None:
+        name, _, epoch = rest.rpartition("/")
+        del self.deployed[name]
+        self.standbys.pop(name, None)
+        self.undeployed[name] = int(epoch)
+
+    def adopt(self, spec: OperatorSpec, owners: Mapping[int, tuple[str, int]], granted: Mapping[int, int]) -> None:
+        """An operator as replicas have it. Args: owners: partition → (replica, epoch); granted: newest epochs."""
+        numbers = range(spec.partitions)
+        replicas = sorted({name for name, _ in owners.values()})
+        index = {name: number for number, name in enumerate(replicas)}
+        payload = {
+            "spec": _spec_to_json(spec),
+            "replicas": replicas,
+            "owners": [index[owners[p][0]] for p in numbers],
+            "epochs": [owners[p][1] for p in numbers],
+            "granted": [granted[p] for p in numbers],
+        }
+        self._append(f"adopt/{spec.name}", RecordState.NEW, None, payload)
+
+    def _fold_adopt(self, name: str, record: Record) -> None:
+        fields = record.payload
+        owners = tuple(fields["replicas"][number] for number in fields["owners"])
+        assignment = Assignment(name, 1, owners, tuple(fields["epochs"]))
+        self.deployed[name] = Deployed(_spec_of(name, fields["spec"]), assignment)
+        self.epochs_granted |= {PartitionId(name, p): epoch for p, epoch in enumerate(fields["granted"])}
+
+    def adopt_ledger(self, ledger: str) -> None:
+        if ledger not in self.adopted:
+            self._append(f"adopted/{ledger}", RecordState.NEW, None, {})
+
+    def _fold_adopted(self, ledger: str, record: Record) -> None:
+        self.adopted.add(ledger)
 
     def operator(self, name: str) -> Deployed:
         """Raises OperatorNotDeployed."""
@@ -218,7 +347,7 @@ class Book:
     def next_epoch(self, partition: PartitionId) -> int:
         """Newer than any that is owned or was ever granted."""
         _, epoch = self.operator(partition.operator).assignment.owner(partition.partition)
-        return max(epoch, self.epochs_granted.get(partition, 0)) + 1
+        return max(epoch, self.epochs_granted.get(partition, 0), self.epochs_seen.get(partition, 0)) + 1
 
     def plan_move(self, move: PlannedMove) -> None:
         payload = {
@@ -227,8 +356,7 @@ class Book:
             "partition": move.partition.partition,
         }
         del payload["reconfiguration"]
-        planned = self._append(move.item_id, RecordState.NEW, None, payload)
-        self._append(move.item_id, RecordState.PROCESSING, planned)
+        self._plan(move.item_id, payload)
 
     def grant(self, move: PlannedMove) -> None:
         """Raises Locked when the epoch was granted to another move."""
@@ -254,6 +382,12 @@ class Book:
             case RecordState.PROCESSED | RecordState.FAILED:
                 planned = self.open_moves.pop(record.item_id).planned
                 self.finished.append((planned, record))
+                if (record.payload or {}).get("report", {}).get("distrusted"):
+                    self.distrusted.add(planned.move_id)
+                if planned.strategy != "standby":
+                    moves = self.history.pop(planned.reconfiguration, [])
+                    moves.append((planned, record))
+                    self.history[planned.reconfiguration] = moves
                 if record.state is RecordState.PROCESSED:
                     deployed = self.operator(planned.partition.operator)
                     deployed.assignment = deployed.assignment.moved(
@@ -266,8 +400,7 @@ class Book:
         payload = asdict(restore)
         payload.pop("restore_id")
         payload |= payload.pop("partition")
-        planned = self._append(restore.item_id, RecordState.NEW, None, payload)
-        self._append(restore.item_id, RecordState.PROCESSING, planned)
+        self._plan(restore.item_id, payload)
 
     def restore_owned(self, restore: PlannedRestore, epoch: int, report: dict[str, Any]) -> None:
         payload = {"epoch": epoch, "owner": restore.target, "report": report}
@@ -317,6 +450,11 @@ class Book:
         self.open_moves[record.payload["move"]].granted = True
 
 
+def _entry(item: str, state: RecordState, previous: Record | Entry | None, payload: Any = None) -> Entry:
+    # its locks have no lease: a controller that comes back carries its own moves on
+    return Entry(item, APP, state, previous, payload, lease_s=math.inf)
+
+
 def _spec_to_json(spec: OperatorSpec) -> dict[str, Any]:
     return {
         "target": spec.target,
@@ -325,6 +463,10 @@ def _spec_to_json(spec: OperatorSpec) -> dict[str, Any]:
         "output_schema": spec.output_schema.hex(),
         "state_schema": spec.state_schema,
         "side_schemas": {tag: schema.hex() for tag, schema in spec.side_schemas},
+        "dropped": dict(spec.dropped),
+        "source": spec.source,
+        "source_digest": spec.source_digest,
+        "source_mac": spec.source_mac,
     }
 
 
@@ -337,4 +479,8 @@ def _spec_of(name: str, fields: dict[str, Any]) -> OperatorSpec:
         bytes.fromhex(fields["output_schema"]),
         fields["state_schema"],
         tuple((tag, bytes.fromhex(schema)) for tag, schema in sorted(fields["side_schemas"].items())),
+        tuple(sorted(fields.get("dropped", {}).items())),
+        fields.get("source", ""),
+        fields.get("source_digest", ""),
+        fields.get("source_mac", ""),
     )

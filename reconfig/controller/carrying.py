@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from reconfig import migration as m
 from reconfig.budget import Experience, FixedCost
@@ -34,6 +35,11 @@ class Carrier:
         self._slots = asyncio.Semaphore(desk.settings.concurrent_moves)
         self._experience = Experience()
         self._cutovers: dict[str, asyncio.Lock] = {}  # by source
+        #: the standby of a partition that a replica is, as its move; and who is told of a new owner
+        self.standby_move: Callable[[PartitionId, str], str] = lambda _, __: ""
+        self.on_owned: Callable[[PartitionId], None] = lambda _: None
+        #: a partition, the epoch it was owned at, and what became of it there
+        self.on_lost: Callable[[PartitionId, int, StateflowError], None] = lambda *_: None
 
     def cost(self) -> FixedCost:
         return self._experience.cost(self._desk.clock.monotonic())
@@ -44,12 +50,14 @@ class Carrier:
 
         async def record_owned(report: dict[str, object]) -> None:
             await self._desk.record(Book.move_owned, planned, report)
+            self.on_owned(planned.partition)
 
         async def record_aborted(error: StateflowError, report: dict[str, object]) -> None:
             await self._desk.record(Book.move_aborted, planned, error.to_wire(), report)
 
         cutover = self._cutovers.setdefault(planned.source, asyncio.Lock())
-        return Hooks(record_grant, record_owned, record_aborted, running.wake, cutover)
+        lost = partial(self.on_lost, planned.partition, planned.granted_epoch)
+        return Hooks(record_grant, record_owned, record_aborted, running.wake, cutover, lost)
 
     def runner(self, running: Running, planned: PlannedMove, machine: m.Move) -> MoveRunner:
         return MoveRunner(
@@ -57,13 +65,14 @@ class Carrier:
             spec=self._desk.book.operator(planned.partition.operator).spec,
             source=self._desk.book.replicas[planned.source],
             target=self._desk.book.replicas[planned.target],
-            channel=self._desk.channel,
+            replicas=self._desk,
             hooks=self.hooks(running, planned),
             settings=self._desk.settings,
             clock=self._desk.clock,
-            session=self._desk.members.session,
             newest_epoch=lambda: self._desk.book.next_epoch(planned.partition) - 1,
+            standby_move=lambda: self.standby_move(planned.partition, planned.target),
             machine=machine,
+            cost=self.cost,
         )
 
     async def run(self, running: Running, first: Mapping[str, list[m.Instruction]] | None = None) -> None:
@@ -75,6 +84,9 @@ class Carrier:
                     await asyncio.gather(*(self._run_one(running, runner, first or {}) for runner in round_))
             completed = all(self._completed(runner) for runner in running.runners)
             self._underway.settle(running, "COMPLETED" if completed else "FAILED")
+        except StateflowError as error:  # the term ended: who leads next carries it on
+            log.error("reconfiguration %s: %s", running.message.id, error)
+            self._underway.settle(running, "FAILED")
         except Exception:
             log.exception("reconfiguration %s", running.message.id)
             self._underway.settle(running, "FAILED")
@@ -91,9 +103,6 @@ class Carrier:
         else:
             async with self._slots:
                 await self._wait_to_go(running)
-                cost = self.cost()
-                runner.machine.fixed_ms, runner.machine.margin_ms = cost.expected_ms, cost.margin_ms
-                runner.report.margin_ms = runner.machine.margin_ms
                 await runner.run()
         self._learn(runner)
 

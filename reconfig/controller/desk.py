@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc.aio
 
 from reconfig.controller.book import Book
 from reconfig.controller.members import Members
+from reconfig.controller.names import Names
+from reconfig.tenure import Tenure
 from stateflow.clock import Clock
-from stateflow.errors import MoveConflict, UnknownSite
+from stateflow.errors import (
+    HoldLost,
+    LeaseLost,
+    LedgerReplaced,
+    MoveConflict,
+    StaleTerm,
+    StateflowError,
+    Unavailable,
+    UnknownSite,
+    WriteUncertain,
+)
 from stateflow.ledger import Ledger, Record
+from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import connected, remote_error
+from stateflow.rpc.wire import answered, connected, remote_error
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
+#: picks an RPC of a replica's stub
+Method = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The same records folded twice: one to be read by the event loop, one that appends in a thread."""
+
+    read_by_loop: Book
+    writer: Book
+
+    @classmethod
+    def read(cls, ledger: Ledger, term: int | None = None) -> Books:
+        """``term``: of the hold that it is read and written in. A write of an earlier one may still be on its way."""
+        mirror = Book(ledger)
+        return cls(mirror, Book.read(ledger, mirror, term))
 
 
 class Desk:
     """``book`` is read by the event loop and changed by it alone: a second book appends to the ledger in a thread, and
-    each of its records is folded here before whoever asked for it goes on."""
+    each of its records is folded here before whoever asked for it goes on.
+
+    ``over`` is done when the term has ended early, with the reason: nothing more can be recorded.
+    """
 
     def __init__(
         self,
@@ -34,17 +69,24 @@ class Desk:
         clock: Clock,
         connect: Callable[[str], grpc.aio.Channel],
         new_id: Callable[[], str],
+        tenure: Tenure,
+        books: Books,
+        grace_s: float,
     ) -> None:
         self.settings, self.clock, self.new_id = settings, clock, new_id
-        self.book = Book(ledger)
-        self._writer = Book.read(ledger, mirror=self.book)
+        self.ledger_id, self._tenure = ledger.id, tenure
+        self.book, self._writer = books.read_by_loop, books.writer
         self._writer.on_record = self._fold_in_loop
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")  # one: the writer is not thread-safe
-        self.members = Members(self.book.replicas, settings, clock)
+        self.members = Members(self.book.replicas, settings, clock, grace_s)
+        self.names = Names(self.book, self.members, settings, clock)
         self._connect = connect
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[StateflowError] = self._loop.create_future()
+        self._waited_for = ""  # why a record waits, as it was said last
         #: held while a change is planned and recorded, so that what was checked still holds
         self.planning = asyncio.Lock()
 
@@ -53,26 +95,111 @@ class Desk:
 
     async def record(self, work: Callable[Concatenate[Book, P], T], *arguments: P.args, **_: P.kwargs) -> T:
         """One durable step of the book, e.g. ``record(Book.grant, move)``. They happen one after another, off the event
-        loop, to the end even where the caller is cancelled."""
-        return await asyncio.shield(self._loop.run_in_executor(self._records, work, self._writer, *arguments))
+        loop, to the end even where the caller is cancelled.
+
+        A ledger that is away delays it, for as long as this controller leads. Raises what ends the term.
+        """
+        return await asyncio.shield(self.spawn(self._record(work, *arguments)))
+
+    async def _record(self, work: Callable[..., T], *arguments: Any) -> T:
+        while True:
+            try:
+                self.check_leads()
+                return await self._loop.run_in_executor(self._records, work, self._writer, *arguments)
+            except (HoldLost, LedgerReplaced, WriteUncertain) as error:  # or its outcome is not known: read it anew
+                self._end_term(error)
+                raise
+            except Unavailable as error:
+                if self._waited_for != error.what:
+                    self._waited_for = error.what
+                    log.warning("nothing is decided meanwhile: %s", error)
+            await asyncio.sleep(self.settings.retry_interval_s)
+
+    # -- the term -----------------------------------------------------------------------------------------
+
+    @property
+    def term(self) -> int:
+        return self._tenure.term
+
+    def check_leads(self) -> None:
+        """Raises HoldLost."""
+        self._tenure.check(self.clock.monotonic())
+
+    def _end_term(self, error: StateflowError) -> None:
+        if not self.over.done():
+            self.over.set_result(error)
+
+    async def aside(self, work: Callable[P, T], *arguments: P.args, **_: P.kwargs) -> T:
+        """Long work that needs nothing of this: leases are renewed meanwhile."""
+        return await self._loop.run_in_executor(self._planner, work, *arguments)
 
     # -- replicas -----------------------------------------------------------------------------------------
 
-    async def call(self, name: str, method: Callable[[Any], Any], request: Any, timeout_s: float | None = None) -> Any:
-        """One RPC to a replica. Raises what it refuses with, or Unavailable."""
-        info = self.book.replicas[name]
-        channel = self.channel(info.address)
-        await connected(channel, f"{name} ({info.address})")
-        stub = replica_pb2_grpc.ReplicaServiceStub(channel)
-        try:
-            return await method(stub)(request, timeout=timeout_s or self.settings.rpc_timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise remote_error(error, f"{name} ({info.address})") from error
+    async def call(self, name: str, method: Method, request: Any, timeout_s: float | None = None) -> Any:
+        """One RPC to a replica, for whose connection is waited, and for its registration where its process is a new
+        one. Raises what it refuses with, or Unavailable."""
+        until = self.clock.monotonic() + self.settings.rpc_timeout_s
+        while True:
+            await self._connected(name)
+            session = self.members.session(name)
+            try:
+                return await self.ask(name, method, request, timeout_s)
+            except LeaseLost:  # it was restarted so quickly that it was never missed
+                while self.members.session(name) in ("", session):
+                    if self.clock.monotonic() >= until:
+                        raise
+                    await asyncio.sleep(self.settings.retry_interval_s)
 
-    def channel(self, address: str) -> grpc.aio.Channel:
+    async def ask(self, name: str, method: Method, request: Any, timeout_s: float | None = None) -> Any:
+        """The same without waiting for a connection: a pause may depend on it."""
+        try:
+            answer = await method(self._stub(name))(
+                self._commanded(name, request), timeout=timeout_s or self.settings.rpc_timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._refused(error, name) from error
+        return answered(answer, self._shown(name))
+
+    async def stream(self, name: str, method: Method, request: Any) -> AsyncIterator[Any]:
+        """An RPC with many answers, without end. Raises as ``call`` does."""
+        await self._connected(name)
+        try:
+            async for answer in method(self._stub(name))(self._commanded(name, request)):
+                yield answered(answer, self._shown(name))
+        except grpc.aio.AioRpcError as error:
+            raise self._refused(error, name) from error
+
+    def _refused(self, error: grpc.aio.AioRpcError, name: str) -> StateflowError:
+        meant = remote_error(error, self._shown(name))
+        if isinstance(meant, StaleTerm):  # it has heard one that came after this
+            self._end_term(meant)
+        return meant
+
+    def _commanded(self, name: str, request: Any) -> Any:
+        """The request with who commands, where it is a command: the one place where that is said."""
+        if "command" not in request.DESCRIPTOR.fields_by_name:
+            return request
+        self.check_leads()
+        session = self.members.session(name)
+        if not session:
+            raise Unavailable(f"{name} has not registered yet", remedy="see that it runs; it registers by itself")
+        named = type(request)()
+        named.CopyFrom(request)  # the same request may be on its way to others
+        named.command.CopyFrom(pb.Command(ledger=self.ledger_id, term=self.term, session=session))
+        return named
+
+    def _stub(self, name: str) -> replica_pb2_grpc.ReplicaServiceStub:
+        address = self.book.replicas[name].address
         if address not in self._channels:
             self._channels[address] = self._connect(address)
-        return self._channels[address]
+        return replica_pb2_grpc.ReplicaServiceStub(self._channels[address])
+
+    async def _connected(self, name: str) -> None:
+        self._stub(name)
+        await connected(self._channels[self.book.replicas[name].address], self._shown(name))
+
+    def _shown(self, name: str) -> str:
+        return f"{name} ({self.book.replicas[name].address})"
 
     def alive(self) -> dict[str, ReplicaInfo]:
         return {name: info for name, info in self.book.replicas.items() if self.members.alive(name)}
@@ -128,5 +255,5 @@ class Desk:
             task.cancel()
         for channel in self._channels.values():
             await channel.close()
-        self._records.shutdown()
-        self.book.ledger.close()
+        self._planner.shutdown(wait=False, cancel_futures=True)
+        self._records.shutdown(wait=False, cancel_futures=True)

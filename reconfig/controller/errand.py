@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-import grpc.aio
+from typing import Any, Protocol
 
 from reconfig.controller.book import PlannedMove
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import remote_error
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
 
@@ -27,6 +23,7 @@ log = logging.getLogger(__name__)
 class Hooks:
     """What an errand needs of its controller. The records are durable when the awaitable is done.
 
+    ``lost`` is told why a target that owned has it no more.
     ``cutover`` is held from the grant until the target owns: two at once at one source lengthen each other's pause.
     """
 
@@ -35,21 +32,28 @@ class Hooks:
     record_aborted: Callable[[StateflowError, dict[str, object]], Awaitable[None]]
     changed: Callable[[], None]
     cutover: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lost: Callable[[StateflowError], None] = lambda _: None
+
+
+class Replicas(Protocol):
+    """RPCs to replicas by their names; see :class:`reconfig.controller.desk.Desk`. Raise StateflowErrors only."""
+
+    async def ask(
+        self, name: str, method: Callable[[Any], Any], request: Any, timeout_s: float | None = None
+    ) -> Any: ...
+
+    def stream(self, name: str, method: Callable[[Any], Any], request: Any) -> AsyncIterator[Any]: ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Errand:
-    """``session``: of a replica, by its name, as it registered last: what it is asked to do that cannot be undone names
-    it, so that the request is void once the controller gave the replica up."""
-
     planned: PlannedMove
     spec: OperatorSpec
     target: ReplicaInfo
-    channel: Callable[[str], grpc.aio.Channel]
+    replicas: Replicas
     hooks: Hooks
     settings: ControllerSettings
     clock: Clock
-    session: Callable[[str], str]
     report: cpb.Move = field(default_factory=cpb.Move)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)  # of the machine's
@@ -78,12 +82,9 @@ class Errand:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _later(self, work: Callable[[], Awaitable[None]]) -> None:
-        await asyncio.sleep(self.settings.retry_interval_s)
+    async def _later(self, work: Callable[[], Awaitable[None]], seconds: float | None = None) -> None:
+        await asyncio.sleep(self.settings.retry_interval_s if seconds is None else seconds)
         await work()
-
-    def _stub(self, replica: ReplicaInfo) -> replica_pb2_grpc.ReplicaServiceStub:
-        return replica_pb2_grpc.ReplicaServiceStub(self.channel(replica.address))
 
     async def _cancel_at(self, replica: ReplicaInfo, move_id: str, owned_at: int = 0) -> rpb.FenceReply | None:
         """``owned_at``: it is asked as the source, which owned the partition at this epoch. None: no answer."""
@@ -94,8 +95,8 @@ class Errand:
             owned_at=owned_at,
         )
         try:
-            reply: rpb.FenceReply = await self._stub(replica).Cancel(request, timeout=self.settings.rpc_timeout_s)
+            reply: rpb.FenceReply = await self.replicas.ask(replica.name, lambda stub: stub.Cancel, request)
             return reply
-        except grpc.aio.AioRpcError as error:
-            log.warning("%s %s: %s", self.planned.strategy, move_id, remote_error(error, replica.address))
+        except StateflowError as error:
+            log.warning("%s %s: %s", self.planned.strategy, move_id, error)
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from reconfig.controller.book import PlannedMove
 from stateflow.errors import from_wire
@@ -11,31 +11,19 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import fault_of
 
 
-def past(
-    finished: Sequence[tuple[PlannedMove, Record]], without: Container[str], limit: int = 0
-) -> list[cpb.Reconfiguration]:
-    """Newest first, at most ``limit``, 0 for all; those named in ``without`` are told by others."""
-    found: dict[str, cpb.Reconfiguration] = {}
-    for planned, record in reversed(finished):
-        if planned.reconfiguration in without or planned.strategy == "standby":
-            continue
-        message = found.get(planned.reconfiguration)
-        if message is None:
-            if limit and len(found) >= limit:
-                break
-            message = found[planned.reconfiguration] = cpb.Reconfiguration(
-                id=planned.reconfiguration,
-                operator=planned.partition.operator,
-                state="COMPLETED",
-                max_pause_ms=planned.max_pause_ms,
-                kind=planned.kind,
-                strategy=planned.strategy,
-            )
-        message.moves.append(_move_of(planned, record.payload))
-        message.created_us = record.timestamp_us
-        if "error" in record.payload:
-            message.state = "FAILED"
-    return list(found.values())
+def past(moves: Sequence[tuple[PlannedMove, Record]]) -> cpb.Reconfiguration:
+    """Args: moves: of one reconfiguration, and how each ended; the newest last."""
+    planned, _ = moves[-1]
+    return cpb.Reconfiguration(
+        id=planned.reconfiguration,
+        operator=planned.partition.operator,
+        state="FAILED" if any("error" in record.payload for _, record in moves) else "COMPLETED",
+        max_pause_ms=planned.max_pause_ms,
+        created_us=min(record.timestamp_us for _, record in moves),
+        kind=planned.kind,
+        strategy=planned.strategy,
+        moves=[_move_of(planned, record.payload) for planned, record in reversed(moves)],
+    )
 
 
 def _move_of(planned: PlannedMove, payload: Mapping[str, object]) -> cpb.Move:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from reconfig import migration as m
 from reconfig import plan, policies
@@ -28,16 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class Reconfigurations:
-    """Args: make_way: ends the standbys of these partitions at these replicas."""
-
-    def __init__(
-        self,
-        desk: Desk,
-        underway: Underway,
-        carrier: Carrier,
-        make_way: Callable[[set[PartitionId], set[str]], Awaitable[None]],
-    ) -> None:
-        self._desk, self._underway, self._carrier, self._make_way = desk, underway, carrier, make_way
+    def __init__(self, desk: Desk, underway: Underway, carrier: Carrier) -> None:
+        self._desk, self._underway, self._carrier = desk, underway, carrier
 
     async def migrate(self, operator: str, partitions: Iterable[int], to: str, options: Options) -> cpb.Reconfiguration:
         """Raises AlreadyThere, MoveConflict, UnknownSite, Unavailable, or what a target lacks; then nothing changes."""
@@ -166,7 +158,6 @@ class Reconfigurations:
             )
             for number, target in targets.items()
         ]
-        await self._make_way({PartitionId(operator, number) for number in targets}, set(targets.values()))
         rounds = strategy.rounds(plan.ordered(transfers, options.order))
         reconfiguration = self._desk.new_id()
         together = min(max(map(len, rounds)), self._desk.settings.concurrent_moves if strategy.slots else 1 << 30)
@@ -199,7 +190,7 @@ class Reconfigurations:
                 asked=asked,
             )
             await self._desk.record(Book.plan_move, planned)
-            machine = MoveRunner.machine_for(planned, self._carrier.cost(), strategy.kind)
+            machine = MoveRunner.machine_for(planned, strategy.kind)
             running.runners.append(self._carrier.runner(running, planned, machine))
         by_partition = {runner.planned.partition: runner for runner in running.runners}
         running.rounds = [
@@ -236,11 +227,7 @@ class Reconfigurations:
         running = self._underway.found(reconfiguration)
         if running.message.kind == "failover":
             raise InvalidArgument("a take-over is retried by itself", remedy="see `stateflow reconfig list`")
-        failed = [
-            runner.planned
-            for runner in running.runners
-            if isinstance(runner, MoveRunner) and runner.machine.phase is m.Phase.ABORTED
-        ]
+        failed = self._underway.failed(reconfiguration)
         if not running.over or not failed:
             raise MoveConflict(
                 "nothing of it has failed" if running.over else "it is not over",
@@ -259,7 +246,8 @@ class Reconfigurations:
             for target in sorted(set(targets.values())):
                 if not self._desk.members.alive(target):
                     raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")
-            return await self._start(deployed, targets, running.options, running.message.kind, failed[0].asked)
+            options = running.options if running.runners else self._options_of(failed)
+            return await self._start(deployed, targets, options, running.message.kind, failed[0].asked)
 
     # -- after a restart ----------------------------------------------------------------------------------
 
@@ -285,7 +273,7 @@ class Reconfigurations:
                 kind=some.kind,
                 strategy=some.strategy,
             ),
-            options=Options(some.max_pause_ms, patience_s=some.patience_s, strategy=some.strategy),
+            options=self._options_of([open_move.planned for open_move in planned]),
         )
         first: dict[str, list[m.Instruction]] = {}
         for open_move in planned:
@@ -303,3 +291,9 @@ class Reconfigurations:
         running.go.set()
         self._underway.keep(running)
         self._desk.spawn(self._carrier.run(running, first))
+
+    def _options_of(self, planned: Sequence[PlannedMove]) -> Options:
+        """What the ledger says of what was asked. It does not say in which order."""
+        some = planned[0]
+        together = min(len(planned), self._desk.settings.concurrent_moves)
+        return Options(some.max_pause_ms, some.bandwidth_max * together, some.patience_s, some.strategy)

@@ -8,12 +8,22 @@ begins again with the first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from reconfig.controller.book import Book, PlannedRestore
 from reconfig.controller.desk import Desk
-from stateflow.errors import MoveConflict, MoveUnknown, StaleCheckpoint, StateflowError, Unavailable
+from stateflow.errors import (
+    InvalidArgument,
+    LeaseLost,
+    MoveConflict,
+    MoveUnknown,
+    StaleCheckpoint,
+    StateflowError,
+    Unavailable,
+)
+from stateflow.masking import is_masked, masked
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import error_of, fault_of, replica_to_pb, spec_to_pb, unexpected
@@ -27,16 +37,22 @@ FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
 
 
 class Restores:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    """Args: end_standbys: of these partitions; they are begun anew by themselves when the restore is over."""
+
+    def __init__(self, desk: Desk, end_standbys: Callable[[Collection[PartitionId]], Awaitable[None]]) -> None:
+        self._desk, self._end_standbys = desk, end_standbys
         self._book, self._alive = desk.book, desk.members.alive
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._urls: dict[str, str] = {}  # by restore, with the passwords that are kept nowhere else
 
     async def plan(self, request: cpb.RestoreOperatorRequest) -> list[PlannedRestore]:
         """Decide and record. Raises before anything is recorded."""
         deployed = self._book.operator(request.operator)
         numbers = sorted(set(request.partitions)) or list(range(deployed.spec.partitions))
         restore_id = self._desk.new_id()
+        url = masked(request.url)
+        if is_masked(url):
+            self._urls[restore_id] = request.url
         coming: dict[str, int] = {}
         planned = []
         for number in numbers:
@@ -44,7 +60,7 @@ class Restores:
             owner, _ = deployed.assignment.owner(number)
             self._desk.check_not_restored(partition)
             for move in self._book.open_moves.values():
-                if move.planned.partition == partition:
+                if move.planned.partition == partition and move.planned.strategy != "standby":
                     raise MoveConflict(
                         "the partition is moving",
                         remedy="wait for that move, or cancel it",
@@ -61,7 +77,7 @@ class Restores:
                     owner,
                     target,
                     epoch,
-                    request.url,
+                    url,
                     request.savepoint,
                     request.source,
                     request.batch,
@@ -96,7 +112,10 @@ class Restores:
 
     async def run(self, planned: Iterable[PlannedRestore]) -> cpb.RestoreReport:
         planned = list(planned)
+        await self._end_standbys({each.partition for each in planned})
         done = await asyncio.gather(*(self._run_one(each) for each in planned))
+        for each in planned:
+            self._urls.pop(each.restore_id, None)
         return cpb.RestoreReport(id=planned[0].restore_id if planned else "", partitions=done)
 
     async def _run_one(self, planned: PlannedRestore) -> cpb.RestoredPartition:
@@ -133,12 +152,20 @@ class Restores:
             return report
 
     def _request(self, planned: PlannedRestore) -> rpb.RestoreRequest:
+        """Raises InvalidArgument for a URL whose password went with the controller that was told it."""
+        url = self._urls.get(planned.restore_id, planned.url)
+        if is_masked(url):
+            raise InvalidArgument(
+                "the controller was started again, and the password of the URL is not kept",
+                remedy="restore it again, with --from",
+                url=url,
+            )
         return rpb.RestoreRequest(
             restore_id=planned.restore_id,
             spec=spec_to_pb(self._book.operator(planned.partition.operator).spec),
             partition=planned.partition.partition,
             epoch=planned.epoch,
-            url=planned.url,
+            url=url,
             savepoint=planned.savepoint,
             source=planned.source,
             batch=planned.batch,
@@ -167,7 +194,7 @@ class Restores:
                     prepared = await self._ask(planned, request)
                     request.own, request.epoch = True, max(request.epoch, prepared.epoch)
                 return await self._ask(planned, request), prepared
-            except (Unavailable, *FETCHED_AGAIN) as error:
+            except (Unavailable, LeaseLost, *FETCHED_AGAIN) as error:
                 if self._desk.clock.monotonic() > give_up_at and members.lapsed(planned.target):
                     raise Unavailable(
                         f"{planned.target} was to own it and is gone: {error}",
@@ -182,8 +209,9 @@ class Restores:
         """Its owner serves it no more: it says so, or its lease has lapsed. Missed heartbeats prove nothing."""
         while not self._desk.members.lapsed(planned.owner):
             if self._alive(planned.owner):
-                await self.surrender(planned.owner, planned.partition, planned.restore_id, epoch, planned.target)
-                return
+                with contextlib.suppress(LeaseLost):  # it is just registering again
+                    await self.surrender(planned.owner, planned.partition, planned.restore_id, epoch, planned.target)
+                    return
             await asyncio.sleep(self._desk.settings.retry_interval_s)
 
     async def surrender(self, owner: str, partition: PartitionId, restore_id: str, epoch: int, target: str) -> None:

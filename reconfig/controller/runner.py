@@ -9,22 +9,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import grpc.aio
-
 from reconfig import migration as m
 from reconfig import policies
 from reconfig.budget import FixedCost, Measured
 from reconfig.controller.book import PlannedMove
 from reconfig.controller.errand import Errand
-from stateflow.errors import LeaseLost, Locked, Unavailable
+from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import connected, error_of, fault_of, remote_error, replica_to_pb, spec_to_pb
+from stateflow.rpc.wire import error_of, fault_of, replica_to_pb, spec_to_pb
 from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
 PATIENCE_S_DEFAULT = 30.0
-NO_MOVE_YET = FixedCost()
 #: a cutover waits for the one before it at its source
 TURN_S_MAX = 0.5
 #: what the source says of a fence may come behind what the target says, which had the seal from it
@@ -36,28 +33,32 @@ class MoveRunner(Errand):
     source: ReplicaInfo
     machine: m.Move
     newest_epoch: Callable[[], int]  # granted to anybody, of the partition
+    cost: Callable[[], FixedCost] | None = None  # of a cutover, as recent moves show it
+    standby_move: Callable[[], str] = lambda: ""  # of the standby that follows at the target now
+    _joined: str = ""  # the standby whose copy is to be the move's
+    _joined_s: float = 0.0  # how long it had been there
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
     _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # or was not reached
+    distrusted: bool = False  # by command: what the source sealed
+    lost: StateflowError | None = None  # the target owned, and has it no more: why
     sequence: int = 0  # that the target has reached, as last reported
     _source_told: bool = False
     _has_turn: bool = False
+    _retry_s: float = 0.25
 
     @classmethod
-    def machine_for(cls, planned: PlannedMove, cost: FixedCost = NO_MOVE_YET, kind: m.Kind = m.Kind.WARM) -> m.Move:
+    def machine_for(cls, planned: PlannedMove, kind: m.Kind = m.Kind.WARM) -> m.Move:
         return m.Move(
             planned.epoch,
             planned.granted_epoch,
             planned.max_pause_ms,
-            cost.expected_ms,
-            cost.margin_ms,
-            planned.patience_s or PATIENCE_S_DEFAULT,
+            patience_s=planned.patience_s or PATIENCE_S_DEFAULT,
             kind=kind,
         )
 
     def __post_init__(self) -> None:
         self._begin_report(self.machine.phase)
-        self.report.margin_ms = self.machine.margin_ms
 
     def cancel(self) -> None:
         self._events.put_nowait(m.Cancel())
@@ -68,6 +69,12 @@ class MoveRunner(Errand):
             return
         self._source_told = True
         self._events.put_nowait(m.SourceGone())
+
+    def give_up(self, distrusted: bool = False) -> None:
+        """By command: the target is to promise that it never owns, and then the partition is free for a take-over,
+        by anybody but its source where what that sealed is ``distrusted``."""
+        self.distrusted = distrusted
+        self._events.put_nowait(m.GivenUp())
 
     def taken_over(self) -> None:
         """The target's copy is to serve as it is."""
@@ -85,7 +92,12 @@ class MoveRunner(Errand):
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._source_answered.wait(), ANSWER_S_MAX)
                     self.report.pause_ms = max(0.0, elapsed_ms - self._in_hand_ms)
+                if isinstance(event, m.TargetFailed):
+                    self._note_proof(event.error)
+                if isinstance(event, m.CaughtUp):
+                    self._expect()
                 await self._carry_out(self.machine.handle(event))
+                self._report_promise()
                 if self.machine.phase not in (m.Phase.CATCHING_UP, m.Phase.FENCED):
                     self._end_turn()
                 self._say(self.machine.phase, started)
@@ -93,6 +105,33 @@ class MoveRunner(Errand):
             self._end_turn()
             self._end()
         return self.report
+
+    def _expect(self) -> None:
+        """By all that is known now: other moves may have ended since this one began."""
+        if self.cost is not None and not self.machine.granting:
+            cost = self.cost()
+            self.machine.fixed_ms, self.machine.margin_ms = cost.expected_ms, cost.margin_ms
+
+    def _report_promise(self) -> None:
+        self.report.predicted_pause_ms, self.report.rounds = self.machine.predicted_pause_ms, self.machine.rounds
+        self.report.margin_ms = self.machine.margin_now_ms
+
+    def _note_proof(self, error: StateflowError) -> None:
+        """A seal that cannot be proved is asked for again, and each time all is copied: not at once, and said."""
+        self._retry_s = self.settings.retry_interval_s
+        if self.machine.phase is m.Phase.FENCED and isinstance(error, DigestMismatch):
+            self._retry_s = self.settings.takeover_retry_s
+            if not self.report.note:
+                log.error(
+                    "move %s cannot be proved; see `stateflow reconfig resolve %s`: %s",
+                    self.planned.move_id,
+                    self.planned.reconfiguration,
+                    error,
+                )
+            self.report.note = (
+                f"{error.what}: the partition is not served; see `stateflow reconfig resolve "
+                f"{self.planned.reconfiguration} --help`"
+            )
 
     async def _cutover_turn(self) -> None:
         """Not for ever: another move may be fenced while its source does not answer."""
@@ -131,7 +170,7 @@ class MoveRunner(Errand):
             case m.Instruction.PREPARE:
                 self._start(self._prepare())
             case m.Instruction.RETRY_PREPARE:
-                self._start(self._later(self._prepare))
+                self._start(self._later(self._prepare, self._retry_s))
             case m.Instruction.RECORD_GRANT:
                 await self._cutover_turn()
                 try:
@@ -141,7 +180,6 @@ class MoveRunner(Errand):
                 else:
                     self._events.put_nowait(m.GrantRecorded())
             case m.Instruction.FENCE:
-                self.report.predicted_pause_ms, self.report.rounds = machine.predicted_pause_ms, machine.rounds
                 self.report.fenced_us = self.clock.now_us()
                 self._fenced_at = self.clock.monotonic()
                 self._start(self._fence())
@@ -162,11 +200,14 @@ class MoveRunner(Errand):
             case m.Instruction.RECORD_OWNED:
                 self.report.epoch, self.report.digest = machine.granted_epoch, machine.digest
                 await self.hooks.record_owned(self._summary())
+                if self.lost is not None:
+                    self.hooks.lost(self.lost)
                 self._events.put_nowait(m.OwnedRecorded())
             case m.Instruction.RECORD_ABORTED:
                 assert machine.error is not None
                 self.report.fault.CopyFrom(fault_of(machine.error))
-                await self.hooks.record_aborted(machine.error, self._summary())
+                distrust = {"distrusted": True} if self.distrusted else {}
+                await self.hooks.record_aborted(machine.error, self._summary() | distrust)
             case m.Instruction.PUBLISH:
                 pass  # whoever asks for the assignment is given what the ledger says
             case m.Instruction.RELEASE:
@@ -184,18 +225,17 @@ class MoveRunner(Errand):
             bandwidth_max=self.planned.bandwidth_max,
             standby=self.machine.kind is m.Kind.STANDBY,
             on_demand=(strategy := policies.STRATEGIES.get(self.planned.strategy)) is not None and strategy.on_demand,
-            session=self.session(self.target.name),
             newest_epoch=self.newest_epoch(),
+            standby_move=self._join(),
         )
         warm = False
         try:
-            await connected(self.channel(self.target.address), self.target.address)
-            async for progress in self._stub(self.target).Prepare(request):
+            async for progress in self.replicas.stream(self.target.name, lambda stub: stub.Prepare, request):
                 self._take_over(progress)
                 match progress.phase:
                     case rpb.MoveProgress.CATCHING_UP:
                         if not warm:
-                            warm = True
+                            warm, self._joined_s = True, progress.waited_s if self._joined else 0.0
                             self._events.put_nowait(m.BaseReady())
                         measured = Measured(
                             progress.lag_bytes,
@@ -203,10 +243,14 @@ class MoveRunner(Errand):
                             progress.bandwidth,
                             progress.rtt_ms,
                             progress.sync_ms,
+                            progress.stall_ms,
                         )
-                        self._events.put_nowait(m.CaughtUp(measured, progress.waited_s))
+                        self._events.put_nowait(m.CaughtUp(measured, progress.waited_s - self._joined_s))
                     case rpb.MoveProgress.OWNED:
-                        self._events.put_nowait(m.TargetOwned(progress.epoch, progress.digest))
+                        if progress.HasField("fault"):
+                            self.lost = error_of(progress.fault)
+                        epoch = progress.epoch or self.planned.granted_epoch
+                        self._events.put_nowait(m.TargetOwned(epoch, progress.digest))
                         return
                     case rpb.MoveProgress.FAILED:
                         self._events.put_nowait(m.TargetFailed(error_of(progress.fault)))
@@ -215,10 +259,14 @@ class MoveRunner(Errand):
                         self.hooks.changed()
             ended = Unavailable("the transfer ended without a word", remedy="see the target's log")
             self._events.put_nowait(m.TargetFailed(ended))
-        except grpc.aio.AioRpcError as error:
-            self._events.put_nowait(m.TargetFailed(remote_error(error, self.target.address)))
-        except Unavailable as error:
+        except StateflowError as error:
             self._events.put_nowait(m.TargetFailed(error))
+
+    def _join(self) -> str:
+        """The standby that is where the move goes: the one that it rests on, once it is fenced."""
+        if self.machine.kind is not m.Kind.STANDBY and not self._joined:
+            self._joined = self.standby_move()
+        return self._joined
 
     def _take_over(self, progress: rpb.MoveProgress) -> None:
         r = self.report
@@ -248,12 +296,12 @@ class MoveRunner(Errand):
             cold=self.machine.kind is m.Kind.COLD,
             pause_ms=self.machine.predicted_pause_ms if math.isfinite(self.machine.predicted_pause_ms) else 0.0,
             max_pause_ms=self.machine.max_pause_ms,
-            session=self.session(self.source.name),
+            standby_move=self._join(),
         )
         try:
-            reply = await self._stub(self.source).Fence(request, timeout=self.settings.rpc_timeout_s)
-        except grpc.aio.AioRpcError as error:
-            log.warning("move %s: %s", self.planned.move_id, remote_error(error, self.source.address))
+            reply = await self.replicas.ask(self.source.name, lambda stub: stub.Fence, request)
+        except StateflowError as error:
+            log.warning("move %s: %s", self.planned.move_id, error)
             self._events.put_nowait(m.SourceUnknown())
             return
         if reply.sealed:
@@ -261,7 +309,8 @@ class MoveRunner(Errand):
             self._events.put_nowait(m.SourceSealed())
             return
         why = error_of(reply.fault)
-        self._events.put_nowait(m.SourceUnknown() if isinstance(why, LeaseLost) else m.FenceRefused(why))
+        unknown = isinstance(why, LeaseLost | StaleTerm)
+        self._events.put_nowait(m.SourceUnknown() if unknown else m.FenceRefused(why))
 
     async def _cancel_source(self) -> None:
         reply = await self._cancel_at_source()
@@ -290,6 +339,6 @@ class MoveRunner(Errand):
             owner=replica_to_pb(self.target),
         )
         try:
-            await self._stub(self.source).Release(request, timeout=self.settings.rpc_timeout_s)
-        except grpc.aio.AioRpcError as error:  # a source that is down releases when it starts again
-            log.warning("move %s: %s", self.planned.move_id, remote_error(error, self.source.address))
+            await self.replicas.ask(self.source.name, lambda stub: stub.Release, request)
+        except StateflowError as error:  # a source that is down releases when it starts again
+            log.warning("move %s: %s", self.planned.move_id, error)

@@ -6,44 +6,53 @@ import asyncio
 import functools
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from reconfig.controller.book import Book, Deployed
+from reconfig.controller.adopting import Adopter
+from reconfig.controller.book import Book, Deployed, Home
 from reconfig.controller.carrying import Carrier
-from reconfig.controller.desk import Desk
+from reconfig.controller.claims import Claims
+from reconfig.controller.desk import Books, Desk
+from reconfig.controller.leaving import Leaving
 from reconfig.controller.options import Options
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.restores import Restores
 from reconfig.controller.standbys import Standbys
+from reconfig.controller.survey import Survey
 from reconfig.controller.takeovers import Takeovers
 from reconfig.controller.underway import Underway
+from reconfig.tenure import Tenure
 from stateflow import ring
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import AlreadyDeployed, StateflowError
+from stateflow.errors import AlreadyDeployed, ForeignLedger, StateflowError
 from stateflow.ledger import Ledger, RecordState
+from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import (
-    OPTIONS,
-    bind,
+    batched,
     connect,
     replica_of,
-    replica_to_pb,
     spec_of,
     spec_to_pb,
     streaming,
     unary,
 )
+from stateflow.runtime.code_key import check_signed
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
 CHECKPOINT_TIMEOUT_S = 3600.0
+#: partitions in one request: each takes some durable writes, which are long on an SD card
+CREATED_AT_ONCE = 32
+CREATE_TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 
@@ -59,6 +68,14 @@ def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., A
 
 
 class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
+    """A controller for one term: it decides while ``tenure`` lasts. ``over`` is done when that ended early.
+
+    Args:
+        tenure: by default for ever, of a controller that is alone.
+        books: of the ledger, where they were read already.
+        grace_s: a predecessor may grant leases for so long from now on.
+    """
+
     def __init__(
         self,
         ledger: Ledger,
@@ -66,51 +83,159 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         clock: Clock = SYSTEM_CLOCK,
         connect: Callable[[str], grpc.aio.Channel] = connect,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12],
+        *,
+        tenure: Tenure | None = None,
+        books: Books | None = None,
+        grace_s: float = 0.0,
     ) -> None:
         self.settings = settings or ControllerSettings()
         self._clock = clock
-        self._desk = Desk(ledger, self.settings, clock, connect, new_id)
-        self._book, self._members = self._desk.book, self._desk.members
+        self._desk = Desk(
+            ledger, self.settings, clock, connect, new_id, tenure or Tenure(), books or Books.read(ledger), grace_s
+        )
+        self.over = self._desk.over
+        self._book, self._members, self._names = self._desk.book, self._desk.members, self._desk.names
         self._underway = Underway(self._book)
         carrier = Carrier(self._desk, self._underway)
-        self._restores = Restores(self._desk)
         self._standbys = Standbys(self._desk, carrier)
+        self._restores = Restores(self._desk, self._standbys.end)
         self._takeovers = Takeovers(self._desk, self._underway, carrier, self._standbys)
-        self._reconfigurations = Reconfigurations(self._desk, self._underway, carrier, self._standbys.make_way)
+        self._reconfigurations = Reconfigurations(self._desk, self._underway, carrier)
         self._deploying = asyncio.Lock()
+        self._leaving = Leaving(self._desk, self._standbys, self._takeovers)
+        self._claims = Claims(self.settings, clock)
+        self._adopter = Adopter(self._desk)
+        self._created: dict[str, int] = {}  # partitions so far, of deployments under way
+        self._survey = Survey(self._desk, self._underway, self._standbys, self._takeovers, self._created)
 
     # -- membership ---------------------------------------------------------------------------------------
 
     @unary
     async def Register(self, request: cpb.RegisterRequest, context: grpc.aio.ServicerContext) -> cpb.RegisterReply:
-        info = replica_of(request.replica)
+        info, home = replica_of(request.replica), _home_of(request.directory)
+        views = self._members.said(info.name, request.ticket, request.partitions)
+        if views is None:
+            return cpb.RegisterReply(late=True)
+        if request.more:
+            return cpb.RegisterReply(ledger=self._desk.ledger_id, term=self._desk.term)
+        self._names.check(info, home, {PartitionId(view.operator, view.partition) for view in views})
         if not self._members.is_good(info.name, request.ticket, self._book.assigned(info.name)):
             return cpb.RegisterReply(late=True)
-        await self._desk.record(Book.register, info, request.incarnation)
+        await self._desk.record(Book.register, info, home)
+        self._desk.check_leads()
         if not self._members.is_good(info.name, request.ticket, self._book.assigned(info.name)):
             return cpb.RegisterReply(late=True)
         self._members.registered(info.name, request.incarnation, request.ticket)
-        superseded = self._takeovers.registered(info.name, request.partitions)
+        dropped = self._leaving.dropped(views)
+        self._claims.registered(request, [view for view in views if not self._is_known(view)])
+        superseded = self._takeovers.registered(info.name, views)
         log.info("replica %s at %s (%s) registered", info.name, info.site, info.address)
         return cpb.RegisterReply(
             operators=[spec_to_pb(deployed.spec) for deployed in self._book.deployed.values()],
             heartbeat_interval_s=self.settings.heartbeat_interval_s,
             superseded=superseded,
+            dropped=dropped,
+            ledger=self._desk.ledger_id,
+            term=self._desk.term,
         )
 
     @unary
     async def Heartbeat(self, request: cpb.HeartbeatRequest, context: grpc.aio.ServicerContext) -> cpb.HeartbeatReply:
         known = self._members.beat(request.name, request.incarnation)
+        belongs_to = request.directory.ledger
+        adopted = belongs_to if belongs_to in self._book.adopted else ""
+        claimed = self._claims.heard(request.directory.id)
+        if belongs_to and not adopted and belongs_to != self._desk.ledger_id:
+            self._names.note(replica_of(request.replica), _home_of(request.directory), self._foreign(belongs_to))
+            claimed = self._claims.foreign(request.name, request.directory.id)
+            return cpb.HeartbeatReply(ledger=self._desk.ledger_id, term=self._desk.term, claimed=claimed)
         if not known:
-            return cpb.HeartbeatReply(ticket=self._issue(request.name))
+            self._names.check(replica_of(request.replica), _home_of(request.directory))
+            if request.opening:
+                self._members.opens(request.name)
+                return cpb.HeartbeatReply(ledger=self._desk.ledger_id, term=self._desk.term)
+            return cpb.HeartbeatReply(
+                ticket=self._issue(request.name),
+                ledger=self._desk.ledger_id,
+                term=self._desk.term,
+                claimed=claimed,
+                adopted=adopted,
+            )
         ended = [copy for copy in request.incoming if self._is_over(copy)]
-        return cpb.HeartbeatReply(known=True, lease_s=self.settings.lease_s, ended=ended)
+        return cpb.HeartbeatReply(
+            known=True,
+            lease_s=self.settings.lease_s,
+            ended=ended,
+            ledger=self._desk.ledger_id,
+            term=self._desk.term,
+        )
+
+    def _foreign(self, ledger: str) -> ForeignLedger:
+        return ForeignLedger(
+            "the replica belongs to another ledger than this controller's",
+            remedy="start the controller with that ledger; if it is lost, `stateflow adopt --dry-run` shows what its "
+            "replicas have, and `stateflow adopt` takes it into this one",
+            ledger=self._desk.ledger_id,
+            belongs_to=ledger,
+        )
+
+    @unary
+    async def Claim(self, request: cpb.ClaimRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        if request.directory.ledger == self._desk.ledger_id:  # it was told what is deployed, not what is about to be
+            unknown = [view for view in request.partitions if not self._is_known(view)]
+            del request.partitions[:]
+            request.partitions.extend(unknown)
+        self._claims.note(request)
+        return pb.Empty()
+
+    def _is_known(self, view: rpb.PartitionView) -> bool:
+        """Is it of an operator of this ledger, or of one that it had?"""
+        name, book = view.operator, self._book
+        return name in book.deployed or name in book.planned or view.epoch <= book.undeployed.get(name, 0)
+
+    @unary
+    @to_the_end
+    async def Adopt(self, request: cpb.AdoptRequest, context: grpc.aio.ServicerContext) -> cpb.AdoptReply:
+        async with self._deploying, self._desk.planning:
+            return await self._adopter.adopt(self._claims.present(), request.dry_run, request.partial)
+
+    @unary
+    @to_the_end
+    async def Replace(self, request: cpb.ReplaceRequest, context: grpc.aio.ServicerContext) -> cpb.ReplaceReply:
+        """A name is another data directory's from now on. The former one is refused, whatever it has."""
+        async with self._desk.planning:
+            directory = self._names.successor(request.replica, request.directory)
+            await self._desk.record(Book.replace, request.replica, directory)
+            self._names.replaced(request.replica)
+        partitions = len(self._book.assigned(request.replica))
+        log.warning(
+            "replica %s is the data directory %s from now on; the former one had %d partitions",
+            request.replica,
+            directory,
+            partitions,
+        )
+        return cpb.ReplaceReply(directory=directory, partitions=partitions)
+
+    @unary
+    @to_the_end
+    async def Undeploy(self, request: cpb.UndeployRequest, context: grpc.aio.ServicerContext) -> cpb.UndeployReply:
+        async with self._deploying:
+            return await self._leaving.undeploy(request.operator, request.delete_state)
+
+    @unary
+    @to_the_end
+    async def Forget(self, request: cpb.ForgetRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        await self._leaving.forget(request.replica)
+        return pb.Empty()
 
     def _issue(self, name: str) -> str:
         return self._members.issue(name, self._desk.new_id(), self._book.assigned(name))
 
     def _is_over(self, copy: cpb.Incoming) -> bool:
-        """A copy is wanted as long as its move is open, and where it may take over for an owner that is gone."""
+        """A copy is wanted as long as its move is open, and where it may take over for an owner that is gone. Who does
+        not know the operator, in an empty ledger, ends nothing of it."""
+        if copy.operator not in self._book.deployed:
+            return False
         if self._takeovers.concerns(PartitionId(copy.operator, copy.partition)):
             return False
         return all(open_move.planned.move_id != copy.move_id for open_move in self._book.open_moves.values())
@@ -120,12 +245,16 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @to_the_end
     async def Deploy(self, request: cpb.DeployRequest, context: grpc.aio.ServicerContext) -> cpb.Deployment:
+        spec = spec_of(request.spec)
+        check_signed(spec)
         async with self._deploying:
-            return await self._deploy(spec_of(request.spec), list(request.sites))
+            return await self._deploy(spec, list(request.sites))
 
     async def _deploy(self, spec: OperatorSpec, sites: list[str]) -> cpb.Deployment:
         planned = self._book.planned.get(spec.name)
         existing = self._book.deployed.get(spec.name) or (planned[0] if planned else None)
+        if existing is not None:
+            spec = spec.after(existing.spec)
         if existing is not None and planned is None and existing.spec != spec and _may_follow(existing.spec, spec):
             return await self._upgrade(existing, spec)
         if existing is not None and existing.spec != spec:
@@ -137,74 +266,93 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
                 partitions=existing.spec.partitions,
             )
         if planned is not None:
-            await self._create(*planned)
+            await self._create_or_take_back(*planned)
         if existing is not None:
-            return self._deployment(self._book.operator(spec.name))
+            return self._survey.deployment(self._book.operator(spec.name))
+        if not self._book.deployed and not self._book.planned:  # replicas may have what this ledger has lost
+            await asyncio.sleep(self._claims.early_s)
+        self._claims.check_free(spec.name, self._desk.ledger_id)
         candidates = [info for info in self._book.replicas.values() if self._members.alive(info.name)]
         if sites:
             for site in sites:
                 self._desk.check_site(site)
             candidates = [info for info in candidates if info.site in sites]
-        owners = ring.propose(spec.name, range(spec.partitions), candidates)
-        await self._check_loadable(spec, {owners[p] for p in owners})
+        owners = await self._desk.aside(ring.propose, spec.name, range(spec.partitions), candidates)
+        await self._check_possible(spec, Counter(owners.values()))
         record = await self._desk.record(Book.plan_deployment, spec, owners)
-        await self._create(self._book.planned[spec.name][0], record)
-        return self._deployment(self._book.operator(spec.name))
+        await self._create_or_take_back(self._book.planned[spec.name][0], record)
+        return self._survey.deployment(self._book.operator(spec.name))
 
     async def _upgrade(self, deployed: Deployed, spec: OperatorSpec) -> cpb.Deployment:
         """New code and states of an operator. Every replica that answers must have the code, and says so first; one
         that does not answer now says so when it registers."""
-        await self._check_loadable(spec, set(deployed.assignment.owners) & self._desk.alive().keys())
+        owners = Counter(deployed.assignment.owners)
+        await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._desk.alive().keys()})
         await self._desk.record(Book.upgrade, spec)
-        return self._deployment(self._book.operator(spec.name))
+        await asyncio.gather(*(self._tell(name, spec, name in owners) for name in sorted(self._desk.alive())))
+        return self._survey.deployment(self._book.operator(spec.name))
 
-    async def _check_loadable(self, spec: OperatorSpec, names: set[str]) -> None:
-        """A replica that cannot load the code refuses here, before anything is decided."""
-        for name in sorted(names):
+    async def _tell(self, name: str, spec: OperatorSpec, owns: bool) -> None:
+        """A replica runs this version from its next batch on. An owner that does not answer is to register again, which
+        it cannot without hearing of it; others hear of it with the first partition."""
+        try:
             await self._desk.call(name, lambda stub: stub.Create, rpb.CreateRequest(spec=spec_to_pb(spec)))
+        except StateflowError as error:
+            log.warning("%s has not taken the new version of %s yet: %s", name, spec.name, error)
+            if owns:
+                self._members.expel(name)
+
+    async def _check_possible(self, spec: OperatorSpec, counts: Mapping[str, int]) -> None:
+        """A replica that cannot load the code, or have so many partitions, refuses here, before anything is decided."""
+        for name, count in sorted(counts.items()):
+            request = rpb.CreateRequest(spec=spec_to_pb(spec), total=count, asked=True)
+            await self._desk.call(name, lambda stub: stub.Create, request)
+
+    async def _create_or_take_back(self, deployed: Deployed, record: Any) -> None:
+        """What is reported as failed is not deployed, and no later controller goes on with it."""
+        try:
+            await self._create(deployed, record)
+        except StateflowError as error:
+            self._desk.check_leads()  # else it is the next one's, which goes on with it
+            await self._desk.record(Book.fail_deployment, record, error.to_wire())
+            await self._leaving.drop(deployed.spec.name)
+            raise
 
     async def _create(self, deployed: Deployed, record: Any) -> None:
-        for name in sorted(set(deployed.assignment.owners)):
-            request = rpb.CreateRequest(
-                spec=spec_to_pb(deployed.spec), partitions=sorted(deployed.assignment.of(name)), epoch=1
-            )
-            await self._desk.call(name, lambda stub: stub.Create, request)
+        """A few partitions at a time, at every owner beside the others. What is there already stays as it is, so a
+        deployment that was interrupted is gone on with by doing it again."""
+        name = deployed.spec.name
+        self._created[name] = 0
+        try:
+            owners = sorted(set(deployed.assignment.owners))
+            done = await asyncio.gather(*(self._create_at(o, deployed) for o in owners), return_exceptions=True)
+            for failed in filter(None, done):
+                raise failed
+        finally:
+            del self._created[name]
         await self._desk.record(Book.finish_deployment, record)
+
+    async def _create_at(self, owner: str, deployed: Deployed) -> None:
+        spec, numbers = spec_to_pb(deployed.spec), sorted(deployed.assignment.of(owner))
+        for at in range(0, len(numbers), CREATED_AT_ONCE):
+            request = rpb.CreateRequest(
+                spec=spec,
+                partitions=numbers[at : at + CREATED_AT_ONCE],
+                epoch=deployed.first_epoch,
+                total=len(numbers),
+            )
+            await self._desk.call(owner, lambda stub: stub.Create, request, CREATE_TIMEOUT_S)
+            self._created[spec.name] += len(request.partitions)
 
     @unary
     async def GetDeployment(
         self, request: cpb.GetDeploymentRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Deployment:
-        return self._deployment(self._book.operator(request.operator))
-
-    def _deployment(self, deployed: Deployed) -> cpb.Deployment:
-        names = sorted(set(deployed.assignment.owners))
-        index = {name: number for number, name in enumerate(names)}
-        return cpb.Deployment(
-            spec=spec_to_pb(deployed.spec),
-            version=deployed.assignment.version,
-            replicas=[replica_to_pb(self._book.replicas[name]) for name in names],
-            owners=[index[name] for name in deployed.assignment.owners],
-            epochs=deployed.assignment.epochs,
-        )
+        return self._survey.deployment(self._book.operator(request.operator))
 
     @unary
     async def Status(self, request: cpb.StatusRequest, context: grpc.aio.ServicerContext) -> cpb.StatusReply:
-        owned = self._desk.owned_counts()
-        return cpb.StatusReply(
-            replicas=[
-                cpb.ReplicaStatus(
-                    replica=replica_to_pb(info),
-                    alive=self._members.alive(info.name),
-                    last_heartbeat_s=self._members.heard_s(info.name),
-                    partitions=owned.get(info.name, 0),
-                )
-                for info in sorted(self._book.replicas.values(), key=lambda info: info.name)
-            ],
-            deployments=[self._deployment(deployed) for _, deployed in sorted(self._book.deployed.items())],
-            reconfigurations=[running.message for running in self._underway.running.values()],
-            standbys=self._standbys.views(),
-        )
+        return self._survey.status()
 
     # -- reconfigurations ---------------------------------------------------------------------------------
 
@@ -233,20 +381,18 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     async def Standby(self, request: cpb.StandbyRequest, context: grpc.aio.ServicerContext) -> cpb.StandbyReply:
         return cpb.StandbyReply(standbys=await self._standbys.want(request.operator, request.count))
 
-    @unary
+    @streaming
     async def ListReconfigurations(
         self, request: cpb.ListRequest, context: grpc.aio.ServicerContext
-    ) -> cpb.ReconfigurationList:
-        return cpb.ReconfigurationList(reconfigurations=self._underway.history(request.limit))
+    ) -> AsyncIterator[cpb.ReconfigurationList]:
+        for page in batched(self._underway.history(request.limit)):
+            yield cpb.ReconfigurationList(reconfigurations=page)
 
     @unary
     async def GetReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        for message in self._underway.history():
-            if message.id == request.id:
-                return message
-        return self._underway.found(request.id).refresh()  # raises what there is to say
+        return self._underway.found(request.id).refresh()
 
     @streaming
     async def WatchReconfiguration(
@@ -260,6 +406,12 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
         return self._underway.cancel(request.id)
+
+    @unary
+    async def ResolveReconfiguration(
+        self, request: cpb.ResolveRequest, context: grpc.aio.ServicerContext
+    ) -> cpb.Reconfiguration:
+        return self._takeovers.resolve(request.id, request.how)
 
     @unary
     async def PauseReconfiguration(
@@ -343,32 +495,11 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         await self._desk.close()
 
 
+def _home_of(message: cpb.Directory) -> Home:
+    return Home(message.id, message.place)
+
+
 def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
     """Whether routers and stored keys cannot tell the new version from the old one; states evolve."""
     same = ("partitions", "key", "output_schema", "side_schemas")
     return all(getattr(deployed, name) == getattr(spec, name) for name in same)
-
-
-async def serve(
-    ledger: Ledger,
-    listen: str,
-    settings: ControllerSettings | None = None,
-    *,
-    clock: Clock = SYSTEM_CLOCK,
-    ready: asyncio.Future[str] | None = None,
-    stop: asyncio.Event | None = None,
-) -> None:
-    """Run a controller until ``stop``. Raises PortInUse."""
-    server = grpc.aio.server(options=OPTIONS)
-    shell = ControllerServer(ledger, settings, clock)
-    controller_pb2_grpc.add_ControllerServiceServicer_to_server(shell, server)
-    try:
-        address = bind(server, listen)
-        await server.start()
-        shell.resume()
-        if ready is not None:
-            ready.set_result(address)
-        await (stop or asyncio.Event()).wait()
-        await server.stop(grace=1)
-    finally:
-        await shell.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Collection, Iterable
 
 from reconfig import migration as m
 from reconfig import plan
@@ -25,6 +26,7 @@ from stateflow.types import PartitionId
 log = logging.getLogger(__name__)
 #: a partition whose standby failed gets the next one no sooner than this
 AGAIN_S = 2.0
+NEAR_KEPT = 4
 
 
 class Standbys:
@@ -32,6 +34,9 @@ class Standbys:
         self._desk, self._carrier = desk, carrier
         self._runners: dict[str, MoveRunner] = {}  # by item
         self._not_before: dict[PartitionId, float] = {}
+        self._near: dict[PartitionId, tuple[str, ...]] = {}  # replicas that have most of it, the newest first
+        carrier.standby_move = self.move_at
+        carrier.on_owned = self._owned
 
     async def want(self, operator: str, count: int) -> list[cpb.StandbyView]:
         """Raises OperatorNotDeployed, InvalidArgument when there are too few replicas."""
@@ -64,6 +69,10 @@ class Standbys:
     def of(self, partition: PartitionId) -> list[MoveRunner]:
         return [runner for runner in self._runners.values() if runner.planned.partition == partition]
 
+    def move_at(self, partition: PartitionId, replica: str) -> str:
+        """The standby of a partition at a replica, as its move; empty: there is none."""
+        return next((r.planned.move_id for r in self.of(partition) if r.planned.target == replica), "")
+
     def copies(self, partition: PartitionId) -> list[Standby]:
         """As a take-over sees them."""
         return [
@@ -90,35 +99,57 @@ class Standbys:
         kept: Counter[PartitionId] = Counter()
         for runner in list(self._runners.values()):
             planned = runner.planned
-            owner, epoch = self._desk.book.operator(planned.partition.operator).assignment.owner(
-                planned.partition.partition
-            )
             wanted = self._desk.book.standbys.get(planned.partition.operator, 0)
-            follows = (owner, epoch) == (planned.source, planned.epoch)
-            if not follows or kept[planned.partition] >= wanted:
+            if self._is_outdated(planned) or kept[planned.partition] >= wanted:
                 runner.cancel()
             else:
                 kept[planned.partition] += 1
+
+    def _is_outdated(self, planned: PlannedMove) -> bool:
+        """Does it follow a former owner?"""
+        assignment = self._desk.book.operator(planned.partition.operator).assignment
+        return assignment.owner(planned.partition.partition) != (planned.source, planned.epoch)
+
+    def _owned(self, partition: PartitionId) -> None:
+        if self._desk.book.standbys.get(partition.operator):
+            self._desk.spawn(self._renew(partition))
+
+    async def _renew(self, partition: PartitionId) -> None:
+        """It has a new owner, which may acknowledge nothing before a standby follows it: at once."""
+        await self._end([runner for runner in self.of(partition) if self._is_outdated(runner.planned)])
+        await self.reconcile()
+
+    async def end(self, partitions: Collection[PartitionId]) -> None:
+        """All copies of partitions that are to begin anew. While that is in the book none is begun."""
+        await self._end([runner for runner in self._runners.values() if runner.planned.partition in partitions])
+
+    @staticmethod
+    async def _end(runners: Iterable[MoveRunner]) -> None:
+        ending = list(runners)
+        for runner in ending:
+            runner.cancel()
+        await asyncio.gather(*(runner.ended.wait() for runner in ending))
 
     async def _begin_missing(self, operator: str, count: int) -> None:
         book, now = self._desk.book, self._desk.clock.monotonic()
         assignment = book.operator(operator).assignment
         alive = self._desk.alive()
-        moving = {
+        changing = {
             open_move.planned.partition
             for open_move in book.open_moves.values()
             if open_move.planned.strategy != "standby"
-        }
+        } | {restore.partition for restore, _ in book.open_restores.values()}
         lacking: dict[PartitionId, str] = {}
         existing: dict[PartitionId, list[str]] = {}
+        for runner in self._runners.values():
+            existing.setdefault(runner.planned.partition, []).append(runner.planned.target)
         for number, owner in enumerate(assignment.owners):
             partition = PartitionId(operator, number)
-            have = [runner.planned.target for runner in self.of(partition)]
-            existing[partition] = have
-            ready = partition not in moving and self._not_before.get(partition, 0.0) <= now
+            have = existing.setdefault(partition, [])
+            ready = partition not in changing and self._not_before.get(partition, 0.0) <= now
             if len(have) < count and ready and owner in alive:
                 lacking[partition] = owner
-        missing = plan.spread_standbys(lacking, existing, count, list(alive.values()))
+        missing = plan.spread_standbys(lacking, existing, count, list(alive.values()), self._near)
         if not missing:
             return
         for partition, replica in missing:
@@ -140,23 +171,14 @@ class Standbys:
         try:
             await runner.run()
         finally:
-            self._runners.pop(runner.planned.item_id, None)
-            self._not_before[runner.planned.partition] = self._desk.clock.monotonic() + AGAIN_S
-        if runner.machine.error is not None and not isinstance(runner.machine.error, MoveAborted):
-            log.warning(
-                "standby of %s at %s: %s", runner.planned.partition, runner.planned.target, runner.machine.error
-            )
-
-    async def make_way(self, partitions: set[PartitionId], targets: set[str]) -> None:
-        """End the standbys that are where a move is about to bring their partition; what they fetched stays there."""
-        ending = [
-            runner
-            for runner in self._runners.values()
-            if runner.planned.partition in partitions and runner.planned.target in targets
-        ]
-        for runner in ending:
-            runner.cancel()
-        await asyncio.gather(*(runner.ended.wait() for runner in ending))
+            planned, error = runner.planned, runner.machine.error
+            self._runners.pop(planned.item_id, None)
+            near = dict.fromkeys((planned.target, planned.source, *self._near.get(planned.partition, ())))
+            self._near[planned.partition] = tuple(near)[:NEAR_KEPT]
+            if not isinstance(error, MoveAborted):
+                self._not_before[planned.partition] = self._desk.clock.monotonic() + AGAIN_S
+        if error is not None and not isinstance(error, MoveAborted):
+            log.warning("standby of %s at %s: %s", planned.partition, planned.target, error)
 
     async def hand_over(self, partition: PartitionId, successor: str) -> None:
         """The source is gone: end a partition's standbys, and leave the copy of the move ``successor`` as it is."""

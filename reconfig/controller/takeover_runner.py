@@ -6,14 +6,12 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import grpc.aio
-
 from reconfig import failover as f
 from reconfig.controller.errand import Errand
-from stateflow.errors import LeaseLost, Locked, Unavailable
+from stateflow.errors import LeaseLost, Locked, StaleTerm, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import fault_of, remote_error, spec_to_pb
+from stateflow.rpc.wire import fault_of, spec_to_pb
 
 log = logging.getLogger(__name__)
 #: a restore reads a whole checkpoint
@@ -23,6 +21,7 @@ TAKE_OVER_TIMEOUT_S = 600.0
 @dataclass(slots=True, kw_only=True)
 class TakeoverRunner(Errand):
     machine: f.Takeover
+    oldest_epoch: int  # of this deployment
 
     def __post_init__(self) -> None:
         self._begin_report(self.machine.phase)
@@ -91,16 +90,14 @@ class TakeoverRunner(Errand):
             epoch=self.planned.granted_epoch,
             how=self.planned.how,
             standby_move=self.planned.standby_move,
-            session=self.session(self.target.name),
+            oldest_epoch=self.oldest_epoch,
         )
         try:
-            reply = await self._stub(self.target).TakeOver(request, timeout=TAKE_OVER_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            meant = remote_error(error, self.target.address)
-            log.warning("take-over %s: %s", self.planned.move_id, meant)
-            self._events.put_nowait(
-                f.TargetUnknown() if isinstance(meant, Unavailable | LeaseLost) else f.TargetRefused(meant)
-            )
+            reply = await self.replicas.ask(self.target.name, lambda stub: stub.TakeOver, request, TAKE_OVER_TIMEOUT_S)
+        except StateflowError as error:
+            log.warning("take-over %s: %s", self.planned.move_id, error)
+            unknown = isinstance(error, Unavailable | LeaseLost | StaleTerm)
+            self._events.put_nowait(f.TargetUnknown() if unknown else f.TargetRefused(error))
             return
         self.report.note = self._note(reply)
         self._events.put_nowait(f.TargetOwned(reply.epoch))

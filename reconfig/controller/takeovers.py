@@ -14,7 +14,7 @@ from reconfig.controller.desk import Desk
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.controller.underway import Running, Underway
-from stateflow.errors import StateflowError
+from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.ledger import RecordState
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
@@ -26,13 +26,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A partition without an owner that serves. ``epoch``: it was owned at; ``sealed``: its owner is there with the
-    whole of it, and serves it no more."""
+    """A partition without an owner that serves. ``epoch``: it was owned at; ``why``: SEALED: its owner is there with
+    the whole of it, and serves it no more."""
 
     epoch: int
-    sealed: bool
+    why: f.Why
+
+    @property
+    def sealed(self) -> bool:
+        return self.why is f.Why.SEALED
 
 
+#: what may become of a partition whose seal cannot be proved
+RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
 MOST_DOUBLINGS = 4  # of the time between two attempts: at most 80 s by default
 #: states in which a replica has the partition it is assigned, or is about to
@@ -44,10 +50,12 @@ class Takeovers:
 
     def __init__(self, desk: Desk, underway: Underway, carrier: Carrier, standbys: Standbys) -> None:
         self._desk, self._underway, self._carrier, self._standbys = desk, underway, carrier, standbys
+        carrier.on_lost = self.lost
         self._runners: dict[PartitionId, TakeoverRunner] = {}
         self._orphans: dict[PartitionId, Orphan] = {}
         self._not_before: dict[PartitionId, float] = {}
         self._failures: dict[PartitionId, int] = {}
+        self._failed: dict[PartitionId, str] = {}  # why the last take-over did
         self._looked_at = len(desk.book.finished)
         self._restores_looked_at = len(desk.book.failed_restores)
 
@@ -56,8 +64,12 @@ class Takeovers:
     def registered(self, name: str, views: Iterable[rpb.PartitionView]) -> list[cpb.Superseded]:
         """What a replica that registers must seal, having lost it meanwhile. Notes what it should have and has not."""
         held = {PartitionId(view.operator, view.partition): view for view in views}
-        self._not_before.clear()  # what failed may have failed for want of this replica
-        self._failures.clear()
+        seen, granted = self._desk.book.epochs_seen, self._desk.book.epochs_granted
+        for partition, told in held.items():
+            if told.epoch > max(seen.get(partition, 0), granted.get(partition, 0)):
+                seen[partition] = told.epoch
+        for kept in (self._not_before, self._failures, self._failed):
+            kept.clear()  # what failed may have failed for want of this replica
         for partition, epoch in self._desk.book.assigned(name).items():
             view = held.get(partition)
             self._check_held(partition, epoch, view)
@@ -67,14 +79,23 @@ class Takeovers:
 
     def _check_held(self, partition: PartitionId, epoch: int, view: rpb.PartitionView | None) -> None:
         if view is not None and view.state == "SEALED" and view.epoch > epoch:
-            self._orphans[partition] = Orphan(epoch, True)
+            self._orphans[partition] = Orphan(epoch, self._why_sealed(view.move_id))
         elif partition in self._runners:
             pass  # it comes too late: see _superseded
         elif view is not None and view.state in HELD and view.epoch == epoch:
             self._orphans.pop(partition, None)
         else:
             log.error("state_missing: %s is assigned at epoch %d, its owner came without it", partition, epoch)
-            self._orphans[partition] = Orphan(epoch, False)
+            self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
+
+    def _why_sealed(self, move_id: str) -> f.Why:
+        """It is served as it was sealed for this move, but where that is not trusted."""
+        return f.Why.MISSING if move_id in self._desk.book.distrusted else f.Why.SEALED
+
+    def lost(self, partition: PartitionId, epoch: int, why: StateflowError) -> None:
+        """Its owner says that it had it at this epoch, and has it no more."""
+        log.error("%s", why)
+        self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
 
     def _look_at_aborted(self) -> None:
         """A move or restore that was granted and ended without an owner may have left its source sealed."""
@@ -85,12 +106,31 @@ class Takeovers:
                 self._desk.spawn(self._settle_fence(planned.source, planned.partition, planned.epoch, planned.move_id))
         self._looked_at = len(finished)
         for restore in failed[self._restores_looked_at :]:
-            owner, epoch = self._desk.book.operator(restore.partition.operator).assignment.owner(
-                restore.partition.partition
-            )
-            if owner == restore.owner:
-                self._desk.spawn(self._settle_fence(owner, restore.partition, epoch, restore.restore_id))
+            owned = self._owner(restore.partition)
+            if owned is not None and owned[0] == restore.owner:
+                self._desk.spawn(self._settle_fence(restore.owner, restore.partition, owned[1], restore.restore_id))
         self._restores_looked_at = len(failed)
+
+    def resolve(self, reconfiguration: str, how: str) -> cpb.Reconfiguration:
+        """Give up moves whose seal the target cannot prove: their partitions are taken over, by the source with what it
+        sealed, or from a standby or checkpoint. Raises InvalidArgument, MoveUnknown, MoveConflict."""
+        if how not in RESOLUTIONS:
+            raise InvalidArgument(f"{how!r} resolves nothing", remedy=f"use {' or '.join(RESOLUTIONS)}")
+        for runner in self._underway.stuck(reconfiguration):
+            log.warning("move %s is given up by command: %s", runner.planned.move_id, how)
+            runner.give_up(distrusted=how == "restore")
+        return self._underway.found(reconfiguration).refresh()
+
+    def undeployed(self, operator: str) -> None:
+        """Nothing of it is looked for an owner any more."""
+        for partition in [each for each in self._orphans if each.operator == operator]:
+            del self._orphans[partition]
+            for kept in (self._not_before, self._failures, self._failed):
+                kept.pop(partition, None)
+
+    def _owner(self, partition: PartitionId) -> tuple[str, int] | None:
+        deployed = self._desk.book.deployed.get(partition.operator)
+        return None if deployed is None else deployed.assignment.owner(partition.partition)
 
     async def _settle_fence(self, name: str, partition: PartitionId, epoch: int, move_id: str) -> None:
         """When a move has ended without an owner: does its source serve on, or did it seal?"""
@@ -101,7 +141,7 @@ class Takeovers:
         )
         while members.session(name) == session:
             await asyncio.sleep(TICK_S)
-            if book.operator(partition.operator).assignment.owner(partition.partition) != (name, epoch):
+            if self._owner(partition) != (name, epoch):
                 return
             if any(open_move.planned.move_id == move_id for open_move in book.open_moves.values()):
                 continue
@@ -111,7 +151,7 @@ class Takeovers:
                 log.warning("%s, fenced at %s for %s: %s", partition, name, move_id, error)
                 continue
             if reply.sealed:
-                self._orphans[partition] = Orphan(epoch, True)
+                self._orphans[partition] = Orphan(epoch, self._why_sealed(move_id))
             return
 
     def _superseded(self, name: str, partition: PartitionId, view: rpb.PartitionView) -> cpb.Superseded | None:
@@ -120,20 +160,24 @@ class Takeovers:
             return None
         owner, epoch = deployed.assignment.owner(partition.partition)
         runner = self._runners.get(partition)
-        if runner is not None and runner.machine.granted_epoch > view.epoch and runner.planned.target != name:
+        if runner is not None and runner.machine.granted_epoch > view.epoch:
+            # also where it is to take it over itself, having come without it before: it has it again, and must not
+            # serve it while somebody else is looked for
             if owner == name and partition in self._orphans:  # it comes back too late, but not in vain if that fails
-                self._orphans[partition] = Orphan(epoch, True)
+                self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
             owner, epoch = runner.planned.target, runner.machine.granted_epoch
         for restore, _ in self._desk.book.open_restores.values():
             if restore.partition == partition and owner == name != restore.target and restore.epoch > view.epoch:
                 # the target may own by now; should the restore fail, what is sealed here is served again
-                self._orphans[partition] = Orphan(epoch, True)
+                self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
                 owner, epoch = restore.target, restore.epoch
         burnt = 0
         if view.epoch > epoch and not self._is_owning(name, partition, view.epoch):
             burnt = view.epoch
             if owner == name:  # the whole of it, and what it served there meanwhile
-                self._orphans[partition] = Orphan(epoch, True)
+                self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
+        elif epoch == view.epoch and owner != name:
+            burnt = view.epoch  # an older copy of the ledger gave it away a second time
         elif epoch <= view.epoch:
             return None  # else it is outdated, even where it is the owner: its disk was put back
         return cpb.Superseded(
@@ -163,6 +207,8 @@ class Takeovers:
             try:
                 await self._tick()
                 await self._standbys.reconcile()
+            except StateflowError as error:
+                log.error("failover: %s", error)
             except Exception:
                 log.exception("failover")
 
@@ -170,13 +216,23 @@ class Takeovers:
         members, book = self._desk.members, self._desk.book
         self._look_at_aborted()
         for name in list(book.replicas):
-            if members.lapsed(name):
+            if members.lapsed(name) and not (self._desk.names.awaited(name) or members.is_opening(name)):
                 await self._lapsed(name)
-        for partition, orphan in list(self._orphans.items()):
+        for partition in list(self._orphans):
+            orphan = self._orphans.get(partition)
+            if orphan is None:
+                continue  # its owner came back while another was looked at
             if book.operator(partition.operator).assignment.owner(partition.partition)[1] > orphan.epoch:
                 del self._orphans[partition]  # it was restored meanwhile
             elif self._is_due(partition):
                 await self._start(partition)
+
+    def lack(self, partition: PartitionId) -> f.Lack | None:
+        """Why it is served by nobody; None: nothing is known to be amiss."""
+        orphan, owned = self._orphans.get(partition), self._owner(partition)
+        if orphan is None or owned is None or owned[1] > orphan.epoch:
+            return None
+        return f.Lack(owned[0], orphan.why, self._failed.get(partition, ""))
 
     def concerns(self, partition: PartitionId) -> bool:
         """It has no owner that answers."""
@@ -199,18 +255,17 @@ class Takeovers:
         for partition, epoch in self._desk.book.assigned(name).items():
             if partition not in self._orphans and partition not in self._runners:
                 log.warning("%s is without an owner: the lease of %s has lapsed", partition, name)
-                self._orphans[partition] = Orphan(epoch, False)
+                self._orphans[partition] = Orphan(epoch, f.Why.LAPSED)
 
     async def _start(self, partition: PartitionId) -> None:
         book = self._desk.book
         async with self._desk.planning:
-            deployed = book.operator(partition.operator)
-            owner, epoch = deployed.assignment.owner(partition.partition)
             if self._moves_on(partition):
                 return  # its move ends first: it may still end with an owner
             orphan = self._orphans.get(partition)
             if orphan is None:
                 return
+            owner, epoch = book.operator(partition.operator).assignment.owner(partition.partition)
             if orphan.epoch != epoch:  # it has another owner by now
                 del self._orphans[partition]
                 return
@@ -222,6 +277,7 @@ class Takeovers:
                 self._desk.owned_counts(),
             )
             if choice is None:
+                self._failed[partition] = "no replica answers that could"
                 return
             planned = PlannedMove(
                 self._desk.new_id(),
@@ -265,12 +321,12 @@ class Takeovers:
             planned=planned,
             spec=self._desk.book.operator(planned.partition.operator).spec,
             target=self._desk.book.replicas[planned.target],
-            channel=self._desk.channel,
+            replicas=self._desk,
             hooks=self._carrier.hooks(running, planned),
             settings=self._desk.settings,
             clock=self._desk.clock,
             machine=machine,
-            session=self._desk.members.session,
+            oldest_epoch=self._desk.book.operator(planned.partition.operator).first_epoch,
         )
         running.runners.append(runner)
         self._runners[planned.partition] = runner
@@ -294,11 +350,13 @@ class Takeovers:
         if runner.completed:
             self._orphans.pop(partition, None)
             self._failures.pop(partition, None)
+            self._failed.pop(partition, None)
             log.warning(
                 "%s went from %s to %s: %s", partition, runner.planned.source, runner.planned.target, runner.report.note
             )
         else:
             log.error("no take-over of %s: %s", partition, runner.machine.error)
+            self._failed[partition] = "" if runner.machine.error is None else runner.machine.error.what
             if self._orphans.get(partition) == known:  # else its owner came back meanwhile: at once
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
                 again_s = self._desk.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
@@ -312,5 +370,7 @@ class Takeovers:
             planned = open_move.planned
             if planned.strategy == "failover":
                 machine, first = f.Takeover.resumed(planned.partition, planned.granted_epoch, open_move.granted)
-                self._orphans[planned.partition] = Orphan(planned.epoch, planned.how == f.How.LOCAL)
+                self._orphans[planned.partition] = Orphan(
+                    planned.epoch, f.Why.SEALED if planned.how == f.How.LOCAL else f.Why.LAPSED
+                )
                 self._begin(*self._prepare(planned, machine), first)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
-from reconfig.controller.book import Book
+from reconfig import migration as m
+from reconfig.controller.book import Book, PlannedMove
 from reconfig.controller.history import past
 from reconfig.controller.options import Options
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.policies import Strategy
 from stateflow.errors import MoveConflict, MoveUnknown
+from stateflow.ledger import RecordState
 from stateflow.rpc import controller_pb2 as cpb
 
 WATCH_INTERVAL_S = 0.1
+WATCH_IDLE_S = 10.0
 FINISHED_KEPT = 1000
 
 
@@ -36,6 +41,8 @@ class Running:
         self.changed = asyncio.Event()
 
     def refresh(self) -> cpb.Reconfiguration:
+        if not self.runners:  # of an earlier process: the message is all there is
+            return self.message
         del self.message.moves[:]
         self.message.moves.extend(runner.report for runner in self.runners)
         return self.message
@@ -65,12 +72,18 @@ class Underway:
         running.changed.set()
 
     def found(self, reconfiguration: str) -> Running:
-        try:
-            return self.running[reconfiguration]
-        except KeyError:
-            raise MoveUnknown(
-                f"there is no reconfiguration {reconfiguration!r}", remedy="see `stateflow reconfig list`"
-            ) from None
+        """Under way, or over at any time. Raises MoveUnknown."""
+        running = self.running.get(reconfiguration)
+        if running is not None:
+            return running
+        if reconfiguration in self._book.history:
+            return Running(past(self._book.history[reconfiguration]))
+        raise MoveUnknown(f"there is no reconfiguration {reconfiguration!r}", remedy="see `stateflow reconfig list`")
+
+    def failed(self, reconfiguration: str) -> list[PlannedMove]:
+        """Its moves that ended so, whichever process began them."""
+        moves = self._book.history.get(reconfiguration, ())
+        return [planned for planned, record in moves if record.state is RecordState.FAILED]
 
     def cancel(self, reconfiguration: str) -> cpb.Reconfiguration:
         running = self.found(reconfiguration)
@@ -78,6 +91,21 @@ class Underway:
             runner.cancel()
         self._go_on(running)
         return running.refresh()
+
+    def stuck(self, reconfiguration: str) -> list[MoveRunner]:
+        """Its moves that are past their fence and not owned. Raises MoveUnknown, MoveConflict when there is none."""
+        found = [
+            runner
+            for runner in self.found(reconfiguration).runners
+            if isinstance(runner, MoveRunner) and runner.machine.phase is m.Phase.FENCED
+        ]
+        if not found:
+            raise MoveConflict(
+                "none of its moves stands behind its fence",
+                remedy="cancel it, or wait until it has ended",
+                reconfiguration=reconfiguration,
+            )
+        return found
 
     def pause(self, reconfiguration: str) -> cpb.Reconfiguration:
         """Moves that have not begun wait; those under way complete. Raises MoveConflict when it is over."""
@@ -117,7 +145,8 @@ class Underway:
             yield report
             if over:
                 return
-            await changed.wait()
+            with contextlib.suppress(TimeoutError):  # said again, so that who watches can tell it from a hang
+                await asyncio.wait_for(changed.wait(), WATCH_IDLE_S)
             if not running.over:
                 await asyncio.sleep(WATCH_INTERVAL_S)  # moves change many times a second; watchers need not
 
@@ -131,12 +160,11 @@ class Underway:
             if isinstance(runner, MoveRunner) and not runner.ended.is_set()
         ]
 
-    def history(self, limit: int = 0) -> list[cpb.Reconfiguration]:
-        """Newest first: those this process knows, then what the ledger says of earlier ones."""
-        known = [running.refresh() for running in reversed(self.running.values())]
-        if limit and len(known) >= limit:
-            return known[:limit]
-        names = {message.id for message in known}
-        earlier = past(self._book.finished, names, limit - len(known) if limit else 0)
-        everything = [*known, *earlier]
-        return everything[:limit] if limit else everything
+    def history(self, limit: int = 0) -> Iterator[cpb.Reconfiguration]:
+        """Newest first: those this process knows, then what the ledger says of earlier ones. Made one after another, of
+        what there is now."""
+        known = list(reversed(self.running.values()))
+        names = {running.message.id for running in known}
+        earlier = [moves for name, moves in reversed(self._book.history.items()) if name not in names]
+        everything = itertools.chain((running.refresh() for running in known), map(past, earlier))
+        return itertools.islice(everything, limit or None)

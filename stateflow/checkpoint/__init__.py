@@ -3,13 +3,16 @@
 from stateflow.checkpoint.cache import SiteCache
 from stateflow.checkpoint.codec import Codec
 from stateflow.checkpoint.collecting import Collected, Retention, collect
+from stateflow.checkpoint.identity import Known
 from stateflow.checkpoint.manifest import Manifest, ManifestFile
-from stateflow.checkpoint.store import CheckpointStore, Saved
+from stateflow.checkpoint.store import Adoption, CheckpointStore, Saved
 
 __all__ = [
+    "Adoption",
     "CheckpointStore",
     "Codec",
     "Collected",
+    "Known",
     "Manifest",
     "ManifestFile",
     "Retention",

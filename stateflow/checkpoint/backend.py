@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,7 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from fsspec.callbacks import Callback
+
 CHUNK_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 #: called with the bytes just written; may wait
 Throttle = Callable[[int], None]
 
@@ -29,7 +33,14 @@ class Stored:
 
 
 class Backend(Protocol):
-    """Raises FileNotFoundError, FileExistsError, other OSErrors, or whatever its client library raises."""
+    """Raises FileNotFoundError, FileExistsError, other OSErrors, or whatever its client library raises.
+
+    Attributes:
+        piece_bytes: an upload or download is seen to move at least once for so many.
+    """
+
+    @property
+    def piece_bytes(self) -> int: ...
 
     def create(self, name: str, data: bytes) -> None:
         """A new object, seen whole or not at all. Raises FileExistsError and then changes nothing."""
@@ -45,8 +56,8 @@ class Backend(Protocol):
         """The content in pieces of at most CHUNK_BYTES."""
         ...
 
-    def download(self, name: str, file: BinaryIO) -> None:
-        """The content into an open file that is empty."""
+    def download(self, name: str, file: BinaryIO, expected: int) -> None:
+        """The content into an open file that is empty; not all of it where it is longer than expected."""
         ...
 
     def list(self, prefix: str) -> list[Stored]:
@@ -64,6 +75,7 @@ class LocalBackend:
     """A directory. What ``create`` and ``upload`` returned from survives power loss."""
 
     TEMPORARY = "tmp"
+    piece_bytes = PIECE_BYTES
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -82,7 +94,7 @@ class LocalBackend:
         temporary = self._temporary()
         try:
             with path.open("rb") as source, temporary.open("xb") as file:
-                while sent := os.sendfile(file.fileno(), source.fileno(), None, CHUNK_BYTES):
+                while sent := os.sendfile(file.fileno(), source.fileno(), None, PIECE_BYTES):
                     throttle(sent)
                 _sync(file.fileno())
             try:
@@ -117,14 +129,15 @@ class LocalBackend:
             while data := file.read(CHUNK_BYTES):
                 yield data
 
-    def download(self, name: str, file: BinaryIO) -> None:
+    def download(self, name: str, file: BinaryIO, expected: int) -> None:
         with (self.root / name).open("rb") as source:
-            while os.sendfile(file.fileno(), source.fileno(), None, CHUNK_BYTES):
-                pass
+            left = expected + 1
+            while left > 0 and (sent := os.sendfile(file.fileno(), source.fileno(), None, min(left, PIECE_BYTES))):
+                left -= sent
 
     def list(self, prefix: str) -> list[Stored]:
         found = []
-        for folder, _, files in os.walk(self.root / prefix):
+        for folder, _, files in os.walk(self.root / prefix, onerror=_unless_it_is_gone):
             for file in files:
                 path = Path(folder) / file
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -145,6 +158,12 @@ class LocalBackend:
         (self.root / name).unlink(missing_ok=True)
 
 
+def _unless_it_is_gone(error: OSError) -> None:
+    """A folder that cannot be read is not an empty one: what it names would be collected."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
@@ -152,6 +171,8 @@ def _sync(descriptor: int) -> None:
 class FsspecBackend:
     """Anything fsspec knows. ``create`` is one conditional put where the store has that (memory, S3, GCS); elsewhere
     it looks first: two writers of the same name at the same instant are then told apart by nobody."""
+
+    piece_bytes = sys.maxsize  # a small object is sent in one piece, whatever small may be
 
     def __init__(self, fs: Any, root: str) -> None:
         self._fs = fs
@@ -175,8 +196,9 @@ class FsspecBackend:
 
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
         self._folder(self._path(name))
-        self._fs.put_file(str(path), self._path(name))
-        throttle(path.stat().st_size)
+        told = _Told(throttle)
+        self._fs.put_file(str(path), self._path(name), callback=told)
+        throttle(max(0, path.stat().st_size - told.bytes))
 
     def read(self, name: str) -> bytes:
         data: bytes = self._fs.cat_file(self._path(name))
@@ -187,14 +209,18 @@ class FsspecBackend:
             while data := file.read(CHUNK_BYTES):
                 yield data
 
-    def download(self, name: str, file: BinaryIO) -> None:
+    def download(self, name: str, file: BinaryIO, expected: int) -> None:
         for data in self.chunks(name):
             file.write(data)
+            if file.tell() > expected:
+                return
 
     def list(self, prefix: str) -> list[Stored]:
         self._fs.invalidate_cache()
         try:
-            found = self._fs.find(self._path(prefix), detail=True)
+            # by default folders that cannot be read are left out
+            strictly = {} if getattr(self._fs, "async_impl", False) else {"on_error": "raise"}
+            found = self._fs.find(self._path(prefix), detail=True, **strictly)
         except FileNotFoundError:
             return []
         return [self._stored(path, info) for path, info in found.items() if info.get("type") != "directory"]
@@ -222,6 +248,18 @@ class FsspecBackend:
         when = info.get("LastModified") or info.get("mtime") or info.get("created") or info.get("last_modified")
         name = path[len(self._root) + 1 :] if path.startswith(self._root) else path.lstrip("/")[len(self._root) :]
         return Stored(name.lstrip("/"), int(info.get("size") or 0), _micros(when))
+
+
+class _Told(Callback):
+    """What fsspec says it has sent."""
+
+    def __init__(self, throttle: Throttle) -> None:
+        super().__init__()
+        self._throttle, self.bytes = throttle, 0
+
+    def relative_update(self, inc: int = 1) -> None:
+        self.bytes += inc
+        self._throttle(inc)
 
 
 def _micros(when: Any) -> int:

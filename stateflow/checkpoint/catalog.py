@@ -4,7 +4,8 @@
 ``blobs/<2>/<digest>[.zst][.<key id>][.g<generation>]``     content, named by the xxh3_128 of its plain form
 ``manifests/<operator>/p00003/<epoch>-<sequence>.json``     checkpoints; published last, never changed
 ``savepoints/<name>/<operator>/p00003.json``                manifests that are kept until deleted
-``intents/<id>.json``                                       digests an upload under way relies on
+``STORE``                                                   the marker: which store this is
+``intents/<id>.json``                                       digests that an upload, a restore or a reader relies on
 ``condemned/<id>.json``                                     blobs a collection under way may delete
 ``tmp/``                                                    of a local directory: files being written
 =========================================================  ===================================================
@@ -20,26 +21,23 @@ from dataclasses import dataclass
 
 from stateflow.checkpoint.codec import Codec
 from stateflow.checkpoint.manifest import Manifest, Order, parse_name
-from stateflow.checkpoint.objects import Objects
+from stateflow.checkpoint.objects import TEMPORARY, Objects
 from stateflow.errors import CheckpointCorrupt, CheckpointNewer, StateflowError
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-MANIFESTS, SAVEPOINTS, BLOBS, INTENTS, CONDEMNED, TEMPORARY = (
-    "manifests",
-    "savepoints",
-    "blobs",
-    "intents",
-    "condemned",
-    "tmp",
-)
+MANIFESTS, SAVEPOINTS, BLOBS, INTENTS, CONDEMNED = "manifests", "savepoints", "blobs", "intents", "condemned"
+__all__ = ["BLOBS", "CONDEMNED", "INTENTS", "MANIFESTS", "SAVEPOINTS", "TEMPORARY", "Catalog", "Found", "Mark"]
+#: a partition of a hundred thousand files has less
+MANIFEST_BYTES_MAX = 32 << 20
 _PLACE = re.compile(rf"{MANIFESTS}/([^/]+)/p(\d+)/[^/]+\Z")
 _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A manifest's object. ``savepoint``: its name, empty for a checkpoint; ``order`` and ``attempt``: by its name."""
+    """A manifest's object. ``savepoint``: its name, empty for a checkpoint; ``order`` and ``attempt``: by its name;
+    ``size``: bytes."""
 
     name: str
     partition: PartitionId
@@ -47,6 +45,7 @@ class Found:
     attempt: int
     modified_us: int
     savepoint: str = ""
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Catalog:
             place, parsed = _PLACE.search(stored.name), parse_name(stored.name)
             if place is not None and parsed is not None:
                 id_ = PartitionId(place[1], int(place[2]))
-                found.append(Found(stored.name, id_, *parsed, stored.modified_us))
+                found.append(Found(stored.name, id_, *parsed, stored.modified_us, size=stored.size))
         return sorted(found, key=lambda each: (_by(each.partition), *(-n for n in (*each.order, each.attempt))))
 
     def savepoints(self, name: str | None = None) -> list[Found]:
@@ -80,11 +79,17 @@ class Catalog:
             place = _SAVEPOINT.search(stored.name)
             if place is not None:
                 id_ = PartitionId(place[2], int(place[3]))
-                found.append(Found(stored.name, id_, (0, 0), 0, stored.modified_us, place[1]))
+                found.append(Found(stored.name, id_, (0, 0), 0, stored.modified_us, place[1], stored.size))
         return sorted(found, key=lambda each: (each.savepoint, _by(each.partition)))
 
     def read(self, found: Found) -> Manifest:
         """Raises CheckpointCorrupt, CheckpointNewer, WrongKey; FileNotFoundError when it was deleted meanwhile."""
+        if found.size > MANIFEST_BYTES_MAX:
+            raise CheckpointCorrupt(
+                f"the manifest has {found.size} bytes, which none has",
+                remedy="an older checkpoint is used",
+                place=found.name,
+            )
         manifest = Manifest.decode(self._codec.unseal(self._objects.read(found.name), found.name), found.name)
         if manifest.id != found.partition or (not found.savepoint and manifest.order != found.order):
             raise CheckpointCorrupt(
@@ -95,7 +100,7 @@ class Catalog:
         return manifest
 
     def newest(self, partition: PartitionId, passed_over: list[StateflowError] | None = None) -> Iterator[Manifest]:
-        """Readable manifests of a partition, newest first; the others are logged and added to ``passed_over``.
+        """Readable manifests of a partition, newest first; the others are added to ``passed_over``, or logged.
 
         Raises CheckpointNewer and WrongKey: what is there then cannot be judged, and to fall back would lose it.
         """
@@ -105,8 +110,9 @@ class Catalog:
             except CheckpointNewer:
                 raise
             except CheckpointCorrupt as error:
-                log.error("%s", error)
-                if passed_over is not None:
+                if passed_over is None:
+                    log.error("%s", error)
+                else:
                     passed_over.append(error)
             except FileNotFoundError:  # collected meanwhile
                 continue
@@ -120,7 +126,7 @@ class Catalog:
                 names = frozenset(str(name) for name in json.loads(self._objects.read(stored.name)))
             except FileNotFoundError:
                 continue
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 names = None
             found.append(Mark(stored.name, stored.modified_us, names))
         return found

@@ -23,6 +23,7 @@ from stateflow.errors import CheckpointCorrupt, ExtraMissing, InvalidArgument, W
 
 KEY_VARIABLE = "STATEFLOW_CHECKPOINT_KEY"
 COMPRESSIONS: Final = ("none", "zstd")
+STEP_BYTES = 1 << 20
 ZSTD_LEVEL = 1
 _ZSTD: Final = ".zst"
 _MAGIC: Final = b"SFE1"
@@ -107,14 +108,30 @@ def _compress(content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decompress(content: Iterable[bytes], place: str) -> Iterator[bytes]:
-    decompressor = zstandard.ZstdDecompressor().decompressobj()
+    """In bounded steps: no more is inflated than somebody asks for. What was cut off gives less, as digests tell."""
+    source: Any = _Source(iter(content))
+    reader = zstandard.ZstdDecompressor().stream_reader(source)
     try:
-        for data in content:
-            yield decompressor.decompress(data)
+        while data := reader.read(STEP_BYTES):
+            yield data
     except zstandard.ZstdError as error:
         raise _damaged(place) from error
-    if not decompressor.eof:
-        raise _damaged(place)
+
+
+class _Source:
+    """Pieces as a file that is read from front to end."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._rest = pieces, b""
+
+    def read(self, size: int) -> bytes:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._rest = piece
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
 
 
 def _damaged(place: str) -> CheckpointCorrupt:
@@ -128,7 +145,7 @@ class _Cipher:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
             raise ExtraMissing(
-                "encryption needs the package cryptography", remedy="pip install 'stateflow[encryption]'"
+                "encryption needs the package cryptography", remedy="pip install 'stateflow-streams[encryption]'"
             ) from error
         self._aead: Any = AESGCM
         self._invalid = InvalidTag

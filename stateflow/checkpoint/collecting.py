@@ -1,10 +1,12 @@
 """Retention and garbage collection: what to keep is decided by pure functions, the shell only lists and deletes.
 
-Mark and sweep. Referenced is what any readable manifest or savepoint names; spared is what an upload under way relies
-on. The order of steps makes it safe beside uploads: list blobs, condemn the unreferenced, read intents, read the
-manifests once more, delete what is still neither. See :mod:`stateflow.checkpoint.store` for the upload's side.
+Mark and sweep. Referenced is what any readable manifest or savepoint names; spared is what an upload, a restore or a
+reader under way relies on. The order of steps makes it safe beside them: remove the holds of the dead, list blobs,
+condemn the unreferenced, read the holds, read the manifests once more, delete what is still neither. See
+:mod:`stateflow.checkpoint.holds` for the other side.
 
-While a manifest that retention still keeps cannot be read, nothing is swept: its blobs are not known.
+Only the clock of the store counts: this machine's may be wrong. A checkpoint counts as kept when all of its blobs are
+there. While a manifest that retention still keeps cannot be read, nothing is swept: its blobs are not known.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, INTENTS, TEMPORARY, Catalog, Found, Mark
+from stateflow.checkpoint.holds import MARK_LIFE_S
 from stateflow.checkpoint.manifest import Manifest, digest_of
-from stateflow.checkpoint.store import MARK_LIFE_S, CheckpointStore
-from stateflow.errors import CheckpointCorrupt, InvalidArgument
+from stateflow.checkpoint.store import CheckpointStore
+from stateflow.errors import CheckpointCorrupt, InvalidArgument, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,13 @@ class Retention:
             raise InvalidArgument("an age cannot be negative", remedy="give seconds, 0 or more")
 
 
-def to_drop(checkpoints: Iterable[Found], readable: Collection[str], retention: Retention, now_us: int) -> list[Found]:
+def to_drop(checkpoints: Iterable[Found], whole: Collection[str], retention: Retention, now_us: int) -> list[Found]:
     """Of one partition's checkpoints those that retention does not keep.
 
-    Unreadable ones do not count as kept, and go with the readable ones around them.
+    Others than the whole ones do not count as kept, and go with those around them.
 
     Args:
-        readable: names of those whose manifest could be read.
+        whole: names of those whose manifest could be read, and whose blobs are there.
     """
     dropped = []
     kept = 0
@@ -52,23 +55,19 @@ def to_drop(checkpoints: Iterable[Found], readable: Collection[str], retention: 
         young = now_us - found.modified_us < retention.age_s * 1e6
         if kept >= retention.keep and not young:
             dropped.append(found)
-        elif found.name in readable:
+        elif found.name in whole:
             kept += 1
     return dropped
 
 
-def to_sweep(
-    blobs: Mapping[str, int], referenced: Collection[str], intents: Iterable[Mark], now_us: int
-) -> dict[str, int] | None:
-    """Blobs (name → bytes) that nobody needs. None: nothing may be swept, for an upload's mark is torn.
+def to_sweep(blobs: Mapping[str, int], referenced: Collection[str], holds: Iterable[Mark]) -> dict[str, int] | None:
+    """Blobs (name → bytes) that nobody needs. None: nothing may be swept, for a hold is torn.
 
     Args:
         referenced: blobs that manifests name.
     """
     relied_on: set[str] = set()
-    for mark in intents:
-        if is_dead(mark, now_us):
-            continue
+    for mark in holds:
         if mark.names is None:
             return None
         relied_on |= mark.names
@@ -82,7 +81,8 @@ def is_dead(mark: Mark, now_us: int) -> bool:
 
 @dataclass(slots=True)
 class Collected:
-    """What a collection did, or with ``dry_run`` would do. ``held_up``: why nothing was swept, empty when it was."""
+    """What a collection did, or with ``dry_run`` would do. ``held_up``: why nothing was swept, empty when it was.
+    ``incomplete``: manifests that name blobs which are not there."""
 
     dry_run: bool
     checkpoints_kept: int = 0
@@ -92,6 +92,7 @@ class Collected:
     bytes_deleted: int = 0
     held_up: str = ""
     unreadable: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,60 +110,76 @@ class Collector:
 
     def run(self, *, dry_run: bool = False, drop_corrupt: bool = False) -> Collected:
         """Args: drop_corrupt: delete manifests that cannot be read, instead of keeping every blob for their sake."""
-        now_us = self._store.clock.now_us()
+        self._store.check()
+        now_us = self._objects.now_us()
         report = Collected(dry_run)
+        if not dry_run:  # before manifests are looked at: who is not dead sees that it was taken for that
+            self._tidy(now_us)
         blobs = {stored.name[len(BLOBS) + 1 :]: stored.size for stored in self._store.blobs()}
         checkpoints = self._catalog.checkpoints()
         self._read_all(checkpoints)
-        dropped = self._dropped(checkpoints, now_us, drop_corrupt)
+        report.incomplete = [found.name for found in checkpoints if not self._has_blobs(found, blobs)]
+        dropped = self._dropped(checkpoints, report.incomplete, now_us, drop_corrupt)
         gone = {found.name for found in dropped}
         for found in dropped:
             if not dry_run:
                 self._objects.delete(found.name)
+        report.incomplete = [name for name in report.incomplete if name not in gone]
         report.checkpoints_dropped = len(dropped)
         report.checkpoints_kept = len(checkpoints) - len(dropped)
         kept = [found for found in checkpoints if found.name not in gone] + self._catalog.savepoints()
         self._read_all(kept)
-        self._sweep(blobs, kept, gone, now_us, report)
+        self._sweep(blobs, kept, gone, report)
         return report
 
-    def _dropped(self, checkpoints: list[Found], now_us: int, drop_corrupt: bool) -> list[Found]:
+    def _has_blobs(self, found: Found, blobs: Mapping[str, int]) -> bool:
+        """One that was published meanwhile has blobs that were not listed: they are asked for one by one."""
+        manifest = self._read.get(found.name)
+        if not isinstance(manifest, Manifest):
+            return True  # it is reported as what it is
+        return all(file.blob in blobs or self._objects.stat(f"{BLOBS}/{file.blob}") for file in manifest.files)
+
+    def _dropped(
+        self, checkpoints: list[Found], incomplete: Collection[str], now_us: int, drop_corrupt: bool
+    ) -> list[Found]:
         readable = {name for name, outcome in self._read.items() if isinstance(outcome, Manifest)}
+        whole = readable - set(incomplete)
         by_partition: dict[Any, list[Found]] = {}
         for found in checkpoints:
             by_partition.setdefault(found.partition, []).append(found)
         dropped = []
         for group in by_partition.values():
-            mine = to_drop(group, readable, self._retention, now_us)
+            mine = to_drop(group, whole, self._retention, now_us)
             if drop_corrupt:
                 mine += [found for found in group if found.name not in readable and found not in mine]
             dropped += mine
         return dropped
 
-    def _sweep(
-        self, blobs: dict[str, int], kept: list[Found], gone: Collection[str], now_us: int, report: Collected
-    ) -> None:
-        condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS), now_us)
+    def _sweep(self, blobs: dict[str, int], kept: list[Found], gone: Collection[str], report: Collected) -> None:
+        began = self._store.clock.monotonic()
+        condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS))
         mark = f"{CONDEMNED}/{uuid.uuid4().hex}.json"
         if condemned and not report.dry_run:
             self._objects.create(mark, json.dumps(sorted(condemned)).encode())
         try:
-            intents = self._catalog.marks(INTENTS)
+            holds = self._catalog.marks(INTENTS)
             kept = [found for found in self._catalog.checkpoints() if found.name not in gone]
             kept += self._catalog.savepoints()
             self._read_all(kept)
             report.unreadable = sorted(f.name for f in kept if isinstance(self._read.get(f.name), CheckpointCorrupt))
-            swept = None if condemned is None else to_sweep(condemned, self._referenced(kept), intents, now_us)
+            swept = None if condemned is None else to_sweep(condemned, self._referenced(kept), holds)
             if report.unreadable:
                 report.held_up = (
                     "manifests cannot be read, so that their blobs are not known: they go when newer checkpoints have "
                     "replaced them, or at once with --drop-corrupt"
                 )
             elif swept is None:
-                report.held_up = "an upload's mark is torn: it is passed over a day after it was written"
+                report.held_up = "a mark of what is under way is torn: it is passed over a day after it was written"
             else:
+                self._store.check()  # what was listed last was listed of this store
                 for name, size in swept.items():
                     if not report.dry_run:
+                        self._check_age(began)
                         self._objects.delete(f"{BLOBS}/{name}")
                     report.blobs_deleted += 1
                     report.bytes_deleted += size
@@ -170,8 +187,11 @@ class Collector:
         finally:
             if condemned and not report.dry_run:
                 self._objects.delete(mark)
-        if not report.dry_run:
-            self._tidy(now_us)
+
+    def _check_age(self, began: float) -> None:
+        """A process that was stopped for a day has lost its mark, and uploads rely again on what it condemned."""
+        if self._store.clock.monotonic() - began > MARK_LIFE_S / 2:
+            raise Unavailable("the collection took too long to go on", remedy="start it again", url=self._store.url)
 
     def _referenced(self, found: Iterable[Found]) -> set[str]:
         manifests = (self._read.get(each.name) for each in found)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import xxhash
 
 from stateflow.errors import CheckpointCorrupt, CheckpointNewer
-from stateflow.types import PartitionId
+from stateflow.types import NAME, PartitionId
 
 FORMAT = 2
 _NAME = re.compile(r"(\d{12})-(\d{16})(?:-(\d+))?\.json\Z")
+_DIGEST = re.compile(r"[0-9a-f]{2,64}")
+_BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2,64}(?:\.[a-z0-9]+)*")
 Order = tuple[int, int]
 
 
@@ -102,12 +105,16 @@ class Manifest:
                 )
             if format_ < 1 or not set(values) <= {each.name for each in fields(cls)}:
                 raise ValueError("the format is unknown")
+            _check_types(values)
             files = tuple(_file(each) for each in values.pop("files"))
+            if len({file.name for file in files}) < len(files):
+                raise ValueError("two files have one name")
             values["key"] = tuple(values.get("key", ()))
             return cls(files=files, **values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            why = " ".join(str(error).split())[:200] or type(error).__name__
             raise CheckpointCorrupt(
-                f"a manifest cannot be read: {error}", remedy="an older checkpoint is used", place=place
+                f"a manifest cannot be read: {why}", remedy="an older checkpoint is used", place=place
             ) from error
 
 
@@ -116,10 +123,63 @@ def _checksum(body: str) -> str:
     return digest
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_micros(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _is_states(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict)
+        and all(_is_text(each.get(name)) for name in ("name", "kind", "tag"))
+        and isinstance(each.get("coders"), list)
+        and all(map(_is_text, each["coders"]))
+        for each in value
+    )
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "operator": _is_text,
+    "partition": lambda value: _is_count(value) and value < 1 << 32,
+    "epoch": _is_count,
+    "sequence": _is_count,
+    "digest": _is_text,
+    "positions": lambda value: isinstance(value, dict) and all(map(_is_micros, value.values())),
+    "created_us": _is_micros,
+    "replica": _is_text,
+    "files": lambda value: isinstance(value, list),
+    "watermark_us": lambda value: value is None or _is_micros(value),
+    "state_digest": _is_text,
+    "schema": _is_states,
+    "target": _is_text,
+    "version": _is_text,
+    "partitions": lambda value: _is_count(value) and value < 1 << 32,
+    "key": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+}
+
+
+def _check_types(values: dict[str, Any]) -> None:
+    """Raises ValueError for a field of another type: it would be met where nobody expects it."""
+    wrong = [name for name, value in values.items() if not _TYPES[name](value)]
+    if wrong:
+        raise ValueError(f"wrongly typed: {', '.join(wrong)}")
+
+
 def _file(values: dict[str, Any]) -> ManifestFile:
     file = ManifestFile(**values)
-    if "/" in file.name or file.name in ("", ".", ".."):
+    if not (isinstance(file.name, str) and NAME.holds(file.name)):
         raise ValueError("a file name is no name")
+    if not (_is_count(file.size) and _is_text(file.digest) and _DIGEST.fullmatch(file.digest)):
+        raise ValueError("a file has no size or digest")
+    if not _is_text(file.blob) or (file.blob and not _BLOB.fullmatch(file.blob)):
+        raise ValueError("a blob's name is no name")
     return file if file.blob else ManifestFile(file.name, file.size, file.digest, blob_name(file.digest))
 
 

@@ -1,4 +1,5 @@
-"""A backend that cannot hang or surprise: every call is bounded in time, and fails with an error of ours.
+"""A backend that cannot hang or surprise: every call is bounded in time, and fails with an error of ours. A transfer is
+bounded in how long nothing moves, however long it takes.
 
 A call that does not come back is left behind in a daemon thread; the caller goes on with Unavailable.
 """
@@ -6,7 +7,9 @@ A call that does not come back is left behind in a daemon thread; the caller goe
 from __future__ import annotations
 
 import errno
+import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
@@ -14,14 +17,21 @@ from typing import Any, BinaryIO, Final, TypeVar
 import fsspec
 
 from stateflow.checkpoint.backend import Backend, FsspecBackend, LocalBackend, Stored, Throttle
-from stateflow.errors import ExtraMissing, InvalidArgument, StateflowError, Unavailable
+from stateflow.errors import CheckpointStoreMissing, ExtraMissing, InvalidArgument, StateflowError, Unavailable
+from stateflow.masking import masked
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
-#: a transfer may take this long beside the timeout, so that slow links are slow and not broken
-BYTES_PER_S_MIN = 1 << 20
+#: what is sent or fetched in one piece, as far as is seen from here, may take this long beside the timeout: slow links
+#: are slow and not broken
+BYTES_PER_S_MIN = 32 << 10
+#: how often it is looked whether a transfer moves
+LOOK_S = 0.5
 #: schemes whose fsspec implementation is an extra of ours
-_EXTRAS: Final = {"s3": "pip install 'stateflow[s3]'", "s3a": "pip install 'stateflow[s3]'"}
+_EXTRAS: Final = {"s3": "pip install 'stateflow-streams[s3]'", "s3a": "pip install 'stateflow-streams[s3]'"}
+LOCAL: Final = ("file", "local")
+#: of a local directory: files being written; anywhere: probes
+TEMPORARY: Final = "tmp"
 _END: Final = object()
 #: the disk that was written to is full
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -39,8 +49,16 @@ class Objects:
         self._call(self._timeout_s, self._backend.create, name, data)
 
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
-        timeout_s = self._timeout_s + path.stat().st_size / BYTES_PER_S_MIN
-        self._call(timeout_s, self._backend.upload, name, path, throttle)
+        sent = 0
+
+        def moved(size: int) -> None:
+            nonlocal sent
+            sent += 1
+            throttle(size)
+            sent += 1  # it may have made it wait
+
+        piece = self._piece(path.stat().st_size)
+        self._call(piece, self._backend.upload, name, path, moved, moved=lambda: sent)
 
     def read(self, name: str) -> bytes:
         return self._call(self._timeout_s, self._backend.read, name)
@@ -54,8 +72,14 @@ class Objects:
             yield piece
 
     def download(self, name: str, file: BinaryIO, size: int) -> None:
-        """Args: size: expected, bytes; it may take longer the larger it is."""
-        self._call(self._timeout_s + size / BYTES_PER_S_MIN, self._backend.download, name, file)
+        """Args: size: expected, bytes; of more little more is read."""
+        descriptor = file.fileno()
+        piece = self._piece(size)
+        self._call(piece, self._backend.download, name, file, size, moved=lambda: os.fstat(descriptor).st_size)
+
+    def _piece(self, size: int) -> float:
+        """How long nothing may be seen to move of a transfer of this many bytes, seconds."""
+        return self._timeout_s + min(size, self._backend.piece_bytes) / BYTES_PER_S_MIN
 
     def list(self, prefix: str) -> list[Stored]:
         return self._call(self._timeout_s, self._backend.list, prefix)
@@ -66,7 +90,22 @@ class Objects:
     def delete(self, name: str) -> None:
         self._call(self._timeout_s, self._backend.delete, name)
 
-    def _call(self, timeout_s: float, work: Callable[..., T], *arguments: Any) -> T:
+    def now_us(self) -> int:
+        """By the clock that dates what is in the store, which need not be this machine's."""
+        probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        self.create(probe, b"now")
+        try:
+            made = self.stat(probe)
+        finally:
+            self.delete(probe)
+        if made is None:
+            raise Unavailable("the checkpoint store does not keep what is written", remedy="see to it", url=self.url)
+        return made.modified_us
+
+    def _call(
+        self, timeout_s: float, work: Callable[..., T], *arguments: Any, moved: Callable[[], int] = lambda: 0
+    ) -> T:
+        """Args: timeout_s: from the beginning, and from the last time that ``moved`` gave another number."""
         outcome: list[T] = []
         failure: list[BaseException] = []
 
@@ -78,7 +117,14 @@ class Objects:
 
         thread = threading.Thread(target=run, name="checkpoint store", daemon=True)
         thread.start()
-        thread.join(timeout_s)
+        last, left = moved(), timeout_s
+        while left > 0:
+            thread.join(min(left, LOOK_S))
+            if not thread.is_alive():
+                break
+            left -= LOOK_S
+            if (now := moved()) != last:
+                last, left = now, timeout_s
         if failure:
             raise self._meaning(failure[0])
         if not outcome:
@@ -107,7 +153,7 @@ class Objects:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = masked(str(error)).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
 
 
@@ -117,16 +163,17 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
     Raises InvalidArgument for a place that cannot be, ExtraMissing for a scheme whose package is not installed.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
-    if scheme in ("", "file", "local"):
+    if scheme in ("", *LOCAL):
         root = Path(url.partition("://")[2] if scheme else url).absolute()
-        try:
-            if create:
-                root.mkdir(parents=True, exist_ok=True)
-            elif not root.is_dir():
-                raise FileNotFoundError(errno.ENOENT, "there is no such directory")
-        except OSError as error:
-            raise _unusable(url, error.strerror or str(error)) from error
-        return LocalBackend(root)
+        if not root.is_dir():
+            if not create:
+                raise CheckpointStoreMissing(
+                    "there is no checkpoint store: there is no such directory", remedy="is it mounted?", url=url
+                )
+            there = next(path for path in (root, *root.parents) if path.exists())
+            if not there.is_dir():
+                raise _unusable(url, f"{there} is no directory")
+        return LocalBackend(root)  # which is made with its marker, not before
     try:
         if scheme in _EXTRAS:
             options.setdefault("use_listings_cache", False)
@@ -135,14 +182,22 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
         raise ExtraMissing(
             f"{scheme}:// needs a package that is not installed: {_first_line(error)}",
             remedy=_EXTRAS.get(scheme, "install the package it names"),
-            url=url,
+            url=masked(url),
         ) from error
     except (ValueError, OSError) as error:
         raise _unusable(url, _first_line(error)) from error
     return FsspecBackend(fs, root_path)
 
 
+def place_of(url: str) -> str:
+    """One place under one name, as far as that can be told without asking it."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme in LOCAL:
+        return str(Path(rest if separator else url).resolve())
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
 def _unusable(url: str, why: str) -> InvalidArgument:
     return InvalidArgument(
-        f"checkpoints cannot be kept there: {why}", remedy="name a writable directory or fsspec URL", url=url
+        f"checkpoints cannot be kept there: {why}", remedy="name a writable directory or fsspec URL", url=masked(url)
     )

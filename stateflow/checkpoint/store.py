@@ -3,22 +3,21 @@
 Publication is one exclusive new object. Its name orders it by (epoch, sequence), and a name that is taken is not
 written again, so that neither a repeated nor a late upload changes what others read.
 
-Collecting (:mod:`stateflow.checkpoint.collecting`) may run at any time. An upload first says which digests it relies
-on, then reads which blobs are condemned; a collection condemns first and then reads what uploads rely on. Whichever
-came second sees the other: the upload stores a condemned blob again under a name of its own, the collection spares
-what an upload relies on.
+Collecting (:mod:`stateflow.checkpoint.collecting`) may run at any time: :mod:`stateflow.checkpoint.holds` says why
+nothing that is being uploaded, read or adopted is lost by it.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
+import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
@@ -28,10 +27,12 @@ import xxhash
 
 from stateflow.checkpoint.backend import Backend, Stored, Throttle
 from stateflow.checkpoint.cache import SiteCache
-from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, INTENTS, TEMPORARY, Catalog, folder_of, savepoint_place
+from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, TEMPORARY, Catalog, folder_of, savepoint_place
 from stateflow.checkpoint.codec import Codec, key_from_environment
+from stateflow.checkpoint.holds import Hold
+from stateflow.checkpoint.identity import Known, another, make_marker, missing, read_marker
 from stateflow.checkpoint.manifest import Manifest, ManifestFile, blob_name, manifest_name
-from stateflow.checkpoint.objects import FULL, TIMEOUT_S, Objects, open_backend
+from stateflow.checkpoint.objects import FULL, TIMEOUT_S, Objects, open_backend, place_of
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
     CheckpointCorrupt,
@@ -41,11 +42,12 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
+from stateflow.masking import masked
 from stateflow.types import PartitionId, check_name
 
 log = logging.getLogger(__name__)
-#: marks older than this are of processes that died; no upload may take longer
-MARK_LIFE_S = 24 * 3600.0
+#: an upload whose hold was taken for dead is done again so often
+ATTEMPTS = 3
 RESTORE_THREADS = 4
 #: a file is hashed in pieces that stay in a core's cache
 HASHED_BYTES = 256 << 10
@@ -88,17 +90,61 @@ class CheckpointStore:
         backend: Backend | None = None,
         **options: Any,
     ) -> None:
-        self.url = url
+        self.url = masked(url)
+        self.place = self.url if backend is not None else masked(place_of(url))
         self.codec = codec or Codec(key=key_from_environment())
         self.cache = cache
         self.clock = clock
-        self.objects = Objects(backend or open_backend(url, create=create, **options), url, timeout_s)
+        self.objects = Objects(backend or open_backend(url, create=create, **options), self.url, timeout_s)
         self.catalog = Catalog(self.objects, self.codec)
+        self._create = create
+        self._id = ""
+        self._note: Path | None = None
+        self._keep: Callable[[Known], None] = lambda _: None
+        self._warned = False
+
+    # -- which store it is ----------------------------------------------------------------------------------
+
+    def remember(self, known: Known | None, keep: Callable[[Known], None], note: Path) -> None:
+        """Be the store that was used before: another one, or none, is refused and nothing is made in its place.
+
+        Args:
+            known: None: none was used before.
+            keep: called when one is used for the first time; what it is given is ``known`` the next time.
+            note: where that is kept, for errors.
+        """
+        self._note, self._keep = note, keep
+        if known is not None:
+            self._create = False
+            if known.place == self.place:
+                self._id = known.id
+
+    def check(self, *, first_use: bool = False) -> str:
+        """Its id, when it is there and is the one it was. Asked before everything that is read or written as a whole.
+
+        Args:
+            first_use: make the marker of a store that nobody has used before.
+
+        Raises CheckpointStoreMissing, CheckpointCorrupt for a marker that cannot be read.
+        """
+        found = read_marker(self.objects)
+        if found is None and first_use and self._create and not self._id:
+            found = make_marker(self.objects)
+            log.info("a new checkpoint store %s in %s", found, self.url)
+        if found is None:
+            raise missing(self.url)
+        if found != self._id:
+            if self._id:
+                raise another(self.url, found, self._id, self._note)
+            self._keep(Known(self.place, found))
+            self._id = found
+        return found
 
     def check_writable(self) -> None:
         """Raises InvalidArgument for a place where nothing can ever be written, Unavailable when it fails today."""
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
         try:
+            self.check(first_use=True)
             self.objects.create(probe, b"")
             self.objects.delete(probe)
         except (Unavailable, FileNotFoundError) as error:
@@ -123,27 +169,75 @@ class CheckpointStore:
 
         Raises StaleCheckpoint unless it is the newest; when it is there already that is no error.
         """
-        attempt = self._free_place(manifest)
-        if isinstance(attempt, Saved):
-            if savepoint:
-                self.keep(attempt.manifest, savepoint)
-            return attempt
-        started = self.clock.monotonic()
-        intent = self._intend(file.digest for file in manifest.files)
-        try:
-            earlier = next(self.catalog.newest(manifest.id), None)
-            files, new = self._upload(manifest, directory, earlier, throttle)
-            manifest = replace(manifest, files=files)
-            self._check_age(started)
-            self._publish(manifest, attempt)
-            if savepoint:
-                self._keep(manifest, savepoint)
-        finally:
-            self._forget(intent)
-        return Saved(manifest, new, manifest.size)
+        self.check(first_use=True)
+        there = self._free_place(manifest)
+        if isinstance(there, Saved) and not savepoint:
+            return there
 
-    def _free_place(self, manifest: Manifest) -> int | Saved:
-        """The first free attempt at its name, or what is there already, whole. Raises StaleCheckpoint."""
+        def publish(whole: Manifest, again: bool) -> None:
+            place = self._free_place(manifest, again=True) if again else there
+            if not isinstance(place, Saved):
+                self._publish(whole, place)
+            if savepoint:
+                self._keep_as(whole, savepoint, again)
+
+        earlier = next(self.catalog.newest(manifest.id), None)
+        return self._settle(manifest, directory, earlier, throttle, publish)
+
+    def _settle(
+        self,
+        manifest: Manifest,
+        directory: Path,
+        earlier: Manifest | None,
+        throttle: Throttle,
+        publish: Callable[[Manifest, bool], None],
+    ) -> Saved:
+        """Upload, publish, and see that no collection took it for dead meanwhile.
+
+        Args:
+            publish: with its blobs, and whether that was done before and must be done again, with others.
+        """
+        uploaded = 0
+        for again in range(ATTEMPTS):
+            with self._hold(manifest) as hold:
+                files, new = self._upload(manifest, directory, earlier, throttle)
+                uploaded += new
+                whole = replace(manifest, files=files)
+                if not hold.stands():
+                    continue
+                publish(whole, again > 0)
+                if hold.stands():
+                    return Saved(whole, uploaded, whole.size)
+        raise Unavailable(
+            "collections take what is under way for dead",
+            remedy="it is taken again; use a nearer store or more bandwidth, and see that its clock is right",
+            url=self.url,
+        )
+
+    def _hold(self, manifest: Manifest) -> Hold:
+        return Hold(self.objects, (file.digest for file in manifest.files))
+
+    @contextmanager
+    def held(self, manifest: Manifest) -> Iterator[None]:
+        """What it names is not collected meanwhile. Where nothing can be written (no right, no room) it is read
+        all the same, and may then be collected: that is an error, never less."""
+        try:
+            hold = self._hold(manifest)
+        except Unavailable as error:
+            if not self._warned:
+                log.warning("what is read is not held against a collection: %s", error)
+            self._warned = True
+            yield
+            return
+        with hold:
+            yield
+
+    def _free_place(self, manifest: Manifest, *, again: bool = False) -> int | Saved:
+        """The first free attempt at its name, or what is there already, whole. Raises StaleCheckpoint.
+
+        Args:
+            again: what is there may have been collected: whole or not, it does not count.
+        """
         attempt = 0
         for found in self.catalog.checkpoints(manifest.id):
             if found.order > manifest.order:
@@ -157,7 +251,7 @@ class CheckpointStore:
                 continue
             if not there.is_same_state(manifest):
                 raise _stale(manifest, found.order)
-            if all(self.objects.stat(f"{BLOBS}/{file.blob}") for file in there.files):
+            if not again and all(self.objects.stat(f"{BLOBS}/{file.blob}") for file in there.files):
                 return Saved(there, 0, there.size)
         return attempt
 
@@ -213,25 +307,6 @@ class CheckpointStore:
         finally:
             encoded.unlink(missing_ok=True)
 
-    def _intend(self, digests: Iterable[str]) -> str:
-        name = f"{INTENTS}/{uuid.uuid4().hex}.json"
-        self.objects.create(name, json.dumps(sorted(set(digests))).encode())
-        return name
-
-    def _forget(self, intent: str) -> None:
-        try:
-            self.objects.delete(intent)
-        except (Unavailable, FileNotFoundError) as error:
-            log.warning("an upload's mark stays for a day: %s", error)
-
-    def _check_age(self, started: float) -> None:
-        if self.clock.monotonic() - started > MARK_LIFE_S / 2:
-            raise Unavailable(
-                "the upload took too long to be sure that its blobs are still there",
-                remedy="it is taken again; use a nearer store or more bandwidth",
-                url=self.url,
-            )
-
     def _publish(self, manifest: Manifest, attempt: int) -> None:
         name = f"{folder_of(manifest.id)}/{manifest_name(manifest.order, attempt)}"
         try:
@@ -243,33 +318,23 @@ class CheckpointStore:
 
     # -- savepoints ---------------------------------------------------------------------------------------
 
-    def keep(self, manifest: Manifest, savepoint: str) -> None:
-        """Make a published checkpoint part of a savepoint. Raises StaleCheckpoint when that has another one of it."""
-        intent = self._intend(file.digest for file in manifest.files)
+    def adopt(self, manifest: Manifest, directory: Path) -> Adoption:
+        """Have a checkpoint, of this store or another, in this one: what is missing or condemned of its blobs is
+        uploaded from ``directory``, where all of its files are. Whoever becomes its owner then publishes it."""
+        self.check(first_use=True)
+        hold = self._hold(manifest)
         try:
-            self._keep(manifest, savepoint)
-        finally:
-            self._forget(intent)
+            files, _ = self._upload(manifest, directory, manifest, lambda _: None)
+        except BaseException:
+            hold.release()
+            raise
+        return Adoption(self, replace(manifest, files=files), hold)
 
-    def adopt(self, manifest: Manifest, epoch: int, replica: str) -> None:
-        """Publish a checkpoint once more as its new owner's first: nothing older can become the newest from here on.
-
-        Raises StaleCheckpoint when a later owner was faster.
-        """
-        manifest = replace(manifest, epoch=epoch, replica=replica, created_us=self.clock.now_us())
-        attempt = self._free_place(manifest)
-        if isinstance(attempt, Saved):
-            return
-        intent = self._intend(file.digest for file in manifest.files)
-        try:
-            self._publish(manifest, attempt)
-        finally:
-            self._forget(intent)
-
-    def _keep(self, manifest: Manifest, savepoint: str) -> None:
+    def _keep_as(self, manifest: Manifest, savepoint: str, again: bool = False) -> None:
         place = savepoint_place(check_name("savepoint", savepoint), manifest.id)
+        sealed = self.codec.seal(manifest.encode())
         try:
-            self.objects.create(place, self.codec.seal(manifest.encode()))
+            self.objects.create(place, sealed)
         except FileExistsError as error:
             there = Manifest.decode(self.codec.unseal(self.objects.read(place), place), place)
             if not there.is_same_state(manifest):
@@ -278,9 +343,13 @@ class CheckpointStore:
                     remedy="use another name, or delete it first",
                     url=self.url,
                 ) from error
+            if again:
+                self.objects.delete(place)
+                self.objects.create(place, sealed)
 
     def savepoints(self) -> dict[str, list[PartitionId]]:
         """Partitions by savepoint."""
+        self.check()
         names: dict[str, list[PartitionId]] = {}
         for found in self.catalog.savepoints():
             names.setdefault(found.savepoint, []).append(found.partition)
@@ -288,6 +357,7 @@ class CheckpointStore:
 
     def savepoint(self, name: str, operator: str | None = None) -> list[Manifest]:
         """Raises CheckpointMissing when there is none of that name, or not all partitions are in it."""
+        self.check()
         found = [each for each in self.catalog.savepoints(name) if operator in (None, each.partition.operator)]
         manifests = [self.catalog.read(each) for each in found]
         expected = {(m.operator, p) for m in manifests for p in range(m.partitions)}
@@ -305,6 +375,7 @@ class CheckpointStore:
 
     def delete_savepoint(self, name: str) -> int:
         """How many partitions it had; its blobs go with the next collection. Raises CheckpointMissing."""
+        self.check()
         found = self.catalog.savepoints(name)
         if not found:
             raise CheckpointMissing(f"no savepoint {name!r}", remedy="see `stateflow savepoint list`", url=self.url)
@@ -314,25 +385,33 @@ class CheckpointStore:
 
     def export(self, savepoint: str, to: CheckpointStore) -> int:
         """A savepoint and its blobs into another store, in that one's encoding; bytes copied. Every file is proved."""
+        if to.check(first_use=True) == self.check():
+            raise InvalidArgument("that is the store it is in", remedy="name another one with --to", url=self.url)
         copied = 0
         for manifest in self.savepoint(savepoint):
             with tempfile.TemporaryDirectory(prefix="stateflow-export-") as folder:
                 directory = Path(folder) / "files"
                 self.restore(manifest, directory)
-                intent = to._intend(file.digest for file in manifest.files)
-                try:
-                    files, new = to._upload(manifest, directory, None, lambda _: None)
-                    to._keep(replace(manifest, files=files), savepoint)
-                finally:
-                    to._forget(intent)
-                copied += new
+                saved = to._settle(
+                    manifest,
+                    directory,
+                    None,
+                    lambda _: None,
+                    lambda whole, again: to._keep_as(whole, savepoint, again),
+                )
+                copied += saved.bytes_new
         return copied
 
     # -- reading ------------------------------------------------------------------------------------------
 
     def newest(self, partition: PartitionId, passed_over: list[StateflowError] | None = None) -> Iterator[Manifest]:
         """Readable checkpoints of a partition, newest first; see :meth:`Catalog.newest`."""
+        self.check()
         return self.catalog.newest(partition, passed_over)
+
+    def has(self, manifest: Manifest) -> bool:
+        """False: it was collected meanwhile."""
+        return any(found.order == manifest.order for found in self.catalog.checkpoints(manifest.id))
 
     def blobs(self) -> list[Stored]:
         return self.objects.list(BLOBS)
@@ -346,15 +425,28 @@ class CheckpointStore:
         Raises CheckpointCorrupt when a blob is missing or wrong; the directory is then not to be used.
         """
         directory.mkdir(parents=True, exist_ok=True)
+        self.check_room(manifest, directory)
 
         def one(file: ManifestFile) -> None:
             self.fetch(manifest, file, directory / file.name)
             if durable:
                 _sync(directory / file.name)
 
-        with ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="restore") as pool:
+        with self.held(manifest), ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="restore") as pool:
             for done in [pool.submit(one, file) for file in manifest.files]:
                 done.result()
+
+    @staticmethod
+    def check_room(manifest: Manifest, directory: Path) -> None:
+        """Before anything is fetched. Raises Unavailable."""
+        free = shutil.disk_usage(directory).free
+        if manifest.size > free:
+            raise Unavailable(
+                f"the checkpoint has {manifest.size} bytes, {free} are free",
+                remedy="free space there and try again",
+                path=directory,
+                partition=manifest.id,
+            )
 
     def fetch(self, manifest: Manifest, file: ManifestFile, path: Path) -> None:
         """One file of a checkpoint, proved by its digest. Raises CheckpointCorrupt."""
@@ -397,11 +489,52 @@ class CheckpointStore:
             for data in self.codec.decode(self.objects.chunks(f"{BLOBS}/{file.blob}"), file.blob):
                 hasher.update(data)
                 size += len(data)
+                if size > file.size:  # whatever else it may be, and however much
+                    break
                 try:
                     out.write(data)
                 except OSError as error:
                     raise _no_room(error, path.parent) from error
         return size, hasher.hexdigest()
+
+
+class Adoption:
+    """A checkpoint whose blobs are in a store, held until it is published under a new owner's epoch or let go."""
+
+    def __init__(self, store: CheckpointStore, manifest: Manifest, hold: Hold) -> None:
+        self.url = store.url
+        self._store, self._manifest, self._hold = store, manifest, hold
+
+    def publish(self, epoch: int, replica: str) -> None:
+        """Make it its owner's first, durably: nothing older can become the newest from here on. May be repeated.
+
+        Raises StaleCheckpoint when a later owner was faster, or its blobs may have been collected: adopt it again.
+        """
+        store = self._store
+        store.check()
+        manifest = replace(self._manifest, epoch=epoch, replica=replica, created_us=store.clock.now_us())
+        self._check_stands()
+        place = store._free_place(manifest)
+        if not isinstance(place, Saved):
+            store._publish(manifest, place)
+        self._check_stands()
+
+    def _check_stands(self) -> None:
+        if not self._hold.stands():
+            raise StaleCheckpoint(
+                "what was fetched is held no more, and may have been collected",
+                remedy="it is fetched again",
+                partition=self._manifest.id,
+            )
+
+    def release(self) -> None:
+        self._hold.release()
+
+    def __enter__(self) -> Adoption:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def _opened(path: Path) -> FileIO:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from random import Random  # noqa: TID251 - seeded by the system, here where everything is put together
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
-from stateflow.cli import checkpoint, moving, show, spark, state
+from stateflow import __version__
+from stateflow.cli import batch as batch_commands
+from stateflow.cli import checkpoint, leaving, moving, show, source, spark, state
 from stateflow.cli import ledger as ledger_commands
 from stateflow.cli import run as run_command
+from stateflow.cli import stages as stages_commands
+from stateflow.cli.group import Commands
 from stateflow.cli.options import (
     LOCAL,
     Controller,
@@ -24,28 +32,31 @@ from stateflow.cli.options import (
     Order,
     Patience,
     Strategy,
+    default_ledger,
     milliseconds,
     move_options,
     partition_numbers,
 )
-from stateflow.cli.output import command, console, emit, log_to_stderr
+from stateflow.cli.output import command, console, emit, log_to_stderr, telling
 from stateflow.client import Cluster
 from stateflow.errors import InvalidArgument
+from stateflow.private import UMASK, url_of
 from stateflow.rpc import replica_server
+from stateflow.runtime.code import INSIDE, check_outside
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
+from stateflow.storage.files import raise_limit
 from stateflow.types import ReplicaInfo, check_name
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Stateful stream operators whose state can move while the pipeline runs.",
-)
+log = logging.getLogger(__name__)
+#: a controller ends so long after SIGTERM at most
+STOP_S = 10.0
+app = Commands(help="Stateful stream operators whose state can move while the pipeline runs.")
 app.add_typer(ledger_commands.ledger, name="ledger")
-app.add_typer(ledger_commands.stages, name="stages")
+app.add_typer(stages_commands.stages, name="stages")
+app.add_typer(batch_commands.batch, name="batch")
 app.command("run")(run_command.run)
 Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
 StopWithParent = Annotated[
@@ -56,12 +67,33 @@ StopWithParent = Annotated[
 app.add_typer(checkpoint.checkpoints, name="checkpoint")
 app.add_typer(checkpoint.savepoints, name="savepoint")
 app.add_typer(state.app, name="state")
+app.add_typer(source.app, name="source")
 app.add_typer(spark.app, name="spark")
 moving.add_to(app)
+leaving.add_to(app)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"stateflow {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Stateful stream operators whose state can move while the pipeline runs."""
 
 
 def main() -> None:
-    app()
+    try:
+        with telling():
+            app()
+    except typer.Exit as ended:  # what failed was telling of it
+        sys.exit(ended.exit_code)
 
 
 # -- processes ------------------------------------------------------------------------------------------------
@@ -71,22 +103,40 @@ def main() -> None:
 @command
 def controller(
     listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = LOCAL,
-    ledger: Annotated[str, typer.Option(help="SQLAlchemy URL.")] = "sqlite:///ledger.db",
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            envvar="STATEFLOW_LEDGER", help="SQLAlchemy URL, or @FILE that holds it; default: a file of this user's."
+        ),
+    ] = None,
+    advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
 ) -> None:
-    """Run the controller: members, assignment, reconfigurations, ledger."""
-    from reconfig.controller.service import serve  # half of what a command would import, and no other needs it
+    """Run the controller: members, assignment, reconfigurations, ledger.
+
+    Of several with one ledger one leads; the others wait for it to end.
+    """
+    from reconfig.controller.leading import serve  # half of what a command would import, and no other needs it
     from stateflow.ledger import Ledger
 
+    check_outside("a controller")
+    raise_limit()
     log_to_stderr(verbose)
+    os.umask(UMASK)
+    url = url_of(ledger) if ledger else default_ledger(make=True)
+    ledger_commands.keep_file_private(url)
 
     async def run() -> None:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        stop = _stop_on_signal(stop_with_parent)
+        stop = _stop_on_signal(stop_with_parent, STOP_S)
         ready.add_done_callback(lambda done: _say_ready(done, "controller", as_json))
-        await serve(Ledger(ledger), listen, ready=ready, stop=stop)
+        opened = Ledger(url)
+        did = ledger_commands.told(opened)
+        if did is not None:
+            logging.getLogger(__name__).info("%s at %s", did, opened.database.shown)
+        await serve(opened, listen, advertise=advertise, ready=ready, stop=stop)
 
     asyncio.run(run())
 
@@ -101,7 +151,10 @@ def replica(
     listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:0",
     advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
     weight: Annotated[int, typer.Option(help="Its share of partitions relative to others.", min=1)] = 1,
-    checkpoints: Annotated[str | None, typer.Option(help="Directory or fsspec URL for checkpoints.")] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL for checkpoints, or @FILE with it."),
+    ] = None,
     checkpoint_interval: Annotated[
         float | None, typer.Option(help="Seconds between periodic checkpoints; 0 for none.", min=0)
     ] = None,
@@ -113,44 +166,76 @@ def replica(
     stop_with_parent: StopWithParent = False,
 ) -> None:
     """Run a replica: an operator process at a site."""
+    check_outside("a replica")
+    raise_limit()
     log_to_stderr(verbose)
+    os.umask(UMASK)
     settings = ReplicaSettings()
     if checkpoint_interval is not None:
         settings = settings.model_copy(update={"checkpoint_interval_s": checkpoint_interval})
     info = ReplicaInfo(
         check_name("replica", name or f"{site}-{socket.gethostname()}"), check_name("site", site), "", weight
     )
+    os.environ[INSIDE] = f"the replica {info.name}"
 
     async def run() -> None:
-        store = checkpoint.store_for_replica(checkpoints, settings, checkpoint_cache) if checkpoints else None
-        node = ReplicaNode(info, data_dir, settings, lease=Lease.none())
+        store = checkpoint.store_for_replica(url_of(checkpoints), settings, checkpoint_cache) if checkpoints else None
+        node = ReplicaNode(info, data_dir, settings, lease=Lease.none(), recover=False)
+        if store is not None:
+            node.remember(store)
+            checkpoint.try_out(store)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        stop = _stop_on_signal(stop_with_parent)
+        stop = _stop_on_signal(stop_with_parent, settings.stop_timeout_s)
         ready.add_done_callback(lambda done: _say_ready(done, f"replica {info.name} at {site}", as_json))
         await replica_server.serve(
             node, listen, controller, random=Random(), advertise=advertise, checkpoints=store, ready=ready, stop=stop
         )
+        if node.is_stuck:
+            _end_now(0)
 
     asyncio.run(run())
 
 
-def _stop_on_signal(with_parent: bool) -> asyncio.Event:
-    """Set on SIGINT and SIGTERM; ``with_parent`` also when standard input closes, as it does when a parent dies."""
+def _stop_on_signal(with_parent: bool, limit_s: float) -> asyncio.Event:
+    """Set on SIGINT and SIGTERM; ``with_parent`` also when standard input closes, as it does when a parent dies. The
+    process ends ``limit_s`` later at most: what was acknowledged is on disk, and nothing else is worth waiting for."""
     stop = asyncio.Event()
+
+    def begin() -> None:
+        if not stop.is_set():
+            stop.set()
+            last = threading.Timer(limit_s, _end_as_it_is, (limit_s,))
+            last.daemon = True
+            last.start()
+
     if with_parent:
-        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), begin)
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, begin)
     return stop
+
+
+def _end_as_it_is(limit_s: float) -> None:
+    log.error("it did not stop within %g s and ends as it is; nothing that was acknowledged is lost", limit_s)
+    _end_now(1)
+
+
+def _end_now(status: int) -> None:
+    """Without waiting for threads that do not come back."""
+    logging.shutdown()
+    os._exit(status)
 
 
 def _say_ready(done: asyncio.Future[str], what: str, as_json: bool) -> None:
     if done.cancelled():
         return
-    if as_json:
-        emit({"address": done.result()})
-    else:
-        console.print(f"{what} listens on [bold]{done.result()}[/] (Ctrl-C ends it)")
+    try:
+        if as_json:
+            emit({"address": done.result()})
+        else:
+            console.print(Text.assemble(f"{what} listens on ", (done.result(), "bold"), " (Ctrl-C ends it)"))
+    except OSError as error:
+        log.warning("%s listens on %s; stdout does not take it: %s", what, done.result(), error.strerror)
 
 
 # -- control --------------------------------------------------------------------------------------------------
@@ -238,6 +323,9 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """The whole story on this machine: real flights, five processes, moves while it streams, a crash, and the proof."""
+    from stateflow.demo.extras import check_extras
+
+    check_extras()
     from stateflow.demo.run import DemoOptions, run_demo
 
     if source not in ("files", "jetstream"):
@@ -247,5 +335,5 @@ def demo(
     result = run_demo(options, tell_stderr=as_json)
     if as_json:
         emit(result.summary())
-    if not (result.state_equal and result.output_equal):
+    if not result.held:
         raise typer.Exit(1)

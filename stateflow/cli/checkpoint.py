@@ -9,48 +9,78 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, SiteCache
 from stateflow.checkpoint import collect as collect_store
 from stateflow.checkpoint.codec import key_from_environment
+from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Checkpoints, Controller, Json, partition_numbers, position, seconds
 from stateflow.cli.output import command, console, emit, size
 from stateflow.client import Cluster
 from stateflow.client.reports import RestoredPartition
-from stateflow.errors import CheckpointMissing, InvalidArgument, StateflowError, Unavailable
+from stateflow.errors import (
+    CheckpointCorrupt,
+    CheckpointMissing,
+    CheckpointNewer,
+    StateflowError,
+    Unavailable,
+    WrongKey,
+)
+from stateflow.masking import masked
+from stateflow.private import url_of
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.runtime.offline import Verified
+from stateflow.runtime.offline import Verified, without_checkpoint
 from stateflow.runtime.offline import verify as verify_manifest
 from stateflow.runtime.positions import RESERVED
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-checkpoints = typer.Typer(no_args_is_help=True, help="Take, list, prove, restore and collect checkpoints.")
-savepoints = typer.Typer(no_args_is_help=True, help="Checkpoints with a name, kept until they are deleted.")
+checkpoints = Commands("checkpoint", help="Take, list, prove, restore and collect checkpoints.")
+savepoints = Commands("savepoint", help="Checkpoints with a name, kept until they are deleted.")
 Savepoint = Annotated[str, typer.Argument(help="The savepoint's name.")]
 Operator = Annotated[str | None, typer.Argument(help="Only of this operator.")]
 
 
 def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -> CheckpointStore:
-    """A replica's own store. One that cannot be reached today does not keep the replica from serving.
-
-    Raises InvalidArgument where nothing can ever be written, ExtraMissing.
-    """
-    store = CheckpointStore(
+    """A replica's own store. Raises InvalidArgument for a place that cannot be one, ExtraMissing."""
+    return CheckpointStore(
         url,
         codec=Codec(settings.checkpoint_compression, key_from_environment()),
         cache=SiteCache(cache, settings.checkpoint_cache_bytes) if cache is not None else None,
         timeout_s=settings.checkpoint_timeout_s,
     )
+
+
+def try_out(store: CheckpointStore) -> None:
+    """One that cannot be reached today does not keep the replica from serving.
+
+    Raises InvalidArgument where nothing can ever be written.
+    """
     try:
         store.check_writable()
     except Unavailable as error:
         log.error("%s", error)
+
+
+def opened(url: str) -> CheckpointStore:
+    """A store that is there. Raises CheckpointStoreMissing."""
+    store = CheckpointStore(url_of(url), create=False)
+    store.check()
     return store
+
+
+@checkpoints.command("init")
+@command
+def init(url: Checkpoints, as_json: Json = False) -> None:
+    """Make a checkpoint store, or say which one it is. A replica that has used none makes its own."""
+    id_ = CheckpointStore(url_of(url)).check(first_use=True)
+    if as_json:
+        emit({"id": id_, "url": masked(url)})
+    else:
+        console.print(Text.assemble("checkpoint store ", (id_, "bold"), f" in {masked(url)}"))
 
 
 # -- taking ---------------------------------------------------------------------------------------------------
@@ -83,8 +113,8 @@ def _show_taken(reply: rpb.CheckpointReply, as_json: bool, **more: str) -> None:
         emit(said)
     else:
         console.print(
-            f"[bold]{reply.partitions}[/] partitions in {reply.duration_s:.2f} s: {size(reply.bytes_new)} new of "
-            f"{size(reply.bytes_total)}, in {escape(reply.url)}"
+            f"{reply.partitions} partitions in {reply.duration_s:.2f} s: {size(reply.bytes_new)} new of "
+            f"{size(reply.bytes_total)}, in {reply.url}"
         )
 
 
@@ -100,7 +130,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """What is in a store."""
-    store = CheckpointStore(url, create=False)
+    store = opened(url)
     manifests, errors = _read(store, operator, every)
     if as_json:
         emit({"checkpoints": [_described(m) for m in manifests], "unreadable": [error.to_wire() for error in errors]})
@@ -113,7 +143,7 @@ def list_(
 
 
 def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[list[Manifest], list[StateflowError]]:
-    """Newest first in each partition; with the errors of those that cannot be read."""
+    """Newest first in each partition; with the errors of those that cannot be read, and of partitions without any."""
     partitions = {each.partition for each in store.catalog.checkpoints() if operator in (None, each.partition.operator)}
     if not partitions:
         raise CheckpointMissing(
@@ -124,11 +154,34 @@ def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[li
     manifests: list[Manifest] = []
     errors: list[StateflowError] = []
     for partition in sorted(partitions, key=_by):
-        for manifest in store.newest(partition, errors):
-            manifests.append(manifest)
-            if not every:
-                break
+        try:
+            for manifest in store.newest(partition, errors):
+                manifests.append(manifest)
+                if not every:
+                    break
+        except (CheckpointNewer, WrongKey) as error:  # of this partition nothing older is looked at
+            errors.append(error)
+    counts = {manifest.operator: manifest.partitions for manifest in reversed(manifests)}
+    every_one = {PartitionId(name, number) for name, count in counts.items() for number in range(count)}
+    errors += [without_checkpoint(partition) for partition in sorted(every_one - partitions, key=_by)]
     return manifests, errors
+
+
+def _of_savepoint(
+    store: CheckpointStore, savepoint: str, operator: str | None
+) -> tuple[list[Manifest], list[StateflowError]]:
+    try:
+        return store.savepoint(savepoint, operator), []
+    except (CheckpointCorrupt, WrongKey) as error:  # the others are proved all the same
+        manifests: list[Manifest] = []
+        errors: list[StateflowError] = []
+        for found in store.catalog.savepoints(savepoint):
+            if operator in (None, found.partition.operator):
+                try:
+                    manifests.append(store.catalog.read(found))
+                except (CheckpointCorrupt, CheckpointNewer, WrongKey) as damage:
+                    errors.append(damage)
+        return manifests, errors or [error]
 
 
 def _by(partition: PartitionId) -> tuple[str, int]:
@@ -199,11 +252,11 @@ def verify(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every blob and prove its hash; open the state, recompute its digest, decode every entry."""
-    store = CheckpointStore(url, create=False)
+    """Read every blob and prove its hash; open the state, recompute its digest, look at every cell. Needs no code."""
+    store = opened(url)
     errors: list[StateflowError] = []
     if savepoint:
-        manifests = store.savepoint(savepoint, operator)
+        manifests, errors = _of_savepoint(store, savepoint, operator)
     else:
         manifests, errors = _read(store, operator, every)
     found = [verify_manifest(store, manifest) for manifest in manifests]
@@ -244,7 +297,7 @@ def _verified(found: Iterable[Verified]) -> Table:
             size(each.bytes),
             Text(f"{len(each.damaged)} damaged", "bold red") if each.damaged else Text("proved", "green"),
             state,
-            "not decoded" if each.entries is None else str(each.entries),
+            "not opened" if each.entries is None else str(each.entries),
         )
     return table
 
@@ -332,7 +385,7 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
         if each.error:
             console.print(Text(f"{name}/{each.partition}: {each.error}", "red"))
     for rewind in rewinds:
-        console.print(f"source {escape(rewind['source'])} goes on with batch {rewind['next_batch']}")
+        console.print(f"source {rewind['source']} goes on with batch {rewind['next_batch']}")
         if not rewind["agree"]:
             console.print(
                 Text(
@@ -360,7 +413,7 @@ def gc(
 ) -> None:
     """Drop old checkpoints, and blobs that nobody needs. Safe while replicas upload."""
     retention = Retention(keep, seconds(keep_for))
-    report = collect_store(CheckpointStore(url, create=False), retention, dry_run=dry_run, drop_corrupt=drop_corrupt)
+    report = collect_store(opened(url), retention, dry_run=dry_run, drop_corrupt=drop_corrupt)
     if as_json:
         emit(report.to_dict())
         return
@@ -369,6 +422,8 @@ def gc(
         f"{report.checkpoints_dropped} checkpoints {would}, {report.checkpoints_kept} kept; {report.blobs_deleted} "
         f"blobs {would} ({size(report.bytes_deleted)}), {report.blobs_kept} kept"
     )
+    for name in report.incomplete:
+        console.print(Text(f"{name} names blobs that are gone: see `stateflow checkpoint verify`", "bold red"))
     if report.held_up:
         console.print(Text(f"no blob was deleted: {report.held_up}", "bold red"))
     for name in report.unreadable:
@@ -382,7 +437,7 @@ def gc(
 @command
 def list_savepoints(url: Checkpoints, as_json: Json = False) -> None:
     """Savepoints of a store."""
-    found = CheckpointStore(url, create=False).savepoints()
+    found = opened(url).savepoints()
     if as_json:
         emit({"savepoints": {name: [str(each) for each in partitions] for name, partitions in found.items()}})
         return
@@ -402,23 +457,21 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Copy a savepoint, whole, into another store: for another cluster, or for keeping."""
-    if to == url:
-        raise InvalidArgument("that is the store it is in", remedy="name another one with --to")
-    target = CheckpointStore(to)
+    source, target = opened(url), CheckpointStore(to)
     target.check_writable()
-    copied = CheckpointStore(url, create=False).export(name, target)
+    copied = source.export(name, target)
     if as_json:
-        emit({"savepoint": name, "bytes_copied": copied, "url": to})
+        emit({"savepoint": name, "bytes_copied": copied, "url": target.url})
     else:
-        console.print(f"[bold]{escape(name)}[/]: {size(copied)} copied to {escape(to)}")
+        console.print(Text.assemble((name, "bold"), f": {size(copied)} copied to {target.url}"))
 
 
 @savepoints.command("delete")
 @command
 def delete(name: Savepoint, url: Checkpoints, as_json: Json = False) -> None:
     """Delete a savepoint; its blobs go with the next `stateflow checkpoint gc`."""
-    partitions = CheckpointStore(url, create=False).delete_savepoint(name)
+    partitions = opened(url).delete_savepoint(name)
     if as_json:
         emit({"savepoint": name, "partitions": partitions})
     else:
-        console.print(f"[bold]{escape(name)}[/] is deleted ({partitions} partitions)")
+        console.print(Text.assemble((name, "bold"), f" is deleted ({partitions} partitions)"))

@@ -1,4 +1,4 @@
-"""``stateflow ledger`` and ``stateflow stages``: what was decided and done, and what stands in the way.
+"""``stateflow ledger``: what was decided and done, and what stands in the way.
 
 The ledger is imported where it is opened: SQLAlchemy takes as long to import as a replica takes for all else.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,19 +20,31 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from stateflow.cli.group import Commands
+from stateflow.cli.options import Json, default_ledger
 from stateflow.cli.output import command, console, emit
-from stateflow.cli.show import new_table, titled
+from stateflow.cli.show import new_table, plain, titled
 from stateflow.errors import IllegalRecord, InvalidArgument
+from stateflow.private import UMASK, keep_private, url_of
 
 if TYPE_CHECKING:
-    from stateflow.ledger import Item, Ledger, Record, StateManager
+    from stateflow.ledger import Item, Ledger, Record
 
-ledger = typer.Typer(no_args_is_help=True, help="Items and their records: what was decided and done.")
-stages = typer.Typer(no_args_is_help=True, help="Stages of pipelines: what moved from which source to which sink.")
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
-Url = Annotated[str, typer.Option("--ledger", envvar="STATEFLOW_LEDGER", help="SQLAlchemy URL.")]
+#: how a database of SQLite begins: https://www.sqlite.org/fileformat.html
+SQLITE = b"SQLite format 3\0"
+
+ledger = Commands("ledger", help="Items and their records: what was decided and done.")
+Url = Annotated[
+    str,
+    typer.Option(
+        "--ledger",
+        envvar="STATEFLOW_LEDGER",
+        help="SQLAlchemy URL, or @FILE with it.",
+        show_default="the one that a controller of this user has",
+    ),
+]
 ItemId = Annotated[str, typer.Argument(metavar="ITEM")]
-DEFAULT = "sqlite:///ledger.db"
+DEFAULT = ""
 TAIL_INTERVAL_S = 1.0
 _STATE_STYLES = {
     "FAILED": "bold red",
@@ -42,32 +55,65 @@ _STATE_STYLES = {
 }
 
 
-@contextmanager
-def _opened(url: str) -> Iterator[Ledger]:
-    """Commands look at a ledger that is there; they never make one where a name was misspelt."""
+def _file_of(url: str) -> Path | None:
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
-
-    from stateflow.ledger import Ledger
 
     try:
         parsed = make_url(url)
         file = parsed.database if parsed.get_backend_name() == "sqlite" else None
     except (ArgumentError, ValueError):
-        file = None  # the ledger says what is wrong with it
-    if file and not file.startswith("file:") and file != ":memory:" and not Path(file).exists():
-        raise InvalidArgument("there is no ledger", remedy="name it with --ledger or STATEFLOW_LEDGER", file=file)
-    with Ledger(url, author=f"{getpass.getuser()[:100]} (command line)") as opened:
+        return None  # the ledger says what is wrong with it
+    return Path(file) if file and not file.startswith("file:") and file != ":memory:" else None
+
+
+def keep_file_private(url: str) -> None:
+    """Of a SQLite ledger that was there before, its log and its index."""
+    file = _file_of(url)
+    if file is None or not file.is_file():
+        return
+    with file.open("rb") as opened:
+        if opened.read(len(SQLITE)) not in (b"", SQLITE):  # named by mistake: its mode is not ours to change
+            return
+    for path in (file, *(file.with_name(file.name + end) for end in ("-wal", "-shm"))):
+        if path.exists():
+            keep_private(path)
+
+
+@contextmanager
+def opened_at(url: str) -> Iterator[Ledger]:
+    """Commands look at a ledger that is there; they never make one where a name was misspelt, nor upgrade one that
+    something older may be using."""
+    from stateflow.ledger import Ledger
+
+    author = f"{getpass.getuser()[:100]} (command line)"
+    with Ledger(url_of(url) or default_ledger(), author=author, create=False) as opened:
         yield opened
 
 
-def _stages_of(opened: Ledger) -> StateManager:
-    from stateflow.ledger import StateManager
-
-    return StateManager(opened)
+def told(opened: Ledger) -> str | None:
+    """What opening it changed, for people; None when it was as it is."""
+    return {"made": "a new ledger was made", "upgraded": "the ledger was upgraded"}.get(opened.opened.value)
 
 
 # -- items ----------------------------------------------------------------------------------------------------
+
+
+@ledger.command("init")
+@command
+def init(url: Url = DEFAULT, as_json: Json = False) -> None:
+    """Make a ledger in an empty database, or upgrade an older one. A controller's first start does so, too."""
+    from stateflow.ledger import Ledger
+
+    url = url_of(url) or default_ledger(make=True)
+    os.umask(UMASK)
+    keep_file_private(url)
+    with Ledger(url) as made:
+        if as_json:
+            emit({"ledger": made.id, "at": made.database.shown, "done": made.opened.value})
+        else:
+            did = told(made) or "the ledger is there already"
+            console.print(Text(f"{did}: {made.id} at {made.database.shown}"), soft_wrap=True)
 
 
 @ledger.command("show")
@@ -81,7 +127,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one item with its records, or a list of items."""
-    with _opened(url) as opened:
+    with opened_at(url) as opened:
         if item is not None:
             found = opened.item(item)
             if found is None:
@@ -105,7 +151,7 @@ def resolve(
     as_json: Json = False,
 ) -> None:
     """Say that what blocks an item was dealt with; it can be processed again."""
-    with _opened(url) as opened:
+    with opened_at(url) as opened:
         _written(opened.resolve(item, note), as_json)
 
 
@@ -119,7 +165,7 @@ def skip(
     as_json: Json = False,
 ) -> None:
     """Have an application, or all, leave an item alone from now on."""
-    with _opened(url) as opened:
+    with opened_at(url) as opened:
         _written(opened.skip(item, app, note), as_json)
 
 
@@ -127,7 +173,7 @@ def skip(
 @command
 def verify(url: Url = DEFAULT, as_json: Json = False) -> None:
     """Check every record and everything derived from them. Status 1 when there is a fault."""
-    with _opened(url) as opened:
+    with opened_at(url) as opened:
         faults = opened.verify()
     if as_json:
         emit({"faults": [dataclasses.asdict(fault) for fault in faults]})
@@ -152,7 +198,7 @@ def archive(
 ) -> None:
     """Put away the records of items that are done; what is open stays."""
     age = _age(older_than)
-    with _opened(url) as opened:
+    with opened_at(url) as opened:
         count = opened.archive(age)
     emit({"archived": count}) if as_json else console.print(f"{count} items archived")
 
@@ -166,16 +212,20 @@ def tail(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
 ) -> None:
     """Show the newest records, and with -f those that come."""
-    with _opened(url) as opened:
-        newest = opened.newest_record_id()
-        after = max(0, newest - lines)
-        while True:
+    with opened_at(url) as opened:
+        newest = opened.newest(max(1, lines))  # one at least, to know what comes after
+        after = newest[-1].record_id if newest else 0
+        _tell_all(newest[-lines:] if lines else [], as_json)
+        while follow:
+            sleep(TAIL_INTERVAL_S)
             for record in opened.records(after=after):
                 after = record.record_id
-                emit(_record(record)) if as_json else console.print(_line(record), soft_wrap=True)
-            if not follow:
-                return
-            sleep(TAIL_INTERVAL_S)
+                _tell_all([record], as_json)
+
+
+def _tell_all(records: list[Record], as_json: bool) -> None:
+    for record in records:
+        emit(_record(record)) if as_json else console.print(_line(record), soft_wrap=True)
 
 
 def _age(text: str) -> timedelta:
@@ -188,8 +238,11 @@ def _age(text: str) -> timedelta:
         raise InvalidArgument(f"{text!r} is too long", remedy="write 90d, 12h, 30m or 10s") from None
 
 
-def _time(microseconds: int) -> str:
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+def shown_time(microseconds: int) -> str:
+    from stateflow.ledger.times import to_time
+
+    at = to_time(microseconds)
+    return at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if isinstance(at, datetime) else f"{at} µs"
 
 
 def _app(record: Record) -> str:
@@ -213,14 +266,15 @@ def _item(item: Item, *, records: bool = True) -> dict[str, Any]:
     return found | ({"records": [_record(record) for record in item.records]} if records else {})
 
 
-def _styled(state: str) -> Text:
-    return Text(state, _STATE_STYLES.get(state, ""))
+def styled(state: str) -> Text:
+    return plain(Text(state, _STATE_STYLES.get(state, "")))
 
 
 def _line(record: Record) -> Text:
     said = "" if record.payload is None else str(record.payload)
-    line = Text(f"{record.record_id:>8}  {_time(record.timestamp_us)}  ")
-    return line.append(_styled(f"{record.state:<10}")).append(f"  {record.item_id}  {_app(record)}  {said[:120]}")
+    line = Text(f"{record.record_id:>8}  {shown_time(record.timestamp_us)}  ")
+    line.append(styled(f"{record.state:<10}"))
+    return line.append(plain(f"  {record.item_id}  {_app(record)}  {said[:120]}"))
 
 
 def _one_item(item: Item) -> RenderableType:
@@ -230,8 +284,8 @@ def _one_item(item: Item) -> RenderableType:
     for record in item.records:
         rows.add_row(
             str(record.record_id),
-            _time(record.timestamp_us),
-            _styled(str(record.state)),
+            shown_time(record.timestamp_us),
+            styled(str(record.state)),
             str(record.previous_record_id or ""),
             Text(_app(record)),
             Text(record.author),
@@ -240,7 +294,7 @@ def _one_item(item: Item) -> RenderableType:
     title = f"{item.item_id}: {item.state}"
     if item.blocking is not None:
         title += f", blocked by record {item.blocking.record_id}"
-    faults = [Text(f"{fault.code}: {fault.what}", "red") for fault in item.faults]
+    faults = [plain(Text(f"{fault.code}: {fault.what}", "red")) for fault in item.faults]
     return Group(titled(title + (", archived" if item.archived else ""), rows), *faults)
 
 
@@ -248,101 +302,11 @@ def _many_items(items: list[Item], total: int) -> RenderableType:
     rows = new_table("item", "state", "blocked by", "records", "newest (UTC)", numbers=("blocked by", "records"))
     for item in items:
         blocked = str(item.blocking.record_id) if item.blocking else ""
-        newest = _time(item.records[-1].timestamp_us)
-        rows.add_row(Text(item.item_id), _styled(str(item.state)), blocked, str(len(item.records)), newest)
+        newest = shown_time(item.records[-1].timestamp_us)
+        rows.add_row(Text(item.item_id), styled(str(item.state)), blocked, str(len(item.records)), newest)
     more = f", the first {len(items)} of them" if len(items) < total else ""
     return titled(f"{total} items{more}", rows)
 
 
 def _written(record: Record, as_json: bool) -> None:
     emit(_record(record)) if as_json else console.print(_line(record), soft_wrap=True)
-
-
-# -- stages ---------------------------------------------------------------------------------------------------
-
-
-@stages.command("current")
-@command
-def current(
-    job: Annotated[str, typer.Argument(metavar="JOB")],
-    entity: Annotated[str | None, typer.Option(help="Only of this source or sink entity.")] = None,
-    entity_filter: Annotated[str | None, typer.Option("--filter", help="Only with this filter.")] = None,
-    url: Url = DEFAULT,
-    as_json: Json = False,
-) -> None:
-    """The newest stage of a job: what it does now, or where it stopped."""
-    with _opened(url) as opened:
-        found = _stages_of(opened).get_current_state(job, entity, entity_filter)
-    if found is None:
-        raise IllegalRecord("the job has no such stage", remedy="see `stateflow stages history`", job=job)
-    _answer(found, as_json)
-
-
-@stages.command("history")
-@command
-def history(
-    job: Annotated[str | None, typer.Option(help="Only of this job.")] = None,
-    limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 50,
-    url: Url = DEFAULT,
-    as_json: Json = False,
-) -> None:
-    """Stages that have not failed, oldest first."""
-    with _opened(url) as opened:
-        _many_stages(_stages_of(opened).get_processing_history(job, limit=limit), as_json)
-
-
-@stages.command("last")
-@command
-def last(entity: Annotated[str, typer.Argument(metavar="ENTITY")], url: Url = DEFAULT, as_json: Json = False) -> None:
-    """The newest stage that pulled an entity and was pushed with success."""
-    with _opened(url) as opened:
-        found = _stages_of(opened).get_last_record(entity)
-    if found is None:
-        raise IllegalRecord("nothing of it was pushed yet", remedy="see `stateflow stages history`", entity=entity)
-    _answer(found, as_json)
-
-
-@stages.command("trace")
-@command
-def trace(
-    correlation: Annotated[str, typer.Argument(metavar="CORRELATION_ID")], url: Url = DEFAULT, as_json: Json = False
-) -> None:
-    """Every stage that the data of a correlation id went through."""
-    with _opened(url) as opened:
-        rows = _stages_of(opened).trace(correlation)
-    if not rows:
-        raise IllegalRecord(
-            "no stage has this correlation id", remedy="see `stateflow stages history`", correlation_id=correlation
-        )
-    _many_stages(rows, as_json)
-
-
-def _answer(stage: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        emit(stage)
-        return
-    rows = new_table("field", "value")
-    for name, value in stage.items():
-        rows.add_row(name, Text("" if value is None else str(value)))
-    console.print(titled(f"stage {stage['state_id']}", rows))
-
-
-def _many_stages(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        emit({"stages": rows})
-        return
-    shown = new_table("stage", "job", "action", "status", "from", "to", "rows", "updated (UTC)", numbers=("rows",))
-    for row in rows:
-        source = " ".join(filter(None, (row["source_name"], row["source_entity"])))
-        sink = " ".join(filter(None, (row["sink_name"], row["sink_entity"])))
-        shown.add_row(
-            Text(row["state_id"]),
-            Text(row["job_id"] or ""),
-            row["action"],
-            _styled(row["status"]),
-            Text(source),
-            Text(sink),
-            "" if row["row_count"] is None else str(row["row_count"]),
-            row["updated_on"].strftime("%Y-%m-%d %H:%M:%S"),
-        )
-    console.print(titled(f"{len(rows)} stages", shown))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from stateflow.cli import show
+from stateflow.cli.group import Commands
 from stateflow.cli.options import (
     LOCAL,
     Controller,
@@ -24,13 +27,15 @@ from stateflow.cli.options import (
 from stateflow.cli.output import command, console, emit, size
 from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.client.cluster import Migration
+from stateflow.errors import InvalidArgument
+from stateflow.types import ranges
 
-reconfig = typer.Typer(no_args_is_help=True, help="Reconfigurations: what moved, moves and failed.")
+reconfig = Commands("reconfig", help="Reconfigurations: what moved, moves and failed.")
 Id = Annotated[str, typer.Argument(help="As `stateflow reconfig list` shows it.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    for function in (nodes, partitions, rebalance, drain, standby):
+    for function in (adopt, nodes, partitions, rebalance, drain, replace, standby):
         app.command()(function)
     app.add_typer(reconfig, name="reconfig")
 
@@ -56,9 +61,7 @@ def nodes(controller: Controller = LOCAL, as_json: Json = False) -> None:
         numbers=("weight", "heard", "partitions"),
     )
     for r in replicas:
-        heard = "never" if r.last_heartbeat_s < 0 else f"{r.last_heartbeat_s:.1f} s ago"
-        state = Text("alive", "green") if r.alive else Text("silent", "bold red")
-        table.add_row(r.name, r.site, r.address, str(r.weight), state, heard, str(r.partitions))
+        table.add_row(r.name, r.site, r.address, str(r.weight), show.state(r), show.heard(r), str(r.partitions))
     console.print(table)
 
 
@@ -128,6 +131,49 @@ def drain(
     _wait_for(Cluster(controller).drain(replica, **options), as_json)
 
 
+@command
+def replace(
+    replica: Annotated[str, typer.Argument(help="Whose data directory is lost for good.")],
+    directory: Annotated[str, typer.Option(help="Where several ask for the name: whose it becomes.")] = "",
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Give a replica's name to a new data directory: what the former one has is lost to the cluster."""
+    given, partitions = Cluster(controller).replace(replica, directory)
+    if as_json:
+        emit({"replica": replica, "directory": given, "partitions": partitions})
+    else:
+        console.print(
+            f"{replica} is directory {given} now; its {partitions} partitions come from standbys and checkpoints"
+        )
+
+
+@command
+def adopt(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what there is.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Also where partitions are missing, or only sealed copies are there.")
+    ] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Take what replicas have into this controller's ledger, which knows nothing of it: another ledger was lost."""
+    found = Cluster(controller).adopt(dry_run=dry_run, partial=partial)
+    if as_json:
+        emit({"operators": [_plain(each) for each in found]})
+        return
+    table = show.new_table("operator", "partitions", "owned", "sealed only", "missing", "in the way")
+    for each in found:
+        table.add_row(
+            each.name,
+            str(each.count or "?"),
+            *(ranges(list(numbers)) for numbers in (each.partitions, each.sealed, each.missing)),
+            Text("; ".join(each.conflicts)),
+        )
+    console.print(table)
+    console.print("nothing was changed" if dry_run else "they are in the ledger now")
+
+
 def _wait_for(migrations: Sequence[Migration], as_json: bool) -> None:
     if not migrations and not as_json:
         console.print("nothing to move: every replica has its share")
@@ -150,7 +196,13 @@ def standby(
     if as_json:
         emit({"operator": operator, "count": count, "standbys": [_plain(view) for view in begun]})
     else:
-        console.print(f"{operator}: {count} per partition wanted, {len(begun)} begun or there (`stateflow partitions`)")
+        console.print(f"{operator}: {_wanted(count, len(begun))} (`stateflow partitions {operator}` shows them)")
+
+
+def _wanted(count: int, there: int) -> str:
+    if not count:
+        return f"no standbys are wanted any more, {there} are being ended" if there else "no standbys are wanted"
+    return f"{count} per partition wanted, {there} begun or there"
 
 
 # -- reconfigurations -----------------------------------------------------------------------------------------
@@ -208,8 +260,18 @@ def info(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
     if as_json:
         emit(summary)
         return
+    table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in summary.items():
-        console.print(f"{name:24}{value}", highlight=False)
+        table.add_row(re.sub(r"_m?s(?=_|$)", "", name).replace("_", " "), _readable(name, value))
+    console.print(table, highlight=False)
+
+
+def _readable(name: str, value: Any) -> str:
+    if name == "max_pause_ms" and not value:
+        return "no budget"
+    if name.startswith("bytes_"):
+        return size(value)
+    return f"{value:.1f} ms" if "_ms" in name else f"{value:.2f} s" if name.endswith("_s") else str(value)
 
 
 def _summary(report: Reconfiguration) -> dict[str, Any]:
@@ -314,6 +376,42 @@ def cancel(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> Non
     cluster = Cluster(controller)
     cluster.cancel(id)
     _say(cluster.reconfiguration(id), as_json)
+
+
+@reconfig.command()
+@command
+def resolve(
+    id: Id,
+    serve_source: Annotated[
+        bool,
+        typer.Option(
+            "--serve-source", help="Loses nothing, if what the source has is sound: it serves what it sealed."
+        ),
+    ] = False,
+    restore: Annotated[
+        bool,
+        typer.Option(
+            "--restore",
+            help="Do not trust the source: a standby or the newest checkpoint serves. What was "
+            "acknowledged after that is lost, and asked for again with position_gap.",
+        ),
+    ] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Give up moves that stand behind their fence because the target cannot prove what the source sealed.
+
+    Cancelling cannot: only the source's word rolls a fenced move back, and it has sealed. First the target promises
+    never to own, then the partition is taken over. `reconfig details` and the target's log say what differs; the copy
+    is in the target's evidence/.
+    """
+    if serve_source == restore:
+        raise InvalidArgument(
+            "it is not said who is to serve", remedy="give --serve-source, or --restore if it cannot be trusted"
+        )
+    cluster = Cluster(controller)
+    report = cluster.resolve(id, "restore" if restore else "serve-source").wait()
+    _say(report, as_json)
 
 
 def _say(report: Reconfiguration, as_json: bool) -> None:

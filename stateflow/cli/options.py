@@ -8,16 +8,26 @@ from typing import Annotated
 import typer
 
 from stateflow.errors import InvalidArgument
+from stateflow.private import state_directory
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 Controller = Annotated[
     str, typer.Option("--controller", envvar="STATEFLOW_CONTROLLER", help="The controller's host:port.")
 ]
 Checkpoints = Annotated[
-    str, typer.Option("--checkpoints", envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL of the store.")
+    str,
+    typer.Option("--checkpoints", envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL, or @FILE with it."),
 ]
 LOCAL = "127.0.0.1:7070"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def default_ledger(*, make: bool = False) -> str:
+    """The ledger of who names none: one file for each user, wherever a command is started. URL."""
+    file = state_directory() / "ledger.db"
+    if make:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return f"sqlite:///{file.absolute()}"
 
 
 def partition_numbers(words: list[str], count: int) -> list[int]:

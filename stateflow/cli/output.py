@@ -2,30 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
+import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.markup import escape
+from rich.text import Text
 
 from stateflow.errors import StateflowError
+from stateflow.storage.faults import meaning
 
 F = TypeVar("F", bound=Callable[..., Any])
-console = Console()
-errors = Console(stderr=True, soft_wrap=True)
+#: where nobody looks at the lines, none is cut or folded: an id in a pipe is whole
+_UNFOLDED = 1 << 15
+_looked_at = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
+#: what is printed is text, wherever it comes from: nothing in it is markup or an emoji. Style is in Text and Style
+console = Console(markup=False, emoji=False, width=None if _looked_at else _UNFOLDED)
+errors = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
 
 
 def emit(value: dict[str, Any]) -> None:
     """One JSON object, on one line, at once."""
-    print(json.dumps(value, default=str), flush=True)
+    print(json.dumps(_finite(value), default=str, allow_nan=False), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """What has no bound is null: JSON has no word for it."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def flush() -> None:
+    if sys.stdout is not None:  # it is when a process is started without one
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def telling(*, as_json: bool = False) -> Iterator[None]:
+    """What users and their environment did is one line on stderr and status 1; Ctrl-C is status 130."""
+    try:
+        yield
+    except StateflowError as error:
+        _tell(error, as_json)
+    except KeyboardInterrupt:
+        _end(130)
+    except BrokenPipeError:  # whoever read it has seen enough
+        os._exit(1)
+    except Exception as error:
+        meant = meaning(error)
+        if meant is None:  # a fault of ours is told with all that there is to know of it
+            raise
+        _tell(meant, as_json)
+
+
+def _tell(error: StateflowError, as_json: bool) -> NoReturn:
+    with contextlib.suppress(OSError):  # there may be nobody to tell
+        if as_json:
+            emit({"error": error.to_wire()})
+    with contextlib.suppress(OSError):
+        errors.print(Text.assemble((error.code, "bold red"), str(error)[len(error.code) :]), highlight=False)
+    _end(1)
+
+
+def _end(status: int) -> NoReturn:
+    try:
+        flush()
+    except (OSError, ValueError):
+        os._exit(status)  # else it is tried again, and told with a traceback
+    raise typer.Exit(status) from None
 
 
 def command(function: F) -> F:
@@ -34,17 +90,10 @@ def command(function: F) -> F:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         sys.path.insert(0, str(Path.cwd()))  # operators are often in the directory one works in
-        try:
-            return function(*args, **kwargs)
-        except StateflowError as error:
-            if kwargs.get("as_json"):
-                emit({"error": error.to_wire()})
-            errors.print(f"[bold red]{escape(error.code)}[/]{escape(str(error)[len(error.code) :])}", highlight=False)
-            raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        except BrokenPipeError:
-            os._exit(1)
+        with telling(as_json=bool(kwargs.get("as_json"))):
+            result = function(*args, **kwargs)
+            flush()  # here it can still be said that there is no room for it
+            return result
 
     return run  # type: ignore[return-value]
 

@@ -77,13 +77,14 @@ def run(
             )
 
     outcome = run_pipeline(pipeline, once=once, stop=stop, tell=tell, started=started)
-    how = "stopped" if outcome.stopped else "finished"
+    how = "stopped" if outcome.stopped else "done before" if outcome.done_before else "finished"
     if as_json:
         operators = [each.to_dict() for each in outcome.operators]
         emit({"state": how, "rows": outcome.rows, "batches": outcome.batches, "operators": operators})
     else:
         counted = "" if outcome.rows is None else f": {outcome.rows:,} rows in {outcome.batches} batches"
-        console.print(f"{how}{counted}", highlight=False)
+        again = "; the ledger has it, and nothing was run again" if outcome.done_before else ""
+        console.print(f"{how}{counted}{again}", highlight=False, soft_wrap=True)
         if outcome.operators:
             console.print(_table(outcome.operators))
 

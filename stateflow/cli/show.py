@@ -2,55 +2,74 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from time import sleep
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from stateflow.cli.output import console, size
-from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration
+from stateflow.cli.output import console, errors, size
+from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.client.cluster import Migration
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import one_line
+from stateflow.types import ranges
 
 WATCH_INTERVAL_S = 1.0
-_DONE = {"WAITING": 0, "WARMING": 1, "CATCHING_UP": 2, "FENCED": 3, "OWNED": 4, "COMPLETED": 5, "ABORTED": 5}
+#: a move that goes on says how it stands, where nothing can be drawn
+SAY_EVERY_S = 3.0
+
+
+def plain(value: str | Text) -> Text:
+    """What others wrote, as text and nothing else: neither markup nor escape codes act in it."""
+    return Text(one_line(value.plain), value.style) if isinstance(value, Text) else Text(one_line(value))
+
+
+class PlainTable(Table):
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(plain(cell) if isinstance(cell, str | Text) else cell for cell in cells), **options)
 
 
 def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=column in numbers)
+        number = column in numbers
+        table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
     return table
 
 
 def titled(title: str, table: Table) -> Group:
     """A title of its own line: a table's would wrap at the table's width."""
-    return Group(Text(title, "bold"), table)
+    return Group(plain(Text(title, "bold")), table)
 
 
 def status(now: ClusterStatus) -> RenderableType:
-    replicas = new_table(
-        "Replicas",
-        "replica",
-        "site",
-        "address",
-        "state",
-        "heard",
-        "partitions",
-        numbers=("heard", "partitions"),
-    )
+    lacking = Counter[str]()
+    for operator in now.operators:
+        for unserved in operator.unserved:
+            lacking[unserved.owner] += len(unserved.partitions)
+    table = new_table("replica", "site", "address", "state", "heard", "partitions", numbers=("heard", "partitions"))
     for r in now.replicas:
-        heard = "never" if r.last_heartbeat_s < 0 else f"{r.last_heartbeat_s:.1f} s ago"
-        state = Text("alive", "green") if r.alive else Text("silent", "bold red")
-        replicas.add_row(r.name, r.site, r.address, state, heard, str(r.partitions))
-    parts: list[RenderableType] = [titled("Replicas", replicas)]
+        table.add_row(r.name, r.site, r.address, state(r), heard(r), _owned(r.partitions, lacking[r.name]))
+    parts: list[RenderableType] = [titled("Replicas", table)]
+    if now.refused:
+        refused = new_table("replica", "address", "directory", "refused")
+        for each in now.refused:
+            refused.add_row(Text(each.name), Text(each.address), Text(each.directory), Text(each.error))
+        parts.append(titled("Refused", refused))
     for operator in now.operators:
         parts.append(_operator(operator))
+    for deploying in now.deploying:
+        parts.append(
+            Text(f"{deploying.name}: being deployed, {deploying.created} of {deploying.partitions} partitions")
+        )
     running = [r for r in now.reconfigurations if r.state == "RUNNING"]
     if running:
         table = new_table("id", "operator", "moves", "done", numbers=("moves", "done"))
@@ -61,27 +80,32 @@ def status(now: ClusterStatus) -> RenderableType:
     return Group(*parts)
 
 
+def heard(replica: ReplicaStatus) -> str:
+    return "never" if replica.last_heartbeat_s < 0 else f"{replica.last_heartbeat_s:.1f} s ago"
+
+
+def state(replica: ReplicaStatus) -> Text:
+    if replica.alive:
+        return Text("alive", "green")
+    return Text("opening", "yellow") if replica.opening else Text("silent", "bold red")
+
+
+def _owned(partitions: int, lacking: int) -> Text:
+    return Text(f"{partitions}, {lacking} not served", "bold red") if lacking else Text(str(partitions))
+
+
 def _operator(operator: OperatorStatus) -> RenderableType:
+    """Who serves which partitions; in red those that nobody does, and why."""
     title = f"{operator.name}: {operator.partitions} partitions, assignment {operator.version}"
     table = new_table("replica", "count", "partitions", numbers=("count",))
-    for replica, count in sorted(Counter(operator.owners).items()):
-        mine = [p for p, owner in enumerate(operator.owners) if owner == replica]
-        table.add_row(replica, str(count), ranges(mine))
-    return titled(title, table)
-
-
-def ranges(numbers: list[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``0-2 5``."""
-    words: list[str] = []
-    start = previous = None
-    for number in [*sorted(numbers), None]:
-        if start is not None and (number is None or number != (previous or 0) + 1):
-            words.append(f"{start}" if start == previous else f"{start}-{previous}")
-            start = None
-        if start is None:
-            start = number
-        previous = number
-    return " ".join(words)
+    lacking = {partition for each in operator.unserved for partition in each.partitions}
+    served = [(owner, p) for p, owner in enumerate(operator.owners) if p not in lacking]
+    for replica in sorted({owner for owner, _ in served}):
+        mine = [p for owner, p in served if owner == replica]
+        table.add_row(replica, str(len(mine)), ranges(mine))
+    for each in operator.unserved:
+        table.add_row("nobody", str(len(each.partitions)), ranges(list(each.partitions)), style="bold red")
+    return Group(titled(title, table), *(Text(each.error, "red") for each in operator.unserved))
 
 
 def watch_status(read: Callable[[], ClusterStatus]) -> None:
@@ -92,33 +116,71 @@ def watch_status(read: Callable[[], ClusterStatus]) -> None:
 
 
 def deployed(operator: OperatorStatus) -> None:
-    console.print(f"[bold]{operator.name}[/] is deployed")
+    console.print(Text.assemble((operator.name, "bold"), " is deployed"))
     console.print(_operator(operator))
 
 
 def migration(move: Migration) -> Reconfiguration:
-    """A bar per partition until it has ended, then the table. Returns the final report."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[phase]:<12} {task.fields[size]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        tasks = {
-            m.id: progress.add_task(f"{m.partition}: {m.source} → {m.target}", total=5, phase=m.state, size="")
-            for m in move.report.moves
-        }
-        for report in move.progress():
-            for m in report.moves:
-                moved = size(m.bytes_warm + m.bytes_delta)
-                progress.update(tasks[m.id], completed=_DONE.get(m.state, 0), phase=m.state, size=moved)
+    """A line per partition until it has ended, then the table. Returns the final report."""
+    if errors.is_terminal:
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        with Progress(*columns, console=errors, transient=True) as progress:
+            tasks = {m.id: progress.add_task(standing(m, move.report.max_pause_ms)) for m in move.report.moves}
+            for report in move.progress():
+                for m in report.moves:
+                    progress.update(tasks[m.id], description=standing(m, report.max_pause_ms))
+    else:
+        _follow(move)
     if move.report.moves:
         console.print(moves(move.report.moves))
     else:
         console.print("nothing to move: every partition is there already")
     return move.report
+
+
+def _follow(move: Migration) -> None:
+    """Where nothing can be drawn: now and then a line for each move that goes on."""
+    said_at = SYSTEM_CLOCK.monotonic()
+    for report in move.progress():
+        now = SYSTEM_CLOCK.monotonic()
+        if report.state == "RUNNING" and now - said_at >= SAY_EVERY_S:
+            said_at = now
+            for m in report.moves:
+                if m.state not in ("COMPLETED", "ABORTED"):
+                    errors.print(standing(m, report.max_pause_ms), highlight=False)
+
+
+def standing(move: MoveReport, max_pause_ms: float) -> str:
+    """How a move stands, and what it waits for. Args: max_pause_ms: its budget; 0: none."""
+    return f"{move.partition}: {move.source} → {move.target}  {move.state:<11}  {_doing(move, max_pause_ms)}".rstrip()
+
+
+def _doing(move: MoveReport, max_pause_ms: float) -> str:
+    match move.state:
+        case "WAITING":
+            return "until others have moved"
+        case "WARMING" if move.base_bytes:
+            return f"{size(move.bytes_warm + move.bytes_reused)} of {size(move.base_bytes)} are there"
+        case "CATCHING_UP":
+            behind = f"{size(move.bytes_warm + move.bytes_delta)} sent, {size(move.lag_bytes)} behind"
+            return f"{behind}; {_promise(move, max_pause_ms)}"
+        case "ABORTED":
+            return move.error.partition(":")[0]
+        case "COMPLETED":
+            return f"{size(move.bytes_warm + move.bytes_delta)} sent, {move.pause_ms:.1f} ms paused"
+    return ""
+
+
+def _promise(move: MoveReport, max_pause_ms: float) -> str:
+    if not move.rounds:
+        return "the pause is not predicted yet"
+    if not math.isfinite(move.predicted_pause_ms):
+        return "changes come faster than they cross"
+    said = f"pause {move.predicted_pause_ms:.1f} ms predicted"
+    if not max_pause_ms:
+        return said
+    fits = move.predicted_pause_ms + move.margin_ms <= max_pause_ms
+    return f"{said} + {move.margin_ms:.1f} ms margin {'≤' if fits else '>'} {max_pause_ms:g} ms allowed"
 
 
 def moves(reports: tuple[MoveReport, ...]) -> RenderableType:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
+from stateflow.cli.group import Commands
 from stateflow.cli.options import Json
 from stateflow.cli.output import command, console, emit
 
-app = typer.Typer(no_args_is_help=True, help="Spark streaming queries and their checkpoints.")
+app = Commands("spark", help="Spark streaming queries and their checkpoints.")
 
 
 @app.callback()
@@ -37,7 +37,7 @@ def rewind(
         return
     done = "moved to _rewound/" if apply else "would be moved to _rewound/"
     for name in (*plan.moved, *plan.sink_moved):
-        console.print(f"  {escape(name)}", highlight=False)
+        console.print(f"  {name}", highlight=False)
     console.print(f"{len(plan.moved) + len(plan.sink_moved)} files {done}; batch {to_batch} is sent next")
     if not apply:
         console.print("this was a dry run: repeat it with --apply")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,34 +13,55 @@ import pyarrow.parquet as pq
 import typer
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from stateflow.checkpoint import CheckpointStore
+from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import command, console, emit, size
+from stateflow.cli.output import command, console, emit, errors, size
 from stateflow.client import Cluster
-from stateflow.errors import EncodeError, InvalidArgument, UnsupportedKeyType
+from stateflow.errors import EncodeError, InvalidArgument, StateflowError, UnsupportedKeyType
+from stateflow.private import url_of
+from stateflow.runtime.arrow import read_table
 from stateflow.runtime.offline import read_checkpoint
 from stateflow.runtime.operator import load
 from stateflow.runtime.reading import joined
 
-app = typer.Typer(no_args_is_help=True, help="Read state, of a live cluster or of a checkpoint.")
+app = Commands("state", help="Read state, of a live cluster or of a checkpoint.")
 Operator = Annotated[str, typer.Argument(help="Its name.")]
 State = Annotated[str, typer.Argument(help="A state's name, as the operator declares it.")]
 From = Annotated[str, typer.Option("--from", help="A checkpoint store, read without any cluster.")]
 Savepoint = Annotated[str, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
+Incomplete = Annotated[
+    bool, typer.Option("--incomplete", help="With --from: leave out partitions that cannot be read, and say which.")
+]
 Target = Annotated[str, typer.Option("--class", help="With --from: module:Class, when it has moved.")]
 
 
 def _pages(
-    operator: str, state: str, controller: str, url: str, savepoint: str, target: str, key: Any = None
+    operator: str,
+    state: str,
+    controller: str,
+    url: str,
+    savepoint: str,
+    target: str,
+    lacking: list[StateflowError] | None,
+    key: Any = None,
 ) -> Iterator[bytes]:
+    """Args: lacking: is told what could not be read; None: that is an error."""
     if not url:
-        if savepoint or target:
-            raise InvalidArgument("--savepoint and --class are of a checkpoint", remedy="name its store with --from")
+        if savepoint or target or lacking is not None:
+            raise InvalidArgument(
+                "--savepoint, --class and --incomplete are of a checkpoint", remedy="name its store with --from"
+            )
         return Cluster(controller).scan_state(operator, state, key)
-    store = CheckpointStore(url, create=False)
+    store = CheckpointStore(url_of(url), create=False)
     cls = load(target) if target else None
-    return read_checkpoint(store, operator, state, savepoint=savepoint, key=key, cls=cls)
+    return read_checkpoint(store, operator, state, savepoint=savepoint, key=key, cls=cls, lacking=_telling(lacking))
+
+
+def _telling(lacking: list[StateflowError] | None) -> Callable[[StateflowError], None] | None:
+    return None if lacking is None else lacking.append
 
 
 @app.command("get")
@@ -53,19 +74,21 @@ def get(
     url: From = "",
     savepoint: Savepoint = "",
     target: Target = "",
+    incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
     """The entries of one key."""
     rows: list[dict[str, Any]] = []
+    lacking: list[StateflowError] | None = [] if incomplete else None
     for candidate in _keys(key):
         try:
-            pages = _pages(operator, state, controller, url, savepoint, target, candidate)
-            rows = joined([pa.ipc.open_stream(page).read_all() for page in pages]).to_pylist()
+            pages = _pages(operator, state, controller, url, savepoint, target, lacking, candidate)
+            rows = joined([read_table(page) for page in pages]).to_pylist()
         except (UnsupportedKeyType, EncodeError):
             continue
         if rows:
             break
-    _show(rows, as_json)
+    _show(rows, lacking, as_json)
 
 
 def _keys(text: str) -> Iterator[Any]:
@@ -88,21 +111,24 @@ def scan(
     url: From = "",
     savepoint: Savepoint = "",
     target: Target = "",
+    incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
     """The first entries."""
     rows: list[dict[str, Any]] = []
-    for page in _pages(operator, state, controller, url, savepoint, target):
-        rows += pa.ipc.open_stream(page).read_all().to_pylist()
+    lacking: list[StateflowError] | None = [] if incomplete else None
+    for page in _pages(operator, state, controller, url, savepoint, target, lacking):
+        rows += read_table(page).to_pylist()
         if len(rows) >= limit:
             break
-    _show(rows[:limit], as_json)
+    _show(rows[:limit], lacking, as_json)
 
 
-def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
+def _show(rows: list[dict[str, Any]], lacking: list[StateflowError] | None, as_json: bool) -> None:
     if as_json:
-        emit({"entries": rows})
+        emit({"entries": rows, **_said(lacking)})
         return
+    _warn(lacking)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("key", "map_key", "value", "partition"):
         table.add_column(column)
@@ -123,6 +149,7 @@ def export(
     url: From = "",
     savepoint: Savepoint = "",
     target: Target = "",
+    incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
     """All entries into a Parquet or Arrow file."""
@@ -130,11 +157,22 @@ def export(
         raise InvalidArgument(f"{out.name!r} says no format", remedy="end it in .parquet or .arrow")
     if not out.absolute().parent.is_dir():
         raise InvalidArgument("there is no such directory", remedy="make it first", path=out.parent)
-    rows = export_pages(_pages(operator, state, controller, url, savepoint, target), out)
+    lacking: list[StateflowError] | None = [] if incomplete else None
+    rows = export_pages(_pages(operator, state, controller, url, savepoint, target, lacking), out)
     if as_json:
-        emit({"rows": rows, "bytes": out.stat().st_size, "path": str(out)})
+        emit({"rows": rows, "bytes": out.stat().st_size, "path": str(out), **_said(lacking)})
     else:
+        _warn(lacking)
         console.print(f"{rows} entries, {size(out.stat().st_size)}, in {out}")
+
+
+def _said(lacking: list[StateflowError] | None) -> dict[str, Any]:
+    return {} if lacking is None else {"lacking": [error.to_wire() for error in lacking]}
+
+
+def _warn(lacking: list[StateflowError] | None) -> None:
+    for error in lacking or ():
+        errors.print(Text(f"left out: {error}", "red"))
 
 
 def export_pages(pages: Iterator[bytes], out: Path) -> int:
@@ -147,14 +185,14 @@ def export_pages(pages: Iterator[bytes], out: Path) -> int:
             path = Path(folder) / str(len(spooled))
             path.write_bytes(page)
             spooled.append(path)
-            schemas.append(pa.ipc.open_stream(page).schema)
+            schemas.append(read_table(page).schema)
         schema = pa.unify_schemas(schemas, promote_options="permissive")
         temporary = out.with_name(out.name + ".new")
         rows = 0
         try:
             with _writer(temporary, schema, out.suffix) as writer:
                 for path in spooled:
-                    table = pa.ipc.open_stream(path.read_bytes()).read_all().cast(schema)
+                    table = read_table(path.read_bytes()).cast(schema)
                     writer.write_table(table)
                     rows += table.num_rows
             temporary.replace(out)

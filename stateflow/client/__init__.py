@@ -9,6 +9,7 @@ from stateflow.client.reports import (
     ReplicaStatus,
     StandbyReport,
 )
+from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "OperatorStatus",
     "Reconfiguration",
     "ReplicaStatus",
+    "SourceReport",
     "StandbyReport",
     "StreamClient",
 ]

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Integral
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stateflow.client.reports import ClusterStatus, Reconfiguration, RestoredPartition, StandbyReport
+from stateflow.client import sources
+from stateflow.client.given import iterable_given
+from stateflow.client.reports import AdoptedOperator, ClusterStatus, Reconfiguration, RestoredPartition, StandbyReport
+from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
-from stateflow.errors import InvalidArgument, NotOwner, Unavailable
+from stateflow.errors import BatchChanged, InvalidArgument, NotOwner, Unavailable, UnknownPartition, brief
 from stateflow.partitioner import partition_of
-from stateflow.router import backoff
+from stateflow.router import Router, backoff
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
+from stateflow.runtime.arrow import read_table
+from stateflow.runtime.code_key import signed
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, Operator, describe
-from stateflow.runtime.positions import INITIAL, RESERVED
+from stateflow.runtime.positions import INITIAL
 from stateflow.runtime.reading import joined
+from stateflow.settings import RouterSettings
 from stateflow.state import encode_row_key
-from stateflow.types import OperatorSpec, check_name
+from stateflow.types import PARTITIONS_MAX, OperatorSpec, check_name
 
 #: of calls that move gigabytes
 LONG_TIMEOUT_S = 3600.0
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
 LOADED_ROWS = 50_000
 
 
+@brief
 class Migration:
     """A reconfiguration under way."""
 
@@ -59,6 +67,7 @@ class Migration:
         return self.report
 
 
+@brief
 class Cluster:
     """Control surface of a running controller. Methods raise what the controller refuses with, or Unavailable."""
 
@@ -77,16 +86,42 @@ class Cluster:
         sites: Iterable[str] = (),
         name: str | None = None,
     ) -> None:
-        """Create an operator's partitions on the replicas of ``sites`` (all by default). Doing it twice is no error."""
-        self._controller.deploy(describe(operator, partitions, name), sites)
+        """Create an operator's partitions on the replicas of ``sites`` (all by default). Doing it twice is no error.
+
+        A class of a module is imported where replicas run. Any other, of a script, a notebook or a REPL, goes along as
+        text, with what it uses; replicas run it from their next batch on, also in place of an earlier version.
+
+        Raises OperatorNotImportable, DeclarationError, CodeRefused, AlreadyDeployed; nothing is changed then.
+        """
+        self._controller.deploy(signed(describe(operator, partitions, name)), sites)
 
     def operator(self, name: str) -> OperatorSpec:
-        return self._controller.deployment(name)[0]
+        return self._controller.deployment(name).spec
 
-    def stream(self, operator: str, source: str, *, schema: str | pa.Schema | None = None) -> StreamClient:
-        if source.startswith(RESERVED):
+    def stream(
+        self,
+        operator: str,
+        source: str,
+        *,
+        schema: str | pa.Schema | None = None,
+        acknowledged: int | Callable[[], int | None] | None = None,
+        settings: RouterSettings | None = None,
+    ) -> StreamClient:
+        """The newest client of a source, see :class:`~stateflow.client.stream.StreamClient`."""
+        if source == INITIAL:
             raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
-        return StreamClient(self.address, operator, source, schema=schema)
+        return StreamClient(self.address, operator, source, schema=schema, acknowledged=acknowledged, settings=settings)
+
+    def sources(self, operator: str) -> list[SourceReport]:
+        """Whoever has sent to an operator, as far as its partitions know; those that sent last come last."""
+        return sources.sources(Router(self.address, operator))
+
+    def retire_source(self, operator: str, source: str) -> int:
+        """Keep of a source only which batch is contained, in how many partitions is returned. It may come back.
+
+        Raises InvalidArgument for one that nobody knows.
+        """
+        return sources.retire(Router(self.address, operator), source)
 
     def load_state(
         self, operator: str, rows: Iterable[Mapping[str, Any]], *, schema: str | pa.Schema | None = None
@@ -94,13 +129,19 @@ class Cluster:
         """Give an operator its first state, see :meth:`Operator.init_state`; returns how many rows there were.
 
         Interrupted, it may be called again with the same rows, and goes on where it stopped. Raises StaleBatch once
-        the operator has processed rows.
+        the operator has processed rows, BatchChanged for other rows than were loaded.
         """
         stream = StreamClient(self.address, operator, INITIAL, schema=schema)
         loaded = stream.position
-        remaining, count = iter(rows), 0
+        remaining, count = iter(iterable_given(rows)), 0
         for number in itertools.count():
             chunk = list(itertools.islice(remaining, LOADED_ROWS))
+            if not chunk and number <= loaded:
+                raise BatchChanged(
+                    f"{count} rows are given, more were loaded before",
+                    remedy="first state is loaded once: load the same rows, or deploy the operator under another name",
+                    operator=operator,
+                )
             if not chunk:
                 return count
             count += len(chunk)
@@ -135,7 +176,7 @@ class Cluster:
         changed then.
         """
         options = _options(max_pause_ms, max_bandwidth, strategy, order, patience_s)
-        request = cpb.MigrateRequest(operator=operator, partitions=list(partitions), to=to, options=options)
+        request = cpb.MigrateRequest(operator=operator, partitions=_numbers(partitions), to=to, options=options)
         return Migration(self._controller, Reconfiguration.of(self._controller.call("Migrate", request, 120)))
 
     def rebalance(
@@ -153,6 +194,43 @@ class Cluster:
         options = _options(max_pause_ms, max_bandwidth, strategy, order, patience_s)
         reply = self._controller.call("Rebalance", cpb.RebalanceRequest(operator=operator, options=options), 120)
         return self._migrations(reply)
+
+    def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
+        """Give a replica's name to the data directory that asks for it (``directory``: to which, where several do).
+        What the former one has is lost, and its partitions come from standbys and checkpoints.
+
+        Returns (directory, how many partitions). Raises NameTaken while the former one may be serving, InvalidArgument
+        when nobody asks."""
+        reply = self._controller.call("Replace", cpb.ReplaceRequest(replica=replica, directory=directory))
+        return reply.directory, reply.partitions
+
+    def undeploy(self, operator: str, *, delete_state: bool = False) -> list[str]:
+        """Take an operator out of the cluster, and delete its state on every replica. Checkpoints and savepoints stay.
+
+        Returns the replicas that did not answer: they delete what they have when they come back. Raises PartitionsLive
+        unless ``delete_state`` says that this is meant, MoveConflict while its partitions move or are restored,
+        OperatorNotDeployed; nothing is changed then."""
+        request = cpb.UndeployRequest(operator=operator, delete_state=delete_state)
+        return list(self._controller.call("Undeploy", request, LONG_TIMEOUT_S).waiting)
+
+    def forget(self, replica: str) -> None:
+        """Know nothing any more of a replica that has ended for good. One that comes under its name is a new one.
+
+        Raises NameTaken while it may be serving, PartitionsLive while partitions are its own, MoveConflict while some
+        are on their way to or from it, InvalidArgument; nothing is changed then."""
+        self._controller.call("Forget", cpb.ForgetRequest(replica=replica), 120)
+
+    def adopt(self, *, dry_run: bool = False, partial: bool = False) -> list[AdoptedOperator]:
+        """Take what replicas have into a ledger that knows nothing of it, because another one was lost.
+
+        Args:
+            dry_run: only say what there is.
+            partial: also where partitions are missing: they wait for a checkpoint or their owner; and where there is
+                only a copy that was sealed for a move: it is served again.
+
+        Raises AdoptionRefused; nothing was changed then."""
+        reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), 120)
+        return [AdoptedOperator.of(each) for each in reply.operators]
 
     def drain(
         self,
@@ -183,8 +261,8 @@ class Cluster:
 
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
         """Newest first, those from before the controller's last start too; ``limit``: so many at most."""
-        reply = self._controller.call("ListReconfigurations", cpb.ListRequest(limit=limit))
-        return [Reconfiguration.of(message) for message in reply.reconfigurations]
+        pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
+        return [Reconfiguration.of(message) for page in pages for message in page.reconfigurations]
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
         """Raises MoveUnknown."""
@@ -193,6 +271,16 @@ class Cluster:
     def cancel(self, reconfiguration: str) -> None:
         """Moves before their fence are rolled back, those behind it complete."""
         self._control("CancelReconfiguration", reconfiguration)
+
+    def resolve(self, reconfiguration: str, how: str) -> Migration:
+        """Give up moves whose seal cannot be proved at the target. ``how``: ``serve-source``: the source serves what it
+        sealed; ``restore``: a standby or checkpoint is taken, and what came after that is lost.
+
+        Raises MoveUnknown, MoveConflict when none of its moves stands behind its fence."""
+        request = cpb.ResolveRequest(id=reconfiguration, how=how)
+        return Migration(
+            self._controller, Reconfiguration.of(self._controller.call("ResolveReconfiguration", request, 120))
+        )
 
     def pause(self, reconfiguration: str) -> Migration:
         """Moves that have not begun wait; those under way complete."""
@@ -267,7 +355,7 @@ class Cluster:
         source, batch = at or ("", 0)
         request = cpb.RestoreOperatorRequest(
             operator=operator,
-            partitions=list(partitions),
+            partitions=_numbers(partitions),
             to=to,
             url=url,
             savepoint=savepoint,
@@ -282,7 +370,7 @@ class Cluster:
 
         Each partition is read as of one moment between two batches' commits. Nothing is stopped for it.
         """
-        pages = [pa.ipc.open_stream(record).read_all() for record in self.scan_state(operator, state, key)]
+        pages = [read_table(record) for record in self.scan_state(operator, state, key)]
         return joined(pages)
 
     def scan_state(self, operator: str, state: str, key: Any = None) -> Iterator[bytes]:
@@ -291,13 +379,15 @@ class Cluster:
         left = set(range(count)) if key is None else {partition_of(key, count)}
         keys = [] if key is None else [encode_row_key(key)]
         for pause in backoff():
-            _, _, owners, _ = self._controller.deployment(operator)
+            deployed = self._controller.deployment(operator)
             for partition in sorted(left):
                 try:
-                    address = owners[partition].address
+                    address = deployed.owners[partition].address
                     records = list(ReplicaClient(address).scan(operator, state, [partition], keys))
                 except (NotOwner, Unavailable):  # it moved since the controller was asked, or its owner is starting
                     if pause is None:
+                        if (why := deployed.unserved.get(partition)) is not None:
+                            raise why from None
                         raise
                     continue
                 yield from records
@@ -310,6 +400,22 @@ class Cluster:
         """Requests a replica served since sample number ``after``, and what it holds."""
         reply: StatsReply = ReplicaClient(address).call("Stats", rpb.StatsRequest(after=after))
         return reply
+
+
+def _numbers(partitions: object) -> list[int]:
+    """Raises InvalidArgument for what is no list of partitions: a number, for one."""
+    numbers: list[Any] = [None]
+    if isinstance(partitions, Iterable) and not isinstance(partitions, str):
+        numbers = list(partitions)
+    if not all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers):
+        raise InvalidArgument(
+            f"partitions={partitions!r} is no list of partitions",
+            remedy="write partitions=[20], or range(20) for the first twenty",
+        )
+    for number in numbers:
+        if not 0 <= number < PARTITIONS_MAX:
+            raise UnknownPartition(f"there is no partition {number}", remedy="count from 0")
+    return numbers
 
 
 def _options(

@@ -125,6 +125,7 @@ class ReplicaStatus:
     alive: bool
     last_heartbeat_s: float
     partitions: int
+    opening: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class OperatorStatus:
     version: int
     owners: tuple[str, ...]
     epochs: tuple[int, ...]
+    unserved: tuple[UnservedPartitions, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +157,77 @@ class StandbyReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedReplica:
+    """A process that asks for a name in vain. ``directory``: the id of its data directory; ``error``: why, one line."""
+
+    name: str
+    address: str
+    directory: str
+    error: str
+    asked_s: float
+
+    @classmethod
+    def of(cls, m: cpb.Refused) -> RefusedReplica:
+        return cls(m.replica.name, m.replica.address, m.directory.id, str(error_of(m.fault)), m.asked_s)
+
+
+@dataclass(frozen=True, slots=True)
+class UnservedPartitions:
+    """Partitions that nobody serves now, for one reason: ``error``, one line with what to do about it.
+
+    ``owner``: as assigned, which need not be dead.
+    """
+
+    operator: str
+    partitions: tuple[int, ...]
+    owner: str
+    error: str
+
+    @classmethod
+    def of(cls, m: cpb.Unserved) -> UnservedPartitions:
+        return cls(m.operator, tuple(m.partitions), m.owner, str(error_of(m.fault)))
+
+
+@dataclass(frozen=True, slots=True)
+class DeployingOperator:
+    """A deployment under way: so many of its partitions were created since it was begun or gone on with."""
+
+    name: str
+    partitions: int
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedOperator:
+    """What replicas have of an operator of which the ledger knows nothing.
+
+    ``count``: of its partitions, 0 where that is not known; ``partitions``: those that a replica owns; ``sealed``: only
+    a copy that was sealed for a move is there; ``done``: it is in the ledger now.
+    """
+
+    name: str
+    count: int
+    partitions: tuple[int, ...]
+    sealed: tuple[int, ...]
+    missing: tuple[int, ...]
+    conflicts: tuple[str, ...]
+    done: bool
+
+    @classmethod
+    def of(cls, m: cpb.Adopted) -> AdoptedOperator:
+        return cls(
+            m.operator, m.count, tuple(m.partitions), tuple(m.sealed), tuple(m.missing), tuple(m.conflicts), m.done
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     replicas: tuple[ReplicaStatus, ...]
     operators: tuple[OperatorStatus, ...]
     reconfigurations: tuple[Reconfiguration, ...]
     standbys: tuple[StandbyReport, ...] = ()
+    refused: tuple[RefusedReplica, ...] = ()
+    deploying: tuple[DeployingOperator, ...] = ()
 
     @classmethod
     def of(cls, reply: cpb.StatusReply) -> ClusterStatus:
@@ -172,6 +240,7 @@ class ClusterStatus:
                 r.alive,
                 r.last_heartbeat_s,
                 r.partitions,
+                r.opening,
             )
             for r in reply.replicas
         )
@@ -183,6 +252,7 @@ class ClusterStatus:
                 d.version,
                 tuple(d.replicas[i].name for i in d.owners),
                 tuple(d.epochs),
+                tuple(UnservedPartitions.of(each) for each in d.unserved),
             )
             for d in reply.deployments
         )
@@ -191,6 +261,8 @@ class ClusterStatus:
             operators,
             tuple(Reconfiguration.of(r) for r in reply.reconfigurations),
             tuple(StandbyReport.of(view) for view in reply.standbys),
+            tuple(RefusedReplica.of(refused) for refused in reply.refused),
+            tuple(DeployingOperator(d.operator, d.partitions, d.created) for d in reply.deploying),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from time import sleep
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stateflow.errors import InvalidArgument, KeyColumnMissing, NotOwner, Unavailable
+from stateflow.client.delivery import Deliver, Delivery, Open, Step, Steps, perform
+from stateflow.client.given import number_given, rows_given, source_given
+from stateflow.client.history import History
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import InvalidArgument, KeyColumnMissing, NotOwner, Unavailable, brief
 from stateflow.partitioner import partition_of
 from stateflow.router import Router, backoff
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
+from stateflow.rpc.wire import session_to_pb
 from stateflow.runtime.ddl import parse_ddl
+from stateflow.runtime.layout import Session
 from stateflow.runtime.output import OutputReader
-from stateflow.runtime.positions import Batch
 from stateflow.runtime.timers import to_us
 from stateflow.settings import RouterSettings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def positions(router: Router, source: str) -> dict[int, int]:
@@ -29,68 +40,74 @@ def positions(router: Router, source: str) -> dict[int, int]:
     return found
 
 
-def newest_event_us(router: Router, source: str, batch: int) -> int | None:
-    """The newest event time, µs, among all rows of ``source`` before ``batch``; None without rows.
-
-    The same for every attempt of a batch, also when some partitions contain it already.
-    """
-    found: list[int] = []
-    for reply in _positions(router, source):
-        for partition, contained in reply.positions.items():
-            times = reply.event_us if contained < batch else reply.event_before_us
-            if partition in times:
-                found.append(times[partition])
-    return max(found, default=None)
-
-
-def _positions(router: Router, source: str) -> Iterator[rpb.PositionsReply]:
+def _positions(router: Router, source: str, session: Session | None = None) -> Iterator[rpb.PositionsReply]:
+    """Of all partitions. With a session they refuse older clients of the source from now on; raises SourceTaken."""
     by_address: dict[str, list[int]] = {}
     for partition, route in enumerate(router.table.routes):
         by_address.setdefault(route.address, []).append(partition)
     for partitions in by_address.values():
         try:
-            yield _positions_of(router, source, partitions)
+            yield _positions_of(router, source, partitions, session)
         except (NotOwner, Unavailable):  # some of them are moving, or their owner is being started again
             for partition in partitions:
-                yield _positions_of_moving(router, source, partition)
+                yield _positions_of_moving(router, source, partition, session)
 
 
-def _positions_of(router: Router, source: str, partitions: list[int]) -> rpb.PositionsReply:
+def _positions_of(
+    router: Router, source: str, partitions: list[int], session: Session | None = None
+) -> rpb.PositionsReply:
     """Of partitions of one owner. Raises NotOwner when one of them is not with it."""
-    address = router.table.routes[partitions[0]].address
-    request = rpb.PositionsRequest(operator=router.operator, source=source, partitions=partitions)
-    reply: rpb.PositionsReply = ReplicaClient(address).call("Positions", request)
+    replica = ReplicaClient(router.table.routes[partitions[0]].address)
+    asked = rpb.PositionsRequest(operator=router.operator, source=source, partitions=partitions)
+    reply: rpb.PositionsReply
+    if session is None:
+        reply = replica.call("Positions", asked)
+    else:
+        reply = replica.call("OpenSource", rpb.OpenSourceRequest(asked=asked, session=session_to_pb(session)))
     return reply
 
 
-def _positions_of_moving(router: Router, source: str, partition: int) -> rpb.PositionsReply:
+def _positions_of_moving(router: Router, source: str, partition: int, session: Session | None) -> rpb.PositionsReply:
     for pause in backoff():
         try:
-            return _positions_of(router, source, [partition])
+            return _positions_of(router, source, [partition], session)
         except (NotOwner, Unavailable):
             if pause is None:
+                if (why := router.table.unserved.get(partition)) is not None:
+                    raise why from None
                 raise
             sleep(pause)
             router.refresh()
     raise AssertionError
 
 
+@brief
 class StreamClient:
-    """Sends batches of rows under one source name and returns the operator's output rows.
+    """Sends batches of rows under one source name and returns the operator's output rows. Safe for threads: one batch
+    is under way at a time, in the order in which threads get hold of the client.
 
-    Batches are numbered 0, 1, 2, …; a number that was sent before changes nothing and gives the stored outputs.
-    A client that starts again continues behind the newest number any partition contains (:attr:`position`). When
-    its predecessor may have died in the middle of a batch, send that batch once more with
+    Batches are numbered 0, 1, 2, …; a number that was sent before changes nothing and gives the stored outputs, and
+    with other rows it is refused (BatchChanged).
+
+    A source belongs to its newest client. Making one takes the source over: every partition refuses older ones from
+    then on (SourceTaken). The new client continues behind the newest number any partition contains (:attr:`position`).
+    When its predecessor may have died in the middle of a batch, send that batch once more with
     ``sequence=client.position``: partitions that have it skip it.
 
     A batch that failed may have been applied to some partitions. Sent again with the same rows it keeps its number,
     and they skip it; other rows are another batch and get the next number. To send it mended, pass its number.
 
-    A partition that lost batches it had acknowledged (its owner died and an older checkpoint was restored) refuses the
-    next with PositionGap, which names the batch to go back to: send that and the later ones again with ``rewind=True``.
+    A partition may lose batches it had acknowledged: its owner died and an older checkpoint was restored. The client
+    notices, asks all partitions what they have, and sends them again what they lack, out of the batches it keeps
+    (``STATEFLOW_ROUTER_REWIND_BUFFER_BYTES``). What it keeps no longer, or a predecessor sent, PositionGap asks for:
+    send every batch from the one it names on again, in order, with ``rewind=True``. Outputs were given the first time.
 
     Args:
         schema: Spark DDL or Arrow schema of the rows; without it the types are inferred, batch by batch.
+        acknowledged: the newest batch the application knows was acknowledged to a predecessor, or a function that
+            looks it up, called when the source is this client's: until then a predecessor may be told of more.
+            Partitions tell each other's losses; but where all that knew of a batch lost it, only the application can
+            tell.
     """
 
     def __init__(
@@ -100,18 +117,35 @@ class StreamClient:
         source: str,
         *,
         schema: str | pa.Schema | None = None,
+        acknowledged: int | Callable[[], int | None] | None = None,
         settings: RouterSettings | None = None,
     ) -> None:
+        source_given(source)
+        if acknowledged is not None and not callable(acknowledged):
+            number_given(acknowledged, "acknowledged")
+        settings = settings or RouterSettings()
         self._router = Router(controller, operator, settings)
         self.source = source
         self._schema = parse_ddl(schema) if isinstance(schema, str) else schema
         self._output = OutputReader.of(self._router.spec.output_schema, self._router.spec.side_schemas)
-        self._watermark_us: int | None = None
-        #: rows of the last send's side outputs, by tag
-        self.side_outputs: dict[str, list[dict[str, Any]]] = {}
-        self._failed: tuple[int, bytes, dict[int, bytes]] | None = None  # number and rows of the batch that did
-        self._acknowledged: dict[int, int] = {}  # partition → newest batch
-        self.position = max([-1, *positions(self._router, source).values()])
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.local()
+        history = History(operator, source, self._router.spec.partitions, settings.rewind_buffer_bytes)
+        session = Session(SYSTEM_CLOCK.now_us(), uuid.uuid4().hex[:16])
+        self._delivery = Delivery(history, session, acknowledged if callable(acknowledged) else lambda: acknowledged)
+        self._run(self._delivery.open())
+
+    @property
+    def position(self) -> int:
+        """The newest number that was used, -1 for none."""
+        return self._delivery.history.position
+
+    @property
+    def side_outputs(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows of the side outputs of this thread's last send, by tag."""
+        found: dict[str, list[dict[str, Any]]] = getattr(self._thread, "side_outputs", {})
+        return found
 
     def send(
         self, rows: Iterable[Mapping[str, Any]], *, sequence: int | None = None, rewind: bool = False
@@ -124,45 +158,75 @@ class StreamClient:
         Raises KeyColumnMissing, NullKey, OperatorFailed, PositionGap, …; nothing of a partition that failed was
         applied, and the same call can be made again.
         """
-        rows = list(rows)
+        if sequence is not None:
+            number_given(sequence)
+        rows = rows_given(rows)
         schema, messages = self._messages(rows) if rows else (b"", {})
-        return self._deliver(schema, messages, sequence, rewind)
+        with self._lock:
+            return self._outputs(self._run(self._delivery.deliver(schema, messages, sequence, rewind)))
 
-    def advance_watermark(self, watermark: datetime | int, *, sequence: int | None = None) -> list[dict[str, Any]]:
+    def advance_watermark(
+        self, watermark: datetime | int, *, sequence: int | None = None, rewind: bool = False
+    ) -> list[dict[str, Any]]:
         """Promise that no older rows follow from this source, to every partition; returns what timers produced.
 
         Args:
             watermark: an aware datetime, or microseconds since 1970. One that goes back changes nothing.
+            rewind: as with :meth:`send`; this is a batch like others.
         """
-        self._watermark_us = to_us(watermark)
+        if sequence is not None:
+            number_given(sequence)
         everywhere = dict.fromkeys(range(self._router.spec.partitions), b"")
-        return self._deliver(b"", everywhere, sequence)
+        steps = self._delivery.deliver(b"", everywhere, sequence, rewind, to_us(watermark))
+        with self._lock:
+            return self._outputs(self._run(steps))
 
-    def _deliver(
-        self, schema: bytes, messages: dict[int, bytes], sequence: int | None, rewind: bool = False
-    ) -> list[dict[str, Any]]:
-        number = self._next(schema, messages) if sequence is None else sequence
-        if number < 0:
-            raise InvalidArgument("a sequence cannot be negative", remedy="count from 0")
-        batch = Batch(self.source, number, sparse=True, watermark_us=self._watermark_us, rewind=rewind)
-        after = {} if rewind else {p: last for p, last in self._acknowledged.items() if last < number}
-        try:
-            outputs = self._router.send(batch, schema, messages, after) if messages else {}
-        except BaseException:
-            self._failed = number, schema, messages
-            raise
-        self._failed = None
-        for partition in messages:
-            self._acknowledged[partition] = max(number, self._acknowledged.get(partition, number))
-        self.position = max(self.position, number)
-        rows, self.side_outputs = self._output.rows(outputs[partition] for partition in sorted(outputs))
+    def verify(self) -> None:
+        """Ask every partition whether it contains what it acknowledged, and send again what it lost. Raises SourceTaken
+        when a newer client has the source.
+
+        A partition that lost something says so when the next rows come to it; here it is asked without any. Raises
+        PositionGap when it is no longer kept.
+        """
+        with self._lock:
+            self._run(self._delivery.verify())
+
+    def accept_loss(self) -> None:
+        """Go on without the batches that partitions lost and nobody can send again."""
+        with self._lock:
+            oldest = self._run(self._delivery.accept_loss())
+        if oldest is not None:
+            log.warning("source %s goes on without what partitions lost, from batch %d on", self.source, oldest)
+
+    def close(self) -> None:
+        """Let go of the rows that are kept for a loss. A batch under way is waited for; later ones are refused. The
+        source stays this client's until another comes."""
+        with self._lock:
+            self._closed = True
+            self._delivery.history.let_go()
+
+    def __enter__(self) -> StreamClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, steps: Steps[T]) -> T:
+        """Under the lock."""
+        if self._closed:
+            raise InvalidArgument("the client is closed", remedy="make another one", source=self.source)
+        return perform(steps, self._do)
+
+    def _do(self, step: Step) -> Any:
+        match step:
+            case Open(session):
+                return list(_positions(self._router, self.source, session))
+            case Deliver(batch, schema, rows, after):
+                return self._router.send(batch, schema, rows, after)
+
+    def _outputs(self, outputs: Mapping[int, bytes]) -> list[dict[str, Any]]:
+        rows, self._thread.side_outputs = self._output.rows(outputs[partition] for partition in sorted(outputs))
         return rows
-
-    def _next(self, schema: bytes, messages: dict[int, bytes]) -> int:
-        if self._failed is None:
-            return self.position + 1
-        number, *rows = self._failed
-        return number if rows == [schema, messages] else max(self.position, number) + 1
 
     def _messages(self, rows: list[Mapping[str, Any]]) -> tuple[bytes, dict[int, bytes]]:
         """(input schema, partition → record batch message)."""

@@ -7,7 +7,7 @@ or dark scheme, and again when that changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -27,6 +27,7 @@ Figure = dict[str, Any]
 
 #: a line is broken where nothing was measured for longer than this, so that a stall is seen as one
 _GAP_S = 4 * LATENCY_WINDOW_S
+_LEGEND = {"orientation": "h", "traceorder": "normal", "x": 0, "font": {"color": "var(--ink)"}}
 _REPLICA_COLOURS = ("var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--e)", "var(--f)")
 _INCIDENT_COLOURS = {"SIGKILL": "var(--bad)"}
 
@@ -51,7 +52,13 @@ def timeline(result: DemoResult) -> Figure:
     shapes, notes = _incident_marks(result.incidents, result.duration_s)
     layout = _layout(
         height=720,
-        xaxis={**_axis("seconds since the stream began"), "anchor": "y3", "rangemode": "tozero"},
+        # what waited behind the stream's end is cut off: it would squeeze all that went before
+        xaxis={
+            **_axis("seconds since the stream began"),
+            "anchor": "y3",
+            "range": [0, 1.02 * max([result.duration_s, *(each.at_s for each in result.requests), 1.0])],
+        },
+        legend2={**_LEGEND, "y": 0.27, "yanchor": "bottom"},
         yaxis={
             **_axis("milliseconds"),
             "type": "log",
@@ -87,11 +94,20 @@ def pauses(moves: Sequence[MoveRow]) -> Figure:
         {
             "type": "scatter",
             "mode": "markers",
-            "name": "predicted",
+            "name": "expected",
             "x": numbers,
-            "y": [move.predicted_pause_ms for move in moves],
+            "y": _finite(move.predicted_pause_ms for move in moves),
             "marker": {"symbol": "line-ew", "size": 11, "line": {"width": 2.5, "color": "var(--ink)"}},
-            "hovertemplate": "predicted %{y:.1f} ms<extra></extra>",
+            "hovertemplate": "expected %{y:.1f} ms<extra></extra>",
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "promised",
+            "x": numbers,
+            "y": _finite(move.promised_ms for move in moves),
+            "marker": {"symbol": "circle-open", "size": 6, "color": "var(--soft)"},
+            "hovertemplate": "promised %{y:.1f} ms<extra></extra>",
         },
     ]
     if failed:
@@ -159,11 +175,16 @@ def transferred(moves: Sequence[MoveRow]) -> Figure:
     }
 
 
+def _finite(values: Iterable[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
+
+
 def move_story(move: MoveRow) -> str:
     """What a reader learns on pointing at a move."""
     lines = [f"<b>partition {move.partition}</b>  {escape(move.source)} → {escape(move.target)}"]
     if move.completed:
-        lines.append(f"pause {move.pause_ms:.1f} ms, predicted {move.predicted_pause_ms:.1f} ms")
+        expected = f"expected {move.predicted_pause_ms:.1f}, promised {move.promised_ms:.1f} ms"
+        lines.append(f"pause {move.pause_ms:.1f} ms, {expected}")
     else:
         lines.append(f"<b>{escape(move.state)}</b> {escape(move.error)}")
     sizes = f"warm {human_bytes(move.bytes_warm)}, delta {human_bytes(move.bytes_delta)}"
@@ -281,7 +302,8 @@ def _throughput_traces(rates: Throughput) -> Iterator[dict[str, Any]]:
     for index, (replica, values) in enumerate(rates.rows_per_s.items()):
         yield {
             "type": "bar",
-            "name": f"rows on {escape(replica)}" if replica != "query" else "rows",
+            "name": escape(replica) if replica != "query" else "rows",
+            "legend": "legend2",
             "x": rates.at_s,
             "y": values,
             "width": rates.width_s * 0.9,
@@ -339,14 +361,7 @@ def _layout(**chart: Any) -> dict[str, Any]:
             "color": "var(--soft)",
         },
         "margin": {"l": 56, "r": 12, "t": 8, "b": 44},
-        "legend": {
-            "orientation": "h",
-            "traceorder": "normal",
-            "y": 1.02,
-            "yanchor": "bottom",
-            "x": 0,
-            "font": {"color": "var(--ink)"},
-        },
+        "legend": {**_LEGEND, "y": 1.02, "yanchor": "bottom"},
         "hoverlabel": {
             "bgcolor": "var(--card)",
             "bordercolor": "var(--line)",

@@ -1,7 +1,8 @@
 """Pages that stand alone: a heading, cards and charts, in light and dark, on a desk and on a telephone.
 
 ``page`` gives the text of a :class:`string.Template`: whoever renders it fills ``$headline``, ``$verdict``,
-``$subtitle``, ``$cards``, ``$figures``, ``$plotly`` and the names its own body has.
+``$subtitle``, ``$cards``, ``$figures``, ``$plotly`` (of a script element what follows its name: ``src="…">``, or ``>``
+and the program) and the names its own body has.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 <h1 class="$verdict">$headline</h1>
 <p class="subtitle">$subtitle</p>
 @body</main>
-<script>$plotly</script>
+<script $plotly</script>
 <script type="application/json" id="figures">$figures</script>
 <script>
 (function () {

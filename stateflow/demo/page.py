@@ -15,8 +15,9 @@ to zoom, double-click to return, point at a mark for details.</p>
 <div class="two">
 <section class="panel">
 <h2>Pause of each move</h2>
-<p>Bar: how long the partition's rows had to wait. Tick: what was predicted before the move was let into its
-pause.</p>
+<p>Bar: how long the partition's rows had to wait. Tick: what was expected of it, the median of what moves like it
+took. Dot: what was promised, which is what the budget is held against; a pause longer than the tick is nothing odd,
+one longer than the dot is.</p>
 <div id="pauses" role="img" aria-label="Pause per move against its prediction"></div>
 </section>
 <section class="panel">
@@ -31,9 +32,9 @@ are only the changes made meanwhile.</p>
 <div class="scroll"><table>
 <thead><tr>
 <th class="number">#</th><th class="number">partition</th><th>from → to</th>
-<th class="number">start, s</th><th class="number">took, s</th>
-<th class="number">warm</th><th class="number">reused</th><th class="number">delta</th>
-<th class="number">rounds</th>
+<th class="number wide">start, s</th><th class="number wide">took, s</th>
+<th class="number wide">warm</th><th class="number wide">reused</th><th class="number wide">delta</th>
+<th class="number wide">rounds</th>
 <th class="number">predicted, ms</th><th class="number">pause, ms</th><th>state</th>
 </tr></thead>
 <tbody>$moves</tbody>
@@ -59,6 +60,8 @@ _NARROWED = """  function narrowed(figure) {
 """
 
 _STYLE = """@media (max-width: 900px) { .card:last-child { grid-column: 1 / -1; } }
+@media (max-width: 600px) { .wide, th:first-child, td:first-child { display: none; }
+  th, td { padding: 6px 4px; } td.state { min-width: 0; } }
 """
 
 PAGE = page("stateflow demo", _BODY, narrowed=_NARROWED, width="1240px", columns=5, style=_STYLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from stateflow.demo.charts import outages
-from stateflow.demo.result import DemoResult
+from stateflow.demo.result import DemoResult, Incident
 from stateflow.demo.windows import lanes, latency_windows, log_extent
 
 _INK, _SOFT, _GRID, _CARD = "#14181f", "#5b6472", "#e8ebf0", "#ffffff"
@@ -52,8 +53,10 @@ def _headline(figure: Any, result: DemoResult) -> None:
 def _draw_latency(axes: Any, result: DemoResult) -> None:
     windows = latency_windows(result.requests)
     at_s = [window.at_s for window in windows]
-    axes.plot(at_s, [window.max_ms for window in windows], color=_MAX, lw=0.8, label="request max")
-    axes.plot(at_s, [window.p99_ms for window in windows], color=_P99, lw=1.5, label="request p99")
+    longest, p99 = [window.max_ms for window in windows], [window.p99_ms for window in windows]
+    axes.fill_between(at_s, p99, longest, color=_MAX, alpha=0.15, lw=0)
+    axes.plot(at_s, longest, color=_MAX, lw=0.9, ls=(0, (3, 1.5)), label="request max", zorder=3)
+    axes.plot(at_s, p99, color=_P99, lw=1.5, label="request p99")
     axes.plot(at_s, [window.p50_ms for window in windows], color=_P50, lw=1.5, label="request p50")
     axes.scatter(
         [batch.at_s + batch.duration_ms / 1000 for batch in result.batches],
@@ -95,8 +98,17 @@ def _mark_incidents(axes: Any, result: DemoResult) -> None:
         axes.annotate(
             f" {incident.kind} {incident.replica} ", (incident.at_s, 0.985 - 0.075 * (row % 2)),
             xycoords=("data", "axes fraction"), color=colour, fontsize=9, va="top", fontweight="bold",
-            ha="right" if incident.at_s > 0.8 * result.duration_s else "left",
+            ha=_side(incident, result.duration_s),
         )  # fmt: skip
+
+
+def _side(incident: Incident, duration_s: float) -> str:
+    """Where the label of a mark ends: a kill is told left of its line and what followed right of its own, so that they
+    stand in the order in which they came."""
+    share = incident.at_s / max(duration_s, 1e-9)
+    if incident.kind == "SIGKILL":
+        return "right" if share > 0.2 else "left"
+    return "right" if share > 0.85 else "left"
 
 
 def _draw_rail(axes: Any, result: DemoResult) -> None:
@@ -123,15 +135,11 @@ def _draw_pauses(axes: Any, result: DemoResult) -> None:
     numbers = list(range(1, len(moves) + 1))
     heights = [move.pause_ms if move.completed else 0.0 for move in moves]
     axes.bar(numbers, heights, color=_MOVE, width=0.62, label="pause")
-    predicted = [move.predicted_pause_ms for move in moves]
-    axes.hlines(
-        predicted,
-        [n - 0.4 for n in numbers],
-        [n + 0.4 for n in numbers],
-        color=_INK,
-        lw=1.6,
-        label="predicted",
-    )
+    finite = [(n, move) for n, move in zip(numbers, moves, strict=True) if math.isfinite(move.promised_ms)]
+    at, predicted = [n for n, _ in finite], [move.predicted_pause_ms for _, move in finite]
+    promised = [move.promised_ms for _, move in finite]
+    axes.hlines(predicted, [n - 0.4 for n in at], [n + 0.4 for n in at], color=_INK, lw=1.6, label="expected")
+    axes.scatter(at, promised, s=9, marker="o", facecolors="none", edgecolors=_SOFT, lw=0.9, label="promised at most")
     failed = [number for number, move in zip(numbers, moves, strict=True) if not move.completed]
     if failed:
         axes.scatter(
@@ -145,14 +153,14 @@ def _draw_pauses(axes: Any, result: DemoResult) -> None:
             clip_on=False,
         )
     _plain(axes)
-    axes.set_ylim(0, max([*heights, *predicted, 1.0]) * 1.12)
+    axes.set_ylim(0, max([*heights, *predicted, *promised, 1.0]) * 1.12)
     axes.set_xlim(0.3, max(len(moves), 1) + 0.7)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25))
     axes.grid(False, axis="x")
     axes.set_ylabel("pause, ms", color=_SOFT, fontsize=9.5)
     axes.set_xlabel("move, in order of its pause", color=_SOFT, fontsize=9.5, labelpad=2)
     axes.legend(
-        loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=3, frameon=False, fontsize=9.5,
+        loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=4, frameon=False, fontsize=9.5,
         labelcolor=_INK, handlelength=1.2, borderaxespad=0.1,
     )  # fmt: skip
 

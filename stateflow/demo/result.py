@@ -31,6 +31,11 @@ class MoveRow:
     pause_ms: float
     state: str
     error: str
+    margin_ms: float = 0.0  # beyond the prediction, promised to the budget
+
+    @property
+    def promised_ms(self) -> float:
+        return self.predicted_pause_ms + self.margin_ms
 
     @property
     def completed(self) -> bool:
@@ -93,6 +98,11 @@ class DemoResult:
     def moves_failed(self) -> int:
         """Moves that did not complete, whatever state they ended in."""
         return len(self.moves) - self.moves_completed
+
+    @property
+    def held(self) -> bool:
+        """Is all as it should be: state, output and every move?"""
+        return self.state_equal and self.output_equal and not self.moves_failed
 
     @property
     def pause_ms_max(self) -> float | None:

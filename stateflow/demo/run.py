@@ -3,6 +3,7 @@ then every row of state and output compared with an independent computation."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shutil
 import threading
@@ -17,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from stateflow.client import Cluster, MoveReport
+from stateflow import __version__
+from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.demo.flights import load_flights
 from stateflow.demo.operator import DelayByAircraft
@@ -29,6 +30,7 @@ from stateflow.demo.reference import UNKNOWN, Expected, FinalState, compare_outp
 from stateflow.demo.report import write_report
 from stateflow.demo.result import BatchRow, DemoResult, Incident, MoveRow, RequestSample
 from stateflow.demo.source import Read, replay
+from stateflow.demo.telling import Telling
 from stateflow.demo.windows import human_bytes, percentile
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.spark import apply_operator, local_session
@@ -73,16 +75,22 @@ class DemoOptions:
 def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
     """Tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, or what the cluster or Spark failed
     with."""
-    console = Console(stderr=tell_stderr)
+    console = Console(stderr=tell_stderr, markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(stderr=tell_stderr, width=LOG_WIDTH)
+        console = Console(stderr=tell_stderr, markup=False, emoji=False, width=LOG_WIDTH)
     work = options.out / "work"
     if options.out.exists() and not options.out.is_dir():
         raise InvalidArgument("the report needs a directory", remedy="name another with --out", path=options.out)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    console.print("[bold]stateflow demo[/]: the flights of 2013 out of New York, through stateful operators that move")
-    flights = load_flights()
+    console.print(
+        Text.assemble(
+            ("stateflow demo", "bold"), ": the flights of 2013 out of New York, through stateful operators that move"
+        )
+    )
+    telling = Telling(console)
+    with telling.of("reading the flights"):
+        flights = load_flights()
     if options.rows is not None:
         flights = flights.head(options.rows)
     files = max(FILES_MIN, len(flights) // ROWS_PER_FILE)
@@ -97,10 +105,15 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
         deploy_to=("cloud",),
         checkpoint_interval_s=10,
     )
-    with replay(flights, files, work, options.nats_url) as read, local:
-        spark = local_session("stateflow demo", spark__sql__streaming__numRecentProgressUpdates="10000")
+    with contextlib.ExitStack() as running:
+        with telling.of("writing them where the stream reads"):
+            read = running.enter_context(replay(flights, files, work, options.nats_url))
+        with telling.of("starting the processes"):
+            running.enter_context(local)
+        with telling.of("starting Spark"):
+            spark = local_session("stateflow demo", spark__sql__streaming__numRecentProgressUpdates="10000")
         console.print(f"  five processes: controller, {', '.join(n for n in local.processes if n != 'controller')}")
-        story = _Story(local, options, len(flights), files, via, console)
+        story = _Story(local, options, len(flights), files, via, console, telling)
         query = _start(spark, local, work, read)
         try:
             story.tell(query)
@@ -108,9 +121,14 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
             query.stop()
         if options.before_compare is not None:
             options.before_compare(local.cluster)
-        console.print("  computing the same with pandas, and comparing every row")
-        result = story.result(query, expected(flights), _read_state(local.cluster), _read_output(spark, work))
-    html, png = write_report(result, options.out)
+        with telling.of("reading the state of all replicas"):
+            state = _read_state(local.cluster)
+        with telling.of("reading what Spark wrote"):
+            output = _read_output(spark, work)
+        with telling.of("computing the same with pandas, and comparing every row"):
+            result = story.result(query, expected(flights), state, output)
+    with telling.of("drawing the report"):
+        html, png = write_report(result, options.out)
     shutil.rmtree(work, ignore_errors=True)
     _conclude(console, result, html, png)
     return result
@@ -133,8 +151,16 @@ class _Story:
     """Runs the plot beside the stream and keeps what was seen."""
 
     def __init__(
-        self, local: LocalCluster, options: DemoOptions, rows: int, files: int, via: str, console: Console
+        self,
+        local: LocalCluster,
+        options: DemoOptions,
+        rows: int,
+        files: int,
+        via: str,
+        console: Console,
+        telling: Telling,
     ) -> None:
+        self._telling = telling
         self._local = local
         self._max_pause_ms = options.max_pause_ms
         self._rows = rows
@@ -151,19 +177,21 @@ class _Story:
         self._started_us, started = SYSTEM_CLOCK.now_us(), SYSTEM_CLOCK.monotonic()
         steps = [*((at, self._step(groups)) for at, groups in STEPS), (CRASH_AT, self._crash)]
         steps.sort(key=lambda step: step[0])
-        with self._sampling(), self._progress() as advance:
+        with self._sampling(), self._telling.of("streaming"):
             while query.isActive:
                 done = self._batches(query)
-                advance(done)
+                self._telling.say(
+                    f"streaming: {done} of {self._files} files" + (", the last batch" * (done >= self._files))
+                )
                 if steps and done >= steps[0][0] * self._files:
                     steps.pop(0)[1]()
                 else:
                     query.awaitTermination(POLL_S)
             query.awaitTermination()  # raises what the query failed with
-            advance(self._batches(query))
             self._duration_s = SYSTEM_CLOCK.monotonic() - started
-        for _, step in steps:  # a stream too short for the whole plot: what is left happens behind it
-            step()
+        with self._telling.of("moving what the stream was too short for"):
+            for _, step in steps:
+                step()
 
     @staticmethod
     def _batches(query: StreamingQuery) -> int:
@@ -177,17 +205,20 @@ class _Story:
                 for to, group in groups.items()
             ]
             for to, migration in zip(groups, started, strict=True):
-                report = migration.wait()
+                for report in migration.progress():
+                    self._telling.say(f"moving partitions to {to}: {_standing(report)}")
+                report = migration.report
                 self._moves += report.moves
                 pauses = [move.pause_ms for move in report.moves if move.state == "COMPLETED"]
                 worst = f", longest pause {max(pauses):.1f} ms" if pauses else ""
                 self._console.print(f"  moved {len(pauses)} of {len(report.moves)} partitions to {to}{worst}")
                 for failed in (m for m in report.moves if m.error):
-                    self._console.print(f"  [red]partition {failed.partition} stayed: {escape(failed.error)}[/]")
+                    self._console.print(Text(f"  partition {failed.partition} stayed: {failed.error}", "red"))
 
         return move
 
     def _crash(self) -> None:
+        self._telling.say(f"killing {CRASHES} with SIGKILL and starting it again")
         self._incidents.append(Incident(self._now_s(), "SIGKILL", CRASHES))
         self._local.kill(CRASHES)
         self._local.restart(CRASHES)
@@ -202,19 +233,6 @@ class _Story:
 
     def _seconds(self, at_us: int) -> float:
         return (at_us - self._started_us) / 1e6
-
-    @contextmanager
-    def _progress(self) -> Iterator[Callable[[int], None]]:
-        columns = (
-            TextColumn("  streaming"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("files"),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=self._console, transient=True) as progress:
-            task = progress.add_task("", total=self._files)
-            yield lambda done: progress.update(task, completed=done)
 
     @contextmanager
     def _sampling(self) -> Iterator[None]:
@@ -278,7 +296,8 @@ class _Story:
             },
             versions={
                 "python": platform.python_version(),
-                **{name: metadata.version(name) for name in ("stateflow", "pyspark", "rocksdict", "grpcio", "pyarrow")},
+                "stateflow": __version__,
+                **{name: metadata.version(name) for name in ("pyspark", "rocksdict", "grpcio", "pyarrow")},
             },
         )
 
@@ -298,6 +317,7 @@ class _Story:
             pause_ms=move.pause_ms,
             state=move.state,
             error=move.error,
+            margin_ms=move.margin_ms,
         )
 
     def _batch_row(self, progress: Any) -> BatchRow:
@@ -308,6 +328,14 @@ class _Story:
             rows=progress["numInputRows"],
             duration_ms=progress["durationMs"].get("triggerExecution", 0),
         )
+
+
+def _standing(report: Reconfiguration) -> str:
+    """What a reconfiguration waits for: the first of its moves that goes on."""
+    done = sum(move.state == "COMPLETED" for move in report.moves)
+    going = [move for move in report.moves if move.state not in ("COMPLETED", "ABORTED", "WAITING")]
+    said = f"{done} of {len(report.moves)}"
+    return said + (f", partition {going[0].partition} is {going[0].state.lower().replace('_', ' ')}" if going else "")
 
 
 def _group(number: int) -> list[int]:
@@ -351,7 +379,7 @@ def _move_table(result: DemoResult) -> Table:
 
 def _conclude(console: Console, result: DemoResult, html: Path, png: Path) -> None:
     for difference in result.differences:
-        console.print(f"[red]  {difference}[/]", highlight=False)
+        console.print(Text(f"  {difference}", "red"))
     summary = result.summary()
     pauses = (
         "no pause"
@@ -372,6 +400,14 @@ def _conclude(console: Console, result: DemoResult, html: Path, png: Path) -> No
         ("output", result.output_equal, result.output_rows, "rows"),
     ):
         style = "green" if equal else "bold red"
-        console.print(f"[{style}]{name} equal: {'yes' if equal else 'no'} ({count} {unit})[/]", highlight=False)
-    console.print(f"moves: {result.moves_completed} completed, {result.moves_failed} failed", highlight=False)
+        console.print(Text(f"{name} equal: {'yes' if equal else 'no'} ({count} {unit})", style))
+    style = "bold red" if result.moves_failed else ""
+    console.print(Text(f"moves: {result.moves_completed} completed, {result.moves_failed} failed", style))
+    if result.moves_failed:
+        console.print(
+            Text(
+                "not every move was made: above is why. A machine with so much to do needs a larger --max-pause",
+                "bold red",
+            )
+        )
     console.print(pauses, highlight=False)

@@ -99,6 +99,22 @@ JOB_RECORD_STATE: Mapping[JobStatus, RecordState] = {
 S = TypeVar("S", bound=StrEnum)
 
 
+def check_ready(bid: str, to: BatchStatus, *, listed: bool, waiting: int) -> None:
+    """What a status asks of a batch's entities. Raises InvalidTransition."""
+    if to is BatchStatus.IN_PROGRESS and not listed:
+        raise InvalidTransition(
+            "the list of what the batch has to do is not complete",
+            remedy="list the rest in GENERATE_IID, with complete=True",
+            batch=bid,
+        )
+    if to is BatchStatus.DONE and waiting:
+        raise InvalidTransition(
+            f"{waiting} entities of the batch have not ended",
+            remedy="end them, or pause or cancel the batch",
+            batch=bid,
+        )
+
+
 def check_transition(what: str, name: str, table: Mapping[S, frozenset[S]], now: S, to: S) -> None:
     """Raises InvalidTransition."""
     if to not in table[now]:
@@ -133,11 +149,18 @@ def plan_retry(bid: str, status: BatchStatus, *, listed: bool, allow_cancelled: 
 # -- progress -------------------------------------------------------------------------------------------------
 
 
-def pace_per_s(finished: int, started_us: int | None, now_us: int) -> float | None:
-    """Entities per second since the start; None before one has finished."""
-    if not finished or started_us is None or now_us <= started_us:
-        return None
-    return finished / ((now_us - started_us) / 1e6)
+def worked_us(worked: int | None, resumed_us: int | None, now_us: int) -> int:
+    """How long a batch has been IN_PROGRESS: neither listing, nor paused, nor ended and not yet taken up again.
+
+    Args:
+        worked: until it was stopped last. resumed_us: when it went on; None while it is stopped.
+    """
+    return (worked or 0) + (0 if resumed_us is None else max(0, now_us - resumed_us))
+
+
+def pace_per_s(finished: int, worked: int) -> float | None:
+    """Entities per second of work, µs; None before one has finished."""
+    return finished / (worked / 1e6) if finished and worked > 0 else None
 
 
 def eta_us(total: int, finished: int, pace: float | None, now_us: int) -> int | None:
@@ -159,7 +182,8 @@ class Affinity:
 
 
 _AFFINITY = re.compile(
-    r"(?P<place>[^\s:]+)(?::(?P<low>\d+)(?:-(?P<high>\d+))?)?(?:\s+(?P<mode>hard|soft)(?:\s+(?P<s>[\d.]+))?)?"
+    r"(?P<place>[^\s:]+)(?::(?P<low>\d{1,9})(?:-(?P<high>\d{1,9}))?)?(?:\s+(?P<mode>hard|soft)(?:\s+(?P<s>[\d.]{1,9}))?)?",
+    re.ASCII,
 )
 
 
@@ -188,6 +212,8 @@ class Schedule:
     value: str
 
 
+#: s, a hundred years
+EVERY_MAX_S = 3_155_760_000
 _CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 
 
@@ -199,7 +225,7 @@ def parse_schedule(text: str) -> Schedule:
     try:
         if kind == "once" and datetime.fromisoformat(value).tzinfo is not None:
             return Schedule("once", value)
-        if kind == "every" and float(value) > 0:
+        if kind == "every" and 0 < float(value) <= EVERY_MAX_S:  # neither inf nor nan
             return Schedule("every", value)
         if kind == "cron" and _is_cron(value.split()):
             return Schedule("cron", " ".join(value.split()))
@@ -219,8 +245,8 @@ def _is_cron(fields: list[str]) -> bool:
 
 
 def _is_cron_part(part: str, low: int, high: int) -> bool:
-    match = re.fullmatch(r"(?:\*|(\d+)(?:-(\d+))?)(?:/(\d+))?", part)
-    if match is None or match[3] == "0":
+    match = re.fullmatch(r"(?:\*|(\d{1,4})(?:-(\d{1,4}))?)(?:/(\d{1,4}))?", part, re.ASCII)
+    if match is None or (match[3] and not int(match[3])):
         return False
     first = int(match[1]) if match[1] else low
     last = int(match[2]) if match[2] else first

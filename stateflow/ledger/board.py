@@ -8,22 +8,25 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import RowMapping, Select, func, select
 
-from stateflow.errors import IllegalRecord, InvalidTransition, Locked
+from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, Locked
 from stateflow.ledger import batches, rules
 from stateflow.ledger.batches import BatchStatus, EntityStatus, JobStatus, RetryPlan
 from stateflow.ledger.ledger import Ledger
 from stateflow.ledger.reading import newest_first
 from stateflow.ledger.records import App, Entry, Item, Kind, RecordState
 from stateflow.ledger.schema import BATCH, ENTITY, JOB
+from stateflow.ledger.times import is_time
 from stateflow.ledger.views import VIEWS
 from stateflow.ledger.writing import unchanged
+from stateflow.types import shown
 
 APP = App("stateflow.board")
 SLOWEST = 10
+S = TypeVar("S", bound=StrEnum)
 
 
 class Board:
@@ -46,6 +49,7 @@ class Board:
         bid: str | None = None,
     ) -> str:
         """Returns its id."""
+        _check_texts(name=name, command=command, owner=owner)
         for given in (affinity, job_affinity):
             if given is not None:
                 batches.parse_affinity(given)
@@ -58,40 +62,47 @@ class Board:
     def batch(self, bid: str) -> dict[str, Any]:
         """Its columns, the counts of its entities, its pace, when it will end, and its slowest entities."""
         with self.ledger.database.reading() as connection:
-            row = connection.execute(select(BATCH).where(BATCH.c.bid == bid)).mappings().first()
+            found = select(BATCH).where(BATCH.c.bid == bid)
+            row = connection.execute(found).mappings().first() if rules.is_item_id(bid) else None
             if row is None:
                 raise IllegalRecord("there is no such batch", remedy="see the list of batches", batch=bid)
             counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted(bid))}
             slow = connection.execute(slowest(bid)).mappings().all()
         done, failed = counts.get(EntityStatus.COMPLETED, 0), counts.get(EntityStatus.FAILED, 0)
-        total, now = sum(counts.values()), row["ended_us"] or self.ledger.clock.now_us()
-        pace = batches.pace_per_s(done + failed, row["started_us"], now)
+        total, now = sum(counts.values()), self.ledger.clock.now_us()
+        pace = batches.pace_per_s(done + failed, batches.worked_us(row["worked_us"], row["resumed_us"], now))
         return dict(row) | {
             "total_entities": total,
             "succeeded": done,
             "failed": failed,
             "pace": pace,
-            "eta": None if row["ended_us"] else batches.eta_us(total, done + failed, pace, now),
+            "eta": None if row["resumed_us"] is None else batches.eta_us(total, done + failed, pace, now),
             "extra_stats": {
-                "slowest": [
-                    {"id": r["entity"], "ms": r["ms"], "status": r["status"], "result": r["result"]} for r in slow
-                ]
+                "slowest": [_slow(each) for each in slow],
             },
         }
 
     def batches(self, status: BatchStatus | str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
         """The columns of all, or of those in a status, newest first."""
-        query = select(BATCH) if status is None else select(BATCH).where(BATCH.c.status == BatchStatus(status).value)
+        query = (
+            select(BATCH)
+            if status is None
+            else select(BATCH).where(BATCH.c.status == _status(BatchStatus, status).value)
+        )
         with self.ledger.database.reading() as connection:
             return list(newest_first(connection, query, BATCH.c.first_record_id, limit))
 
     def move_batch(self, bid: str, to: BatchStatus | str) -> None:
-        """To its next status."""
-        to, seen = BatchStatus(to), self._seen(Kind.BATCH, bid)
+        """To its next status. It is not IN_PROGRESS before its list is complete, nor DONE before its entities ended."""
+        to, seen = _status(BatchStatus, to), self._seen(Kind.BATCH, bid)
         row = seen.row
         batches.check_transition("batch", bid, batches.BATCH, BatchStatus(row["status"]), to)
+        with self.ledger.database.reading() as connection:
+            counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted(bid))}
+        waiting = counts.get(EntityStatus.WAITING, 0)
+        batches.check_ready(bid, to, listed=bool(row["listed"]), waiting=waiting)
         now = self.ledger.clock.now_us()
-        columns: dict[str, Any] = {"status": to.value}
+        columns: dict[str, Any] = {"status": to.value} | _worked(row, to, now)
         if to in (BatchStatus.GENERATE_IID, BatchStatus.IN_PROGRESS):
             columns |= {"started_us": row["started_us"] or now, "ended_us": None}
         elif to in (BatchStatus.DONE, BatchStatus.FAILED, BatchStatus.CANCELLED):
@@ -117,7 +128,9 @@ class Board:
         self, bid: str, entity: str, status: EntityStatus | str, *, ms: int | None = None, result: Any = None
     ) -> bool:
         """COMPLETED or FAILED. False when it was completed already: a late duplicate is counted once."""
-        to, item_id = EntityStatus(status), entity_id(bid, entity)
+        to, item_id = _status(EntityStatus, status), entity_id(bid, entity)
+        if ms is not None and not 0 <= ms < 2**63:
+            raise InvalidArgument(f"ms cannot be {shown(ms)}", remedy="use milliseconds from 0 on", entity=entity)
         seen = self._seen(Kind.ENTITY, item_id)
         now = EntityStatus(seen.row["status"])
         if now in (EntityStatus.COMPLETED, to):
@@ -133,7 +146,7 @@ class Board:
     def entities(self, bid: str, status: EntityStatus | str | None = None) -> list[dict[str, Any]]:
         """In the order of listing."""
         with self.ledger.database.reading() as connection:
-            rows = connection.execute(listed_entities(bid, None if status is None else EntityStatus(status)))
+            rows = connection.execute(listed_entities(bid, None if status is None else _status(EntityStatus, status)))
             return [dict(row) for row in rows.mappings()]
 
     def retry_batch(self, bid: str, *, allow_cancelled: bool = False) -> tuple[RetryPlan, list[str]]:
@@ -147,7 +160,7 @@ class Board:
         items = {item.item_id: item for item in self.ledger.items(each["item_id"] for each in failed)}
         again = [_Seen(items[each["item_id"]], each).to(RecordState.RESOLVED, {"status": "WAITING"}) for each in failed]
         to = BatchStatus.GENERATE_IID if plan.relist else BatchStatus.IN_PROGRESS
-        columns = {"status": to.value, "ended_us": None}
+        columns = {"status": to.value, "ended_us": None} | _worked(seen.row, to, self.ledger.clock.now_us())
         self._append([*again, seen.to(batches.RECORD_STATE[to], columns)])
         ordered = sorted([*failed, *waiting], key=lambda each: int(each["first_record_id"]))
         return plan, [each["entity"] for each in ordered]
@@ -167,6 +180,11 @@ class Board:
 
         Raises IllegalRecord when another controller made the same run first.
         """
+        _check_names(255, name=name)
+        if fire_us is not None and not is_time(fire_us):
+            raise InvalidArgument(
+                f"fire_us cannot be {shown(fire_us)}", remedy="use microseconds since 1970-01-01 UTC", job=name
+            )
         if affinity is not None:
             batches.parse_affinity(affinity)
         if schedule is not None:
@@ -180,23 +198,41 @@ class Board:
         return dict(self._seen(Kind.JOB, job_id).row)
 
     def jobs(self, status: JobStatus | str) -> list[dict[str, Any]]:
+        """In the order of their making."""
         with self.ledger.database.reading() as connection:
-            return [dict(row) for row in connection.execute(listed_jobs(JobStatus(status))).mappings()]
+            return [dict(row) for row in connection.execute(listed_jobs(_status(JobStatus, status))).mappings()]
 
     def claim_job(self, job_id: str, worker: str) -> dict[str, Any]:
         """IN_PROCESS by this worker, one try more. Raises Locked when another was first."""
+        _check_names(255, worker=worker)
         seen = self._seen(Kind.JOB, job_id)
         columns = {"worker": worker, "tries": seen.row["tries"] + 1, "started_us": self.ledger.clock.now_us()}
         self._move_job(seen, JobStatus.IN_PROCESS, columns | {"ended_us": None})
         return self.job(job_id)
 
-    def move_job(self, job_id: str, to: JobStatus | str) -> None:
-        """An end, or WAITING to be taken over by another worker."""
-        to = JobStatus(to)
-        ended = None if to is JobStatus.WAITING else self.ledger.clock.now_us()
-        self._move_job(self._seen(Kind.JOB, job_id), to, {"ended_us": ended})
+    def move_job(self, job_id: str, to: JobStatus | str, worker: str | None = None) -> None:
+        """An end, or WAITING to be taken over by another worker.
 
-    def _move_job(self, seen: _Seen, to: JobStatus, columns: dict[str, Any]) -> None:
+        Args:
+            worker: who has done the job, or failed to: only the one that holds it says so. Others may take it away.
+
+        Raises LeaseLost where the job is another worker's by now.
+        """
+        to, seen = _status(JobStatus, to), self._seen(Kind.JOB, job_id)
+        if to in (JobStatus.PROCESSED, JobStatus.FAILED) and worker is None:
+            raise InvalidArgument(f"only its worker says that a job is {to}", remedy="pass worker=", job=job_id)
+        ended = None if to is JobStatus.WAITING else self.ledger.clock.now_us()
+        self._move_job(seen, to, {"ended_us": ended}, worker)
+
+    def _move_job(self, seen: _Seen, to: JobStatus, columns: dict[str, Any], worker: str | None = None) -> None:
+        if worker is not None and worker != seen.row["worker"]:
+            raise LeaseLost(
+                "the job is another worker's by now",
+                remedy="leave it",
+                job=seen.item.item_id,
+                worker=worker,
+                holder=seen.row["worker"],
+            )
         batches.check_transition("job", seen.item.item_id, batches.JOB, JobStatus(seen.row["status"]), to)
         self._append([seen.to(batches.JOB_RECORD_STATE[to], columns | {"status": to.value})])
 
@@ -205,9 +241,11 @@ class Board:
     def _seen(self, kind: Kind, item_id: str) -> _Seen:
         """The item before its row: were the row older, its records would be others than those seen."""
         item = next(iter(self.ledger.items([item_id])), None)
-        view = VIEWS[kind]
-        with self.ledger.database.reading() as connection:
-            row = connection.execute(select(view.table).where(view.table.c[view.key] == item_id)).mappings().first()
+        table, key = VIEWS[kind].table, VIEWS[kind].key
+        row = None
+        if item is not None:
+            with self.ledger.database.reading() as connection:
+                row = connection.execute(select(table).where(table.c[key] == item_id)).mappings().first()
         if row is None or item is None:
             raise IllegalRecord(f"there is no such {kind}", remedy="create it first", **{kind.value: item_id})
         return _Seen(item, dict(row))
@@ -246,12 +284,42 @@ def _new(kind: Kind, item_id: str, columns: dict[str, Any]) -> Entry:
     return Entry(item_id, APP, RecordState.NEW, None, {"set": columns}, kind.payload_schema)
 
 
-def _slow(row: Mapping[str, Any]) -> dict[str, Any]:
+def _slow(row: RowMapping) -> dict[str, Any]:
     return {"id": row["entity"], "ms": row["ms"], "status": row["status"], "result": row["result"]}
 
 
 def entity_id(bid: str, entity: str) -> str:
-    return f"batch/{bid}/{entity}"
+    """Of different batches different ones: the first slash behind ``batch/`` ends the batch's id."""
+    return f"batch/{bid.replace('%', '%25').replace('/', '%2F')}/{entity}"
+
+
+def _worked(row: Mapping[str, Any], to: BatchStatus, now_us: int) -> dict[str, Any]:
+    """The columns that say how long the batch was worked on, after it becomes that."""
+    worked = batches.worked_us(row["worked_us"], row["resumed_us"], now_us)
+    return {"worked_us": worked, "resumed_us": now_us if to is BatchStatus.IN_PROGRESS else None}
+
+
+def _status(kind: type[S], status: S | str) -> S:
+    try:
+        return kind(status)
+    except ValueError:
+        raise InvalidArgument(f"{shown(status)} is no status", remedy=f"use {', '.join(kind)}") from None
+
+
+def _check_texts(**given: str | None) -> None:
+    for name, text in given.items():
+        if text is not None and not (isinstance(text, str) and rules.is_text(text)):
+            raise InvalidArgument(f"{name} cannot be {shown(text)}", remedy="use text without NUL")
+
+
+def _check_names(at_most: int, **given: str | None) -> None:
+    for name, text in given.items():
+        if text is not None and not rules.is_id(text, at_most):
+            raise InvalidArgument(
+                f"{name} has 1 to {at_most} characters, no control character and no space at its end",
+                remedy="choose another",
+                given=shown(text),
+            )
 
 
 # -- statements -----------------------------------------------------------------------------------------------

@@ -23,45 +23,104 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import yaml
 from sqlalchemy import URL
 
+from stateflow.documents import read_document
 from stateflow.errors import InvalidArgument
 from stateflow.ledger.ledger import Ledger
 from stateflow.ledger.manager import StateManager
 
-DRIVERS = {
-    "SqLiteStateManager": "sqlite",
-    "MySQLStateManager": "mysql",
-    "PostgreSQLStateManager": "postgresql",
-    "SQLServerStateManager": "mssql",
-    "AzureSQLServerStateManager": "mssql",
-}
 _ODBC = "ODBC Driver 18 for SQL Server"
 _PROFILE = frozenset({"url", "host", "port", "database", "username", "password", "options"})
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
+class _Declared(StateManager):
+    """A state manager of one kind of database.
+
+    Args:
+        connection: its profile, as in YAML, or an SQLAlchemy URL.
+        environment: what ``${NAME}`` in the profile stands for; by default this process's.
+        create: make or upgrade the ledger where there is none, see ``Ledger``.
+
+    Raises InvalidArgument for what is missing, misspelt or not set in the environment, never showing a secret, and what
+    opening a ledger raises.
+    """
+
+    driver: ClassVar[str]
+    options: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(
+        self,
+        connection: Mapping[str, Any] | str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        create: bool = True,
+    ) -> None:
+        profile = {"url": connection} if isinstance(connection, str) else connection
+        url = profile_url(type(self).__name__, profile, os.environ if environment is None else environment)
+        super().__init__(Ledger(url.render_as_string(hide_password=False), create=create))
+
+
+class SqLiteStateManager(_Declared):
+    driver = "sqlite"
+
+
+class MySQLStateManager(_Declared):
+    """MariaDB, too."""
+
+    driver = "mysql"
+
+
+class PostgreSQLStateManager(_Declared):
+    driver = "postgresql"
+
+
+class SQLServerStateManager(_Declared):
+    driver = "mssql"
+    options: ClassVar[Mapping[str, str]] = {"driver": _ODBC}
+
+
+class AzureSQLServerStateManager(_Declared):
+    driver = "mssql"
+    options: ClassVar[Mapping[str, str]] = {"driver": _ODBC, "Encrypt": "yes"}
+
+
+TYPES: dict[str, type[_Declared]] = {
+    each.__name__: each
+    for each in (
+        *(SqLiteStateManager, MySQLStateManager, PostgreSQLStateManager),
+        *(SQLServerStateManager, AzureSQLServerStateManager),
+    )
+}
+
+
 def state_manager_from_yaml(
-    source: str | Path | Mapping[str, Any], environment: Mapping[str, str] | None = None
+    source: str | Path | Mapping[str, Any], environment: Mapping[str, str] | None = None, *, create: bool = True
 ) -> StateManager:
     """The state manager that a file, or a document already read, declares; its ledger is opened.
 
     Raises InvalidArgument for what is missing, misspelt or not set in the environment, never showing a secret.
     """
-    url = ledger_url(_document(source), os.environ if environment is None else environment)
-    return StateManager(Ledger(url.render_as_string(hide_password=False)))
+    kind, profile, _ = _declared(_document(source))
+    return TYPES[kind](profile, environment=environment, create=create)
 
 
 def ledger_url(document: Mapping[str, Any], environment: Mapping[str, str]) -> URL:
-    """Pure. Raises InvalidArgument."""
+    """Of the ledger that a document declares. Pure. Raises InvalidArgument."""
+    kind, profile, name = _declared(document)
+    return profile_url(kind, profile, environment, name)
+
+
+def _declared(document: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
+    """The type, the connection profile, and its name."""
     declared = _part(document, "state_manager")
     kind = declared.get("type")
-    if kind not in DRIVERS:
+    if kind not in TYPES:
         raise InvalidArgument(
-            f"state_manager.type cannot be {kind!r}", remedy=f"use {' | '.join(DRIVERS)}", where_in="state_manager.type"
+            f"state_manager.type cannot be {kind!r}", remedy=f"use {' | '.join(TYPES)}", where_in="state_manager.type"
         )
     name = _part(declared, "conf", "state_manager.conf").get("connection")
     profiles = _part(document, "connections")
@@ -70,7 +129,11 @@ def ledger_url(document: Mapping[str, Any], environment: Mapping[str, str]) -> U
             f"there is no connection profile {name!r}",
             remedy=f"name one under connections: {', '.join(map(str, profiles)) or 'there is none yet'}",
         )
-    profile: Mapping[str, Any] = profiles[name]
+    return kind, profiles[name], name
+
+
+def profile_url(kind: str, profile: Mapping[str, Any], environment: Mapping[str, str], name: str = "connection") -> URL:
+    """Pure. Raises InvalidArgument."""
     unknown = sorted(set(profile) - _PROFILE)
     if unknown:
         raise InvalidArgument(
@@ -86,18 +149,22 @@ def _url(kind: str, profile: Mapping[str, Any], name: str) -> URL:
 
     if "url" in profile:
         try:
-            return make_url(profile["url"])
+            url = make_url(profile["url"])
         except (ArgumentError, ValueError):
             raise InvalidArgument("its url is no database URL", remedy="see its profile", profile=name) from None
+        found = url.drivername.partition("+")[0]
+        if {"mariadb": "mysql", "postgres": "postgresql"}.get(found, found) != TYPES[kind].driver:
+            raise InvalidArgument(
+                f"its url is one of {found}, and a {kind} has a database of {TYPES[kind].driver}",
+                remedy="name the type that belongs to the URL",
+                profile=name,
+            )
+        return url
     if not profile.get("database"):
         raise InvalidArgument("a connection profile names a database", remedy="add database:", profile=name)
-    driver, options = DRIVERS[kind], dict(profile.get("options") or {})
+    driver, options = TYPES[kind].driver, {**TYPES[kind].options, **(profile.get("options") or {})}
     if driver == "sqlite":
         return URL.create("sqlite", database=str(profile["database"]), query=options)
-    if driver == "mssql":
-        options.setdefault("driver", _ODBC)
-    if kind == "AzureSQLServerStateManager":
-        options.setdefault("Encrypt", "yes")
     try:
         port = int(profile["port"]) if profile.get("port") else None
     except ValueError:
@@ -135,13 +202,7 @@ def _filled(key: str, value: Any, environment: Mapping[str, str], profile: str) 
 def _document(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
-    try:
-        document = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgument(f"{source} cannot be read: {error.strerror}", remedy="name a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise InvalidArgument(f"{source} is no YAML: {said[:200]}", remedy="correct it") from error
+    document = read_document(Path(source))
     if not isinstance(document, Mapping):
         raise InvalidArgument(f"{source} declares nothing", remedy="add state_manager: and connections:")
     return document

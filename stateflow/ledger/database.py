@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import random  # noqa: TID251 - a type only
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from stateflow.errors import InvalidArgument, LedgerReadOnly, StateflowError, Unavailable
+from stateflow.errors import (
+    InvalidArgument,
+    LedgerReadOnly,
+    LedgerReplaced,
+    StateflowError,
+    Unavailable,
+    WriteUncertain,
+)
+from stateflow.ledger import rules
+from stateflow.masking import masked
+from stateflow.types import shown
 
 T = TypeVar("T")
 _OPEN_REMEDY = "name a writable SQLite file (sqlite:///path/ledger.db) or a reachable database"
@@ -31,7 +42,16 @@ _RETRYABLE = {
     "mssql": frozenset({1205, 1222}),
     "sqlite": frozenset({5, 6}),
 }
-_SQLITE_READONLY = 8
+#: of who may read and not write; a SQLite file, or its directory
+_READ_ONLY = {
+    "postgresql": frozenset({"42501", "25006"}),
+    "mysql": frozenset({1044, 1142, 1143, 1227, 1290, 1792, 1836}),
+    "mssql": frozenset({229, 3906}),
+    "sqlite": frozenset({8}),
+}
+_TOO_LARGE = {"postgresql": frozenset({"22003"}), "mysql": frozenset({1264, 1690}), "mssql": frozenset({8115})} | {
+    "sqlite": frozenset[str | int]()
+}
 ATTEMPTS_MAX = 8
 BACKOFF_MAX_S = 1.0
 
@@ -58,7 +78,11 @@ class Database:
             self.engine: Engine = _create(parsed, busy_timeout_s, connect_timeout_s)
         except (SQLAlchemyError, ImportError, ValueError, TypeError) as error:
             raise self.cannot_open(error) from None
+        event.listen(self.engine, "before_cursor_execute", _check_texts)
         self.dialect = self.engine.dialect.name
+        in_file = self.dialect == "sqlite" and not _in_memory(parsed) and not str(parsed.database).startswith("file:")
+        self._file = str(parsed.database) if in_file else None
+        self._inode: tuple[int, int] | None = None  # of the file, once there is one
 
     # -- transactions -------------------------------------------------------------------------------------
 
@@ -70,21 +94,28 @@ class Database:
                 yield connection
         except SQLAlchemyError as error:
             raise self._said(error, "read", "see to its database") from self.cause(error)
+        except OverflowError as error:
+            raise _too_large() from error
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """``work`` in one transaction, all of it or nothing; run again when it met another writer.
 
-        Raises what ``work`` raises; Unavailable when the database does not answer or stays busy, LedgerReadOnly.
+        Raises what ``work`` raises; Unavailable when the database does not answer or stays busy, LedgerReadOnly,
+        LedgerReplaced.
         """
-        engine = self.engine.execution_options(stateflow_write=True)
+        engine = self.engine.execution_options(stateflow_begin="BEGIN IMMEDIATE")
         for attempt in range(1, ATTEMPTS_MAX + 1):
             committing = False
+            self.check_file()
             try:
                 with engine.connect() as connection, connection.begin() as transaction:
                     result = work(connection)
+                    self.check_file()
                     committing = True
                     transaction.commit()
                     return result
+            except OverflowError as error:
+                raise _too_large() from error
             except SQLAlchemyError as error:
                 if not self._retryable(error):
                     raise self._not_written(error, committing) from self.cause(error)
@@ -96,6 +127,31 @@ class Database:
                     ) from self.cause(error)
             time.sleep(self._rng.random() * min(BACKOFF_MAX_S, 0.005 * 2**attempt))
         raise AssertionError
+
+    def check_file(self) -> None:
+        """It is the file that was opened. What is written to another, or to none that has a name, nobody would find.
+        Raises LedgerReplaced."""
+        if self._file is None:
+            return
+        found = _inode(self._file)
+        if self._inode is None:
+            self._inode = found
+        if (found is None and self._inode is not None) or found != self._inode:
+            raise LedgerReplaced(
+                "the ledger's file was deleted or moved" if found is None else "the ledger's file is another one now",
+                remedy="put it back, or start again to use what is there; nothing was written",
+                ledger=self.shown,
+            )
+
+    def is_missing(self) -> bool:
+        """A SQLite file that is not there."""
+        return self._file is not None and _inode(self._file) is None
+
+    def use_write_ahead_log(self) -> None:
+        """Of a SQLite file, for good: readers never block the writer. Another's file stays as it is."""
+        if self.dialect == "sqlite":
+            with self.engine.execution_options(stateflow_begin="").connect() as connection:
+                connection.exec_driver_sql("PRAGMA journal_mode=WAL").close()
 
     def close(self) -> None:
         self.engine.dispose()
@@ -110,7 +166,7 @@ class Database:
 
     def _not_written(self, error: SQLAlchemyError, committing: bool) -> StateflowError:
         if committing and getattr(error, "connection_invalidated", False):
-            return Unavailable(
+            return WriteUncertain(
                 "the database went away while the ledger was written",
                 remedy="read the item again: it may or may not have been",
                 ledger=self.shown,
@@ -119,16 +175,25 @@ class Database:
 
     def _said(self, error: SQLAlchemyError, done: str, remedy: str) -> StateflowError:
         line = self._line(error)
-        read_only = _code(self.dialect, getattr(error, "orig", None)) == _SQLITE_READONLY and self.dialect == "sqlite"
-        if read_only or "read-only" in line:
+        code = _code(self.dialect, getattr(error, "orig", None))
+        if code in _TOO_LARGE[self.dialect]:
+            return _too_large()
+        if code in _READ_ONLY[self.dialect] or "read-only" in line:
             return LedgerReadOnly(
                 "the ledger can only be read",
-                remedy="make its database and the directory writable, or name another; nothing was written",
+                remedy="have it let this user write, a file's directory too, or name another; nothing was written",
                 ledger=self.shown,
             )
         return Unavailable(f"the ledger cannot be {done}: {line}", remedy=remedy, ledger=self.shown)
 
-    def cannot_open(self, error: Exception) -> InvalidArgument:
+    def cannot_open(self, error: Exception) -> StateflowError:
+        code = _code(self.dialect, getattr(error, "orig", None)) if isinstance(error, DBAPIError) else None
+        if code in _READ_ONLY["sqlite"] and self._file is not None and not self.is_missing():
+            return LedgerReadOnly(
+                "the ledger or its directory cannot be written, and SQLite reads it then only while nobody writes it",
+                remedy=f"then as sqlite:///file:{Path(self._file).absolute()}?mode=ro&immutable=1&uri=true",
+                ledger=self.shown,
+            )
         return InvalidArgument(
             f"the ledger cannot be opened: {self._line(error)}", remedy=_OPEN_REMEDY, ledger=self.shown
         )
@@ -168,7 +233,7 @@ def _scheme(url: str) -> str:
 
 def _shown(url: URL) -> str:
     """Enough of a URL to recognise it by."""
-    return str(url) if url.drivername.startswith("sqlite") else f"{url.drivername.partition('+')[0]}://…"
+    return masked(str(url)) if url.drivername.startswith("sqlite") else f"{url.drivername.partition('+')[0]}://…"
 
 
 def _secrets(url: URL) -> tuple[str, ...]:
@@ -179,14 +244,25 @@ def _secrets(url: URL) -> tuple[str, ...]:
     return tuple(each for each in found if each)
 
 
+def _in_memory(url: URL) -> bool:
+    return url.database in (None, "", ":memory:") or "mode=memory" in str(url)
+
+
+def _inode(file: str) -> tuple[int, int] | None:
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _create(url: URL, busy_timeout_s: float, connect_timeout_s: float) -> Engine:
     name = url.get_backend_name()
     if name not in _RETRYABLE:
         raise ValueError(f"{name} is not supported: use sqlite, postgresql, mysql, mariadb or mssql")
     if name == "sqlite":
-        in_memory = url.database in (None, "", ":memory:") or "mode=memory" in str(url)
         # An in-memory database is its connection: one, which all threads take in turn.
-        pool: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if in_memory else {}
+        pool: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if _in_memory(url) else {}
         engine = create_engine(
             url, connect_args={"timeout": busy_timeout_s, "check_same_thread": False}, poolclass=QueuePool, **pool
         )
@@ -200,19 +276,18 @@ def _create(url: URL, busy_timeout_s: float, connect_timeout_s: float) -> Engine
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    """WAL with full sync: a record that was reported survives power loss; readers never block the writer."""
+    """Full sync: a record that was reported survives power loss."""
     connection.isolation_level = None  # transactions begin where _begin_sqlite says, not where the driver guesses
     cursor = connection.cursor()
-    if cursor.execute("PRAGMA journal_mode").fetchone()[0] not in ("wal", "memory"):
-        cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
 
 
 def _begin_sqlite(connection: Connection) -> None:
     """A writer takes the lock before it reads: two that read first could not both go on to write."""
-    write = connection.get_execution_options().get("stateflow_write")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+    begin = connection.get_execution_options().get("stateflow_begin", "BEGIN")
+    if begin:  # what a transaction cannot do is done without one
+        connection.exec_driver_sql(begin)
 
 
 def _code(dialect: str, error: Any) -> str | int | None:
@@ -226,4 +301,20 @@ def _code(dialect: str, error: Any) -> str | int | None:
     if dialect == "mysql":
         first = error.args[0] if error is not None and error.args else None
         return first if isinstance(first, int) else None
-    return next((code for code in (1205, 1222) if f"({code})" in str(error)), None)
+    return next((code for code in (1205, 1222, 229, 3906, 8115) if f"({code})" in str(error)), None)
+
+
+def _too_large() -> InvalidArgument:
+    return InvalidArgument("a number is beyond 64 bits", remedy="use a smaller one; nothing was written")
+
+
+def _check_texts(connection: Connection, _: Any, __: str, parameters: Any, ___: Any, ____: bool) -> None:
+    """What is asked for, on every database alike: some refuse such text, others just do not find it. What is written
+    was checked by who wrote it."""
+    if "stateflow_begin" in connection.get_execution_options():
+        return
+    for value in parameters.values() if isinstance(parameters, Mapping) else parameters or ():
+        if isinstance(value, str) and not rules.is_text(value):
+            raise InvalidArgument(
+                f"{shown(value)} cannot be in a ledger", remedy="leave out NUL and halves of characters"
+            )

@@ -8,37 +8,56 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import insert, select
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import ApplicationError, IllegalRecord, InvalidArgument, InvalidPayload, LeaseLost, Locked
+from stateflow.errors import (
+    ApplicationError,
+    HoldLost,
+    IllegalRecord,
+    InvalidArgument,
+    InvalidPayload,
+    LeaseLost,
+    Locked,
+)
+from stateflow.ledger import hold as holding
 from stateflow.ledger import payloads, queries, reading, rules, writing
+from stateflow.ledger.archive import archive
 from stateflow.ledger.database import Database
+from stateflow.ledger.hold import Hold, Holder
+from stateflow.ledger.items import item_of, locked
 from stateflow.ledger.rebuild import rebuild
 from stateflow.ledger.records import App, Entry, Fault, Head, Item, Kind, Record, RecordState, Who
-from stateflow.ledger.schema import ARCHIVE, ITEM, RECORD, SCHEMA
+from stateflow.ledger.schema import ARCHIVE, RECORD, SCHEMA
+from stateflow.ledger.times import microseconds
 from stateflow.ledger.upgrade import prepare
-from stateflow.ledger.verify import faults_of, payload_faults, verify
+from stateflow.ledger.verify import verify
 from stateflow.ledger.work import held
+from stateflow.types import shown
 
+T = TypeVar("T")
 OnBlocked = Literal["skip", "raise"]
 Work = Callable[[Item], Any]
 LEASE_S = 300.0
+#: s, a hundred years
+LEASE_MAX_S = 3_155_760_000
 #: who writes what a person or the ledger itself does to an item
 SELF = App("stateflow.ledger")
 
 
 class Ledger:
-    """Opens a ledger, and makes or upgrades its schema. Safe to use from several threads.
+    """Opens a ledger. Safe to use from several threads.
 
     Args:
         url: an SQLAlchemy URL: ``sqlite:///ledger.db``, ``postgresql://…``, ``mariadb://…``, ``mssql://…``.
         author: who writes, in every record. run_id: one run of a program; made up when left out.
         lease_s: seconds after which a lock whose holder is silent may be taken over.
+        create: make the ledger where there is none, upgrade an older one; ``opened`` says what was done. Otherwise the
+            database is left as it is.
 
-    Raises InvalidArgument when it cannot be opened, LedgerTooNew, LedgerReadOnly.
+    Raises InvalidArgument when it cannot be opened or is not there, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
     """
 
     def __init__(
@@ -51,14 +70,19 @@ class Ledger:
         lease_s: float = LEASE_S,
         busy_timeout_s: float = 5.0,
         rng: random.Random | None = None,
+        create: bool = True,
     ) -> None:
         self.run_id = uuid.uuid4().hex if run_id is None else run_id
         if not rules.is_id(author, 128) or (self.run_id and not rules.is_id(self.run_id, 64)):
             raise InvalidArgument("an author has 1 to 128 characters, a run id at most 64", remedy="choose others")
         self._author, self._clock, self.lease_s = author, clock, _lease(lease_s)
         self.database = Database(url, rng=rng or random.Random(), busy_timeout_s=busy_timeout_s)
+        self._held: tuple[int, str] | None = None  # term and holder
         try:
-            prepare(self.database)
+            self.opened = prepare(self.database, create=create)
+            with self.database.reading() as connection:
+                self.id = holding.identity(connection)
+            self.database.check_file()
         except BaseException:
             self.database.close()
             raise
@@ -101,8 +125,12 @@ class Ledger:
         """
         return self.put_many([Entry(item_id, app, state, previous, payload, payload_schema, lease_s)])[0]
 
-    def put_many(self, entries: Iterable[Entry]) -> list[Record]:
-        """Append records in this order in one transaction: all of them, or none and the error of the first refused."""
+    def put_many(self, entries: Iterable[Entry], term: int | None = None) -> list[Record]:
+        """Append records in this order in one transaction: all of them, or none and the error of the first refused.
+
+        Args:
+            term: of the hold by which this was decided. Raises HoldLost when it is over, though another was taken here.
+        """
         ordered = list(entries)
         for entry in ordered:
             if Kind.of(entry.payload_schema) is not Kind.ITEM:
@@ -111,9 +139,11 @@ class Ledger:
                     remedy="name another",
                     item=entry.item_id,
                 )
-        return self.append(ordered)
+        return self.append(ordered, term=term)
 
-    def append(self, entries: Sequence[Entry], guard: writing.Guard | None = None) -> list[Record]:
+    def append(
+        self, entries: Sequence[Entry], guard: writing.Guard | None = None, term: int | None = None
+    ) -> list[Record]:
         """``put_many`` for the views of this package, whose kinds of items are their own."""
         for entry in entries:
             rules.check_item_id(entry.item_id)
@@ -122,7 +152,23 @@ class Ledger:
         if not entries:
             return []
         stamp = writing.Stamp(self._author, self.run_id, self._clock.now_us(), self.lease_s)
-        return self.database.write(lambda connection: writing.append(connection, entries, stamp, guard))
+        return self._write(lambda connection: writing.append(connection, entries, stamp, guard), term)
+
+    def _write(self, work: Callable[[Any], T], term: int | None = None) -> T:
+        """Where this ledger was opened to decide, only while that is so. Raises HoldLost, LedgerReplaced."""
+        held = self._held
+        if term is not None and (held is None or held[0] != term):
+            raise HoldLost(
+                "what was decided in an earlier term is not recorded any more", remedy="read it anew", term=term
+            )
+        if held is None:
+            return self.database.write(work)
+
+        def guarded(connection: Any) -> T:
+            holding.check(connection, self.id, *held)
+            return work(connection)
+
+        return self.database.write(guarded)
 
     def resolve(self, item_id: str, note: str) -> Record:
         """A person dealt with what blocks the item. Raises IllegalRecord when nothing does."""
@@ -143,7 +189,7 @@ class Ledger:
         if math.isinf(seconds):
             return False
         statement = writing.renew_lease(lock.item_id, lock.record_id, seconds)
-        return self.database.write(lambda connection: int(connection.execute(statement).rowcount)) == 1
+        return self._write(lambda connection: int(connection.execute(statement).rowcount)) == 1
 
     def register_schema(self, name: str, schema: Mapping[str, Any]) -> None:
         """Payloads may name it from now on. A name keeps its schema for ever. Raises InvalidArgument."""
@@ -159,6 +205,50 @@ class Ledger:
 
         if self.database.write(register) != schema:
             raise InvalidArgument("the name has another schema already", remedy="choose a new name", schema=name)
+
+    # -- who decides --------------------------------------------------------------------------------------
+
+    def hold(self) -> Hold:
+        """Who decides by this ledger now; of nobody where the holder has no id."""
+        with self.database.reading() as connection:
+            return holding.current(connection)
+
+    def take_hold(self, holder: Holder, lease_s: float, gone: Callable[[Holder], bool] = lambda _: False) -> Hold:
+        """Decide by this ledger, if nobody else does, for ``lease_s`` seconds at a time. Returns the hold as it is
+        then: the caller's, whose term is greater than all before, or that of whoever has it.
+
+        From then on every record that is put here is checked against the hold, in its own transaction.
+
+        Args:
+            gone: is this former holder a process that has ended?
+        """
+        self._held = None
+
+        def take(connection: Any) -> Hold:
+            if holding.identity(connection) != self.id:
+                raise holding.replaced(self.id)
+            return holding.take(connection, holder, lease_s, gone)
+
+        hold = self.database.write(take)
+        if hold.holder.id == holder.id:
+            self._held = hold.term, holder.id
+        return hold
+
+    def renew_hold(self, lease_s: float) -> None:
+        """Raises HoldLost, Unavailable, LedgerReplaced."""
+        held = self._mine()
+        self._write(lambda connection: holding.renew(connection, *held, lease_s))
+
+    def give_back_hold(self) -> None:
+        """Nothing where it is not held."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self.database.write(lambda connection: holding.give_back(connection, *held))
+
+    def _mine(self) -> tuple[int, str]:
+        if self._held is None:
+            raise HoldLost("this ledger was not opened to decide", remedy="take its hold first")
+        return self._held
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -178,7 +268,7 @@ class Ledger:
         found: list[Item] = []
         with self.database.reading() as connection:
             schemas: dict[str, Mapping[str, Any]] = {}
-            for some in reading.chunks(ids):
+            for some in reading.chunks(filter(rules.is_item_id, ids)):  # what can be no id is not there
                 rows: list[tuple[Any, bool]] = []
                 for table, archived in ((RECORD, False), (ARCHIVE, True)):
                     query = select(table).where(table.c.item_id.in_(some)).order_by(table.c.item_id, table.c.seq)
@@ -187,20 +277,25 @@ class Ledger:
                     schema = reading.load_schema(connection, name)
                     schemas |= {} if schema is None else {name: schema}
                 rows.sort(key=lambda each: (each[0].item_id, each[0].seq))
-                found += [_item(item_id, list(group), schemas) for item_id, group in groupby(rows, _item_id)]
+                found += [
+                    item_of(item_id, list(group), schemas)
+                    for item_id, group in groupby(rows, lambda each: str(each[0].item_id))
+                ]
         return found
 
     def records(self, item_id: str | None = None, *, after: int = 0, archived: bool = False) -> Iterator[Record]:
         """A stream in the order they were written; no transaction stays open between two pages.
 
         Args:
-            item_id: only this item's, archived or not. after: only records with a higher id.
+            item_id: only this item's, archived or not. after: only records with a higher id. Ids are in the order in
+                which records became visible, so that whoever asks again from the last one misses none.
             archived: also those that ``archive`` put away.
 
         Raises LedgerCorrupt at a record that cannot be read.
         """
         if item_id is not None:
-            yield from self._records_of(item_id, after)
+            if rules.is_item_id(item_id):
+                yield from self._records_of(item_id, after)
             return
         while True:
             with self.database.reading() as connection:
@@ -221,11 +316,12 @@ class Ledger:
                     break
                 seq = rows[-1].seq
 
-    def newest_record_id(self) -> int:
-        """0 when there is none."""
-        newest = select(RECORD.c.record_id).order_by(RECORD.c.record_id.desc()).limit(1)
+    def newest(self, count: int) -> list[Record]:
+        """The last so many records, oldest first. Ids have gaps, where writers gave up."""
+        query = select(RECORD).order_by(RECORD.c.record_id.desc()).limit(count)
         with self.database.reading() as connection:
-            return connection.execute(newest).scalar() or 0
+            rows = connection.execute(query).all()
+        return [reading.record_of(row) for row in reversed(rows)]
 
     def query(self, prepared_by: App | str | None = None, requester: App | str | None = None) -> list[str]:
         """Ids of items that ``prepared_by`` has processed and ``requester`` may process now, in order."""
@@ -259,7 +355,7 @@ class Ledger:
         items = [item for item in self.items(ids) if predicate is None or predicate(item)]
         for item in items:
             if on_blocked == "raise" and item.blocking is not None and item.item_id not in free:
-                raise _locked(item)
+                raise locked(item)
         return items
 
     # -- work ---------------------------------------------------------------------------------------------
@@ -292,18 +388,22 @@ class Ledger:
     ) -> list[Record]:
         """``process_item`` for every item this application has not processed, once however many do this at once.
 
-        An item whose work fails does not hold up the others; the first failure is raised when all were tried.
+        An item whose work fails, or whose lock is lost meanwhile, does not hold up the others; the first failure is
+        raised when all were tried: ApplicationError, or LeaseLost for work that may be done again by another.
         """
         done: list[Record] = []
         failures: list[Exception] = []
         for item in self.unprocessed(prepared_by, app, predicate, on_blocked):
             try:
                 lock = self._acquire_unprocessed(item.item_id, app, acquire_payload)
-                if lock is not None:
-                    done.append(held(self, lock, work))
             except Locked:
                 if on_blocked == "raise":
                     raise
+                continue
+            if lock is None:
+                continue
+            try:
+                done.append(held(self, lock, work))
             except (ApplicationError, LeaseLost) as failure:
                 failures.append(failure)
         if failures:
@@ -362,64 +462,19 @@ class Ledger:
         """
         if isinstance(older_than, timedelta):
             before_us = self._clock.now_us() - round(older_than / timedelta(microseconds=1))
-        elif older_than.tzinfo is None:
-            raise InvalidArgument("a time without a zone says nothing", remedy="use datetime.now(timezone.utc)")
         else:
-            before_us = round(older_than.timestamp() * 1e6)
+            before_us = microseconds("older_than", older_than)
         total = 0
-        while moved := self.database.write(lambda connection: _archive(connection, before_us)):
+        while moved := self.database.write(lambda connection: archive(connection, before_us)):
             total += moved
         return total
 
 
-def _archive(connection: Any, before_us: int) -> int:
-    found = queries.archivable(before_us, 200)
-    ids = list(connection.execute(found).scalars())
-    locked = {row.item_id for row in connection.execute(reading.heads_for_update(ids))} if ids else set()
-    ids = sorted(locked & set(connection.execute(found).scalars())) if ids else []
-    if ids:
-        columns = RECORD.columns.keys()
-        records = select(RECORD).where(RECORD.c.item_id.in_(ids))
-        connection.execute(insert(ARCHIVE).from_select(columns, records))
-        connection.execute(delete(RECORD).where(RECORD.c.item_id.in_(ids)))
-        connection.execute(update(ITEM).where(ITEM.c.item_id.in_(ids)).values(archived=1))
-    return len(ids)
-
-
-def _item(item_id: str, rows: list[tuple[Any, bool]], schemas: Mapping[str, Mapping[str, Any]]) -> Item:
-    records = tuple(reading.record_of(row, strict=False) for row, _ in rows)
-    faults = [*faults_of(item_id, records)]
-    for row, _ in rows:
-        faults += payload_faults(row, schemas)
-    return Item(
-        item_id,
-        records,
-        rules.state_of(records),
-        rules.blocking(records),
-        tuple(faults),
-        any(archived for _, archived in rows),
-        Kind.of(records[0].payload_schema),
-    )
-
-
-def _locked(item: Item) -> Locked:
-    assert item.blocking is not None
-    error = Locked(
-        f"the item is {item.blocking.state}",
-        remedy="wait for its holder, or resolve it",
-        item=item.item_id,
-        blocking_record=item.blocking.record_id,
-    )
-    error.blocking_record = item.blocking
-    return error
-
-
-def _item_id(row: tuple[Any, bool]) -> str:
-    return str(row[0].item_id)
-
-
 def _who(app: App | str | None) -> Who | None:
-    return None if app is None else Who.of(app)
+    if app is None:
+        return None
+    rules.check_app(App(app) if isinstance(app, str) else app, RecordState.SKIPPED)  # which may be everyone's
+    return Who.of(app)
 
 
 def _state(state: RecordState | str) -> RecordState:
@@ -430,6 +485,8 @@ def _state(state: RecordState | str) -> RecordState:
 
 
 def _lease(seconds: float) -> float:
-    if not seconds > 0:
-        raise InvalidArgument(f"a lease of {seconds} s is none", remedy="use more than 0, or math.inf")
+    if not (0 < seconds <= LEASE_MAX_S or seconds == math.inf):
+        raise InvalidArgument(
+            f"a lease of {shown(seconds)} s is none", remedy=f"use more than 0 and up to {LEASE_MAX_S:,}, or math.inf"
+        )
     return seconds

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
+from jsonschema_specifications import REGISTRY as SPECIFICATIONS  # type: ignore[import-untyped]
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from stateflow.errors import InvalidArgument, InvalidPayload
 from stateflow.ledger.records import Kind
@@ -24,21 +28,45 @@ BUILTIN: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+#: as MySQL's smallest usual packet takes them, with an escape for each quote and backslash
+PAYLOAD_BYTES_MAX = 15 << 20
+_HALF = re.compile("[\ud800-\udfff]")
+
+
 def encode(payload: Any, item_id: str) -> str | None:
-    """Raises InvalidPayload for what is no JSON, NaN included."""
+    """As UTF-8 has it: only what is no character, half of one, is escaped. Raises InvalidPayload for what is no JSON,
+    NaN included, and for what is too large."""
     if payload is None:
         return None
     try:
-        return json.dumps(payload, sort_keys=True, allow_nan=False)
+        text = json.dumps(payload, sort_keys=True, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidPayload(
             f"the payload is no JSON: {error}", remedy="use dicts, lists, text, numbers and None", item=item_id
         ) from error
+    if not text.isascii():
+        text = _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    size = stored_bytes(text)
+    if size > PAYLOAD_BYTES_MAX:
+        raise InvalidPayload(
+            f"the payload has {size:,} bytes, and a record takes {PAYLOAD_BYTES_MAX:,}",
+            remedy="keep it elsewhere, and put its place into the record",
+            item=item_id,
+        )
+    return text
+
+
+def stored_bytes(text: str) -> int:
+    """Quotes and backslashes counted twice."""
+    return (len(text) if text.isascii() else len(text.encode())) + text.count('"') + text.count("\\")
 
 
 def problem(payload: Any, schema: Mapping[str, Any]) -> str | None:
     """What is wrong with it, or None."""
-    found = best_match(Draft202012Validator(schema).iter_errors(payload))
+    try:
+        found = best_match(_validator(schema).iter_errors(payload))
+    except (Unresolvable, RecursionError, re.error) as error:
+        return f"its schema cannot be applied: {_said(error)}"
     if found is None:
         return None
     where = "/".join(str(each) for each in found.absolute_path)
@@ -58,15 +86,42 @@ def check(payload: Any, name: str, schema: Mapping[str, Any] | None, item_id: st
         )
 
 
+def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:
+    """What a schema refers to is in it, or one of JSON Schema's own; nothing is fetched."""
+    return Draft202012Validator(schema, registry=SPECIFICATIONS)
+
+
+def _said(error: Exception) -> str:
+    return "it refers to itself without end" if isinstance(error, RecursionError) else str(error)[:200]
+
+
+def _check_references(schema: Mapping[str, Any]) -> None:
+    """Raises Unresolvable, re.error for a pattern that is none."""
+    resource = DRAFT202012.create_resource(schema)
+    todo = [(SPECIFICATIONS.resolver_with_root(resource), resource)]
+    while todo:
+        resolver, here = todo.pop()
+        contents = here.contents if isinstance(here.contents, Mapping) else {}
+        for keyword in ("$ref", "$dynamicRef"):
+            if isinstance(contents.get(keyword), str):
+                resolver.lookup(contents[keyword])
+        for pattern in (contents.get("pattern"), *contents.get("patternProperties", {})):
+            if isinstance(pattern, str):
+                re.compile(pattern)
+        todo += [(resolver.in_subresource(each), each) for each in here.subresources()]
+
+
 def check_schema(name: str, schema: Mapping[str, Any]) -> str:
     """The schema as canonical JSON. Raises InvalidArgument."""
     if name in BUILTIN or name.startswith("stateflow."):
         raise InvalidArgument(f"the schema name {name!r} is taken", remedy="choose one without 'stateflow.'")
     try:
         Draft202012Validator.check_schema(schema)
-        return json.dumps(schema, sort_keys=True, allow_nan=False)
-    except (SchemaError, TypeError, ValueError) as error:
-        said = error.message if isinstance(error, SchemaError) else str(error)
+        body = json.dumps(schema, sort_keys=True, allow_nan=False)
+        _check_references(schema)
+        return body
+    except (SchemaError, TypeError, ValueError, RecursionError, re.error, Unresolvable) as error:
+        said = error.message if isinstance(error, SchemaError) else _said(error)
         raise InvalidArgument(
             f"this is no JSON schema: {said[:200]}", remedy="see json-schema.org, 2020-12", schema=name
         ) from error

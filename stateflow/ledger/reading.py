@@ -11,7 +11,7 @@ from sqlalchemy import Column, Connection, Row, Select, select, union_all
 from stateflow.errors import IllegalRecord, LedgerCorrupt
 from stateflow.ledger import payloads
 from stateflow.ledger.records import App, Head, Kind, Record, RecordState, Who
-from stateflow.ledger.schema import ARCHIVE, ITEM, LEASE, RECORD, SCHEMA, VERDICT, now_us
+from stateflow.ledger.schema import ARCHIVE, IDENTITY, ITEM, LEASE, RECORD, SCHEMA, VERDICT, now_us
 
 PAGE = 1000
 CHUNK = 500
@@ -64,6 +64,13 @@ def chunks(ids: Iterable[Any]) -> Iterator[list[Any]]:
 def heads_for_update(ids: list[str]) -> Select[Any]:
     query = select(ITEM).where(ITEM.c.item_id.in_(ids)).order_by(ITEM.c.item_id)
     return query.with_for_update().with_hint(ITEM, "WITH (UPDLOCK, ROWLOCK)", "mssql")
+
+
+def turn() -> Select[Any]:
+    """Locks what whoever numbers records has locked until its commit. So ids are in the order of commits: a reader that
+    has seen one has seen all below it. SQLite has one writer at a time by itself."""
+    query = select(IDENTITY.c.only).where(IDENTITY.c.only == 1).with_for_update()
+    return query.with_hint(IDENTITY, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 
 
 def load_heads(connection: Connection, ids: Iterable[str], *, for_update: bool = False) -> dict[str, Head]:

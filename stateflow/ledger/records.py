@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+#: bytes of UTF-8: as long as the keys of object stores
+ITEM_ID_MAX = 1024
 #: the application name of a skip that holds for all
 EVERYONE = "*"
 

@@ -17,11 +17,12 @@ A blocked item cannot be acquired, nor can one by an application that was told t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from stateflow.errors import IllegalRecord, LeaseLost, Locked
-from stateflow.ledger.records import EVERYONE, App, Head, Kind, Record, RecordState, Who
+from stateflow.ledger.records import EVERYONE, ITEM_ID_MAX, App, Head, Kind, Record, RecordState, Who
 
 NEW, PROCESSING, PROCESSED, FAILED, RESOLVED, SKIPPED = RecordState
 
@@ -38,7 +39,10 @@ ANSWERS: dict[RecordState, frozenset[RecordState]] = {
     PROCESSING: frozenset({PROCESSED, FAILED, RESOLVED}),
     FAILED: frozenset({RESOLVED}),
 }
-ITEM_ID_MAX = 255
+#: what only the holder of a lock writes
+RELEASES = frozenset({PROCESSED, FAILED})
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_NO_NAME = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
 APP_NAME_MAX, APP_VERSION_MAX, APP_INSTANCE_MAX = 128, 64, 128
 
 
@@ -128,18 +132,30 @@ def advance(head: Head | None, record: Record) -> Head:
 def is_id(value: object, at_most: int) -> bool:
     """Whether every supported database stores it and tells it apart from every other.
 
-    Some compare without the spaces at the end, and some refuse a NUL.
+    Some compare as if there were spaces at the end, which control characters then come before, and some refuse a NUL.
     """
-    if not isinstance(value, str) or not 0 < len(value) <= at_most or "\0" in value or value.endswith(" "):
+    if not isinstance(value, str) or not 0 < len(value) <= at_most or value.endswith(" "):
         return False
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+    return _NO_NAME.search(value) is None
+
+
+def is_item_id(value: object) -> bool:
+    """The same, where bytes are compared: a key of an object store."""
+    if not isinstance(value, str) or not 0 < len(value) <= ITEM_ID_MAX or value.endswith(" "):
+        return False
+    return is_text(value) and (value.isascii() or len(value.encode()) <= ITEM_ID_MAX)
+
+
+def is_text(value: str) -> bool:
+    """Whether every database stores it."""
+    return _NO_TEXT.search(value) is None
 
 
 def check_item_id(item_id: object) -> None:
     """Raises IllegalRecord."""
-    if not is_id(item_id, ITEM_ID_MAX):
+    if not is_item_id(item_id):
         raise IllegalRecord(
-            f"an item id is text of 1 to {ITEM_ID_MAX} characters, without NUL and without a space at its end",
+            f"an item id is text of 1 to {ITEM_ID_MAX:,} bytes in UTF-8, without NUL and without a space at its end",
             remedy="choose another",
             item=repr(item_id)[:60],
         )
@@ -156,7 +172,7 @@ def check_app(app: App, state: RecordState) -> None:
     ):
         if not may_lack and not is_id(text, at_most):
             raise IllegalRecord(
-                f"an application's {what} has 1 to {at_most} characters, without NUL and without a space at its end",
+                f"an application's {what} has 1 to {at_most} characters, no control character and no space at its end",
                 remedy="choose another",
                 app=repr(app.name)[:60],
             )
@@ -166,8 +182,7 @@ def check(head: Head | None, item_id: str, app: App, state: RecordState, previou
     """Whether this record may be the item's next.
 
     Raises IllegalRecord for what the table above forbids, Locked when somebody else holds the item or has answered
-    ``previous`` already, LeaseLost when ``previous`` was resolved from under its holder. The caller fills in which
-    record blocks.
+    ``previous`` already. The caller fills in which record blocks, and says LeaseLost where the answer is a RESOLVED.
     """
     found = None if previous is None else previous.state
     if found not in LEGAL_PREVIOUS[state]:
@@ -196,6 +211,17 @@ def check(head: Head | None, item_id: str, app: App, state: RecordState, previou
         _check_answer(head, app, state, previous)
 
 
+def lease_lost(lock: Record, blocking_record_id: int | None) -> LeaseLost:
+    """To who would release a lock that a RESOLVED has answered."""
+    return LeaseLost(
+        "the item was resolved from under its holder",
+        remedy="read the item again",
+        item=lock.item_id,
+        record=lock.record_id,
+        blocking_record=blocking_record_id,
+    )
+
+
 def _check_acquire(head: Head, app: App) -> None:
     if head.blocking_record_id is not None:
         raise Locked(
@@ -213,8 +239,6 @@ def _check_acquire(head: Head, app: App) -> None:
 def _check_answer(head: Head, app: App, state: RecordState, previous: Record) -> None:
     if head.blocking_record_id != previous.record_id:
         where = {"item": head.item_id, "record": previous.record_id, "blocking_record": head.blocking_record_id}
-        if state is not RESOLVED and head.state is RESOLVED:
-            raise LeaseLost("the item was resolved from under its holder", remedy="read the item again", **where)
         raise Locked("the previous record was answered already", remedy="read the item again", **where)
     if state is not RESOLVED and Who.of(app) != Who.of(previous.app):
         raise IllegalRecord(

@@ -3,6 +3,7 @@
 ``ledger_record`` is the truth; ``ledger_archive`` holds the records that were put away. ``ledger_item``,
 ``ledger_verdict`` and the tables of stages, batches, entities and jobs are projections: written in the transaction that
 writes the records, and derivable from them. ``ledger_lease`` says until when a lock holds, by the database's clock.
+``ledger_identity`` has the id of this ledger, ``ledger_hold`` says who decides by it; each is one row.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
+    Dialect,
     Index,
     Integer,
     MetaData,
@@ -25,10 +27,12 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mssql, mysql, postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from stateflow.ledger.records import ITEM_ID_MAX
 
 #: what a fresh ledger has, and what this program reads and writes
-REVISION = "0001"
+REVISION = "0003"
 VERSION_TABLE = "ledger_version"
 
 METADATA = MetaData()
@@ -45,6 +49,28 @@ def text_id(length: int) -> TypeEngine[str]:
         .with_variant(mssql.NVARCHAR(length, collation="Latin1_General_BIN2"), "mssql")
         .with_variant(postgresql.VARCHAR(length, collation="C"), "postgresql")
     )
+
+
+class ItemId(TypeDecorator[str]):
+    """An item's id, compared byte by byte. Indexes have room for 1,024 bytes, and none of MySQL has it for so many
+    characters of up to four: there they are bytes. SQL Server (2019 and later) counts them in UTF-8."""
+
+    impl = String
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        types: dict[str, TypeEngine[Any]] = {
+            "mysql": mysql.VARBINARY(ITEM_ID_MAX),
+            "mssql": mssql.VARCHAR(ITEM_ID_MAX, collation="Latin1_General_100_BIN2_UTF8"),
+            "postgresql": postgresql.VARCHAR(ITEM_ID_MAX, collation="C"),
+        }
+        return dialect.type_descriptor(types.get(dialect.name, String(ITEM_ID_MAX)))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> Any:
+        return value.encode("utf-8", "surrogatepass") if dialect.name == "mysql" and value is not None else value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
 def long_text() -> TypeEngine[str]:
@@ -81,9 +107,14 @@ def _compile_now_us(element: now_us, compiler: Any, **_: Any) -> str:
 OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
 
 
+def _key(*columns: str) -> PrimaryKeyConstraint:
+    """Longer than what SQL Server takes as the key of a clustered index."""
+    return PrimaryKeyConstraint(*columns, mssql_clustered=False)
+
+
 def _record_columns() -> list[Column[Any]]:
     return [
-        Column("item_id", text_id(255), nullable=False),
+        Column("item_id", ItemId(), nullable=False),
         Column("seq", Integer, nullable=False),
         Column("app_name", text_id(128), nullable=False),
         Column("app_version", text_id(64), nullable=False),
@@ -118,7 +149,7 @@ ARCHIVE = Table(
 ITEM = Table(
     "ledger_item",
     METADATA,
-    Column("item_id", text_id(255), primary_key=True),
+    Column("item_id", ItemId()),
     Column("kind", text_id(16), nullable=False),
     Column("seq", Integer, nullable=False),
     Column("state", text_id(16), nullable=False),
@@ -128,6 +159,7 @@ ITEM = Table(
     Column("created_us", BigInteger, nullable=False),
     Column("updated_us", BigInteger, nullable=False),
     Column("archived", SmallInteger, nullable=False),
+    _key("item_id"),
     Index("ledger_item_ready", "kind", "archived", "blocking_record_id", "item_id"),
     Index("ledger_item_state", "kind", "archived", "state", "item_id"),
     Index("ledger_item_age", "archived", "state", "updated_us"),
@@ -137,21 +169,21 @@ ITEM = Table(
 VERDICT = Table(
     "ledger_verdict",
     METADATA,
-    Column("item_id", text_id(255)),
+    Column("item_id", ItemId()),
     Column("verdict", text_id(16)),
     Column("app_name", text_id(128)),
     Column("app_instance", text_id(128)),
-    # longer than what SQL Server takes as the key of a clustered index
-    PrimaryKeyConstraint("item_id", "verdict", "app_name", "app_instance", mssql_clustered=False),
+    _key("item_id", "verdict", "app_name", "app_instance"),
     Index("ledger_verdict_app", "verdict", "app_name", "app_instance", "item_id"),
     **OPTIONS,
 )
 LEASE = Table(
     "ledger_lease",
     METADATA,
-    Column("item_id", text_id(255), primary_key=True),
+    Column("item_id", ItemId()),
     Column("record_id", BigInteger, nullable=False),
     Column("until_us", BigInteger, nullable=False),
+    _key("item_id"),
     Index("ledger_lease_until", "until_us"),
     **OPTIONS,
 )
@@ -162,6 +194,25 @@ SCHEMA = Table(
     Column("body", long_text(), nullable=False),
     **OPTIONS,
 )
+IDENTITY = Table(
+    "ledger_identity",
+    METADATA,
+    Column("only", SmallInteger, primary_key=True, autoincrement=False),
+    Column("id", text_id(64), nullable=False),
+    **OPTIONS,
+)
+HOLD = Table(
+    "ledger_hold",
+    METADATA,
+    Column("only", SmallInteger, primary_key=True, autoincrement=False),
+    Column("term", BigInteger, nullable=False),
+    Column("holder", text_id(64), nullable=False),
+    Column("about", long_text(), nullable=False),
+    Column("since_us", BigInteger, nullable=False),
+    Column("until_us", BigInteger, nullable=False),
+    Column("lease_us", BigInteger, nullable=False),
+    **OPTIONS,
+)
 
 
 # -- views ----------------------------------------------------------------------------------------------------
@@ -169,7 +220,7 @@ SCHEMA = Table(
 STAGE = Table(
     "ledger_stage",
     METADATA,
-    Column("state_id", text_id(255), primary_key=True),
+    Column("state_id", ItemId()),
     Column("run_id", text_id(64)),
     Column("job_id", text_id(255)),
     Column("correlation_id_in", text_id(255)),
@@ -180,9 +231,9 @@ STAGE = Table(
     Column("source_type", long_text()),
     Column("sink_name", long_text()),
     Column("sink_type", long_text()),
-    Column("source_entity", text_id(255)),
+    Column("source_entity", ItemId()),
     Column("source_filter", long_text()),
-    Column("sink_entity", text_id(255)),
+    Column("sink_entity", ItemId()),
     Column("sink_filter", long_text()),
     Column("first_record_pulled", long_text()),
     Column("last_record_pulled", long_text()),
@@ -196,9 +247,13 @@ STAGE = Table(
     Column("created_on", BigInteger, nullable=False),
     Column("manifest_name", long_text()),
     Column("first_record_id", BigInteger, nullable=False),
+    _key("state_id"),
     Index("ledger_stage_order", "first_record_id"),
     Index("ledger_stage_job", "job_id", "first_record_id"),
     Index("ledger_stage_entity", "source_entity", "status", "action", "first_record_id"),
+    Index("ledger_stage_run", "run_id", "first_record_id"),
+    Index("ledger_stage_sink", "sink_entity", "status", "action", "first_record_id"),
+    Index("ledger_stage_status", "status", "first_record_id"),
     Index("ledger_stage_in", "correlation_id_in"),
     Index("ledger_stage_out", "correlation_id_out"),
     **OPTIONS,
@@ -206,7 +261,7 @@ STAGE = Table(
 BATCH = Table(
     "ledger_batch",
     METADATA,
-    Column("bid", text_id(255), primary_key=True),
+    Column("bid", ItemId()),
     Column("name", long_text()),
     Column("command", long_text()),
     Column("status", text_id(32), nullable=False),
@@ -218,6 +273,9 @@ BATCH = Table(
     Column("ended_us", BigInteger),
     Column("listed", SmallInteger, nullable=False),
     Column("first_record_id", BigInteger, nullable=False),
+    Column("worked_us", BigInteger),
+    Column("resumed_us", BigInteger),
+    _key("bid"),
     Index("ledger_batch_status", "status", "first_record_id"),
     Index("ledger_batch_order", "first_record_id"),
     **OPTIONS,
@@ -225,13 +283,14 @@ BATCH = Table(
 ENTITY = Table(
     "ledger_entity",
     METADATA,
-    Column("item_id", text_id(255), primary_key=True),
-    Column("bid", text_id(255), nullable=False),
-    Column("entity", text_id(255), nullable=False),
+    Column("item_id", ItemId()),
+    Column("bid", ItemId(), nullable=False),
+    Column("entity", ItemId(), nullable=False),
     Column("status", text_id(16), nullable=False),
     Column("ms", BigInteger),
     Column("result", long_text()),
     Column("first_record_id", BigInteger, nullable=False),
+    _key("item_id"),
     Index("ledger_entity_status", "bid", "status", "first_record_id"),
     Index("ledger_entity_slowest", "bid", "ms"),
     **OPTIONS,
@@ -239,8 +298,8 @@ ENTITY = Table(
 JOB = Table(
     "ledger_job",
     METADATA,
-    Column("job_id", text_id(255), primary_key=True),
-    Column("bid", text_id(255)),
+    Column("job_id", ItemId()),
+    Column("bid", ItemId()),
     Column("name", text_id(255)),
     Column("status", text_id(16), nullable=False),
     Column("tries", Integer, nullable=False),
@@ -251,6 +310,7 @@ JOB = Table(
     Column("started_us", BigInteger),
     Column("ended_us", BigInteger),
     Column("first_record_id", BigInteger, nullable=False),
+    _key("job_id"),
     Index("ledger_job_status", "status", "first_record_id"),
     Index("ledger_job_batch", "bid", "first_record_id"),
     **OPTIONS,

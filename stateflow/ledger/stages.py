@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from stateflow.errors import InvalidArgument
-from stateflow.ledger.records import RecordState
+from stateflow.ledger import rules
+from stateflow.ledger.records import ITEM_ID_MAX, RecordState
+from stateflow.ledger.times import microseconds, to_time
+from stateflow.types import shown
 
 
 class Action(StrEnum):
-    """In this order."""
+    """In this order. What is pushed to a sink has been called pulled by it, too: ``sinking pre-pull`` is understood."""
 
     PRE_PULL = "sourcing pre-pull"
     POST_PULL = "sourcing post-pull"
     PRE_PUSH = "sinking pre-push"
     POST_PUSH = "sinking post-push"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Action | None:
+        return {"sinking pre-pull": cls.PRE_PUSH, "sinking post-pull": cls.POST_PUSH}.get(str(value))
 
 
 class Status(StrEnum):
@@ -33,20 +40,9 @@ RECORD_STATE = {
     Status.IN_PROGRESS: RecordState.PROCESSING,
 }
 TIMES = ("sourcing_start_time", "sourcing_end_time", "sinking_start_time", "sinking_end_time")
-_LENGTHS = {
-    "state_id": 255,
-    "run_id": 64,
-    "job_id": 255,
-    "correlation_id_in": 255,
-    "correlation_id_out": 255,
-    "source_entity": 255,
-    "sink_entity": 255,
-    "git_sha": 64,
-}
-_TEXTS = (
-    *("source_name", "source_type", "sink_name", "sink_type", "source_filter", "sink_filter"),
-    *("first_record_pulled", "last_record_pulled", "manifest_name"),
-)
+_LENGTHS = {"run_id": 64, "job_id": 255, "correlation_id_in": 255, "correlation_id_out": 255, "git_sha": 64}
+_IDS = ("state_id", "source_entity", "sink_entity")
+_TEXT_MAX = 2**20
 COLUMNS = (
     *("state_id", "run_id", "job_id", "correlation_id_in", "correlation_id_out", "action", "status"),
     *("source_name", "source_type", "sink_name", "sink_type"),
@@ -57,6 +53,11 @@ COLUMNS = (
 )
 #: what a caller may set; ``record_count`` is stored as ``row_count``
 SETTABLE = (*(column for column in COLUMNS if column not in ("updated_on", "row_count", "created_on")), "record_count")
+#: the order of arguments without names
+POSITIONS = (
+    *("source_entity", "source_filter", "action", "state_id", "status", "correlation_id_in", "correlation_id_out"),
+    *("sink_entity", "sink_filter", *TIMES, "record_count", "first_record_pulled", "last_record_pulled"),
+)
 #: what insert_state, update_state and get_current_state return
 ANSWER = (
     *("state_id", "job_id", "correlation_id_in", "correlation_id_out", "source_entity", "source_filter"),
@@ -64,6 +65,20 @@ ANSWER = (
     *("first_record_pulled", "last_record_pulled", "record_count", "run_id", "manifest_name"),
     *("source_name", "sink_name"),
 )
+
+
+def named(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments by their names. Raises InvalidArgument."""
+    if len(positional) > len(POSITIONS):
+        raise InvalidArgument(
+            f"a stage takes {len(POSITIONS)} arguments without names, not {len(positional)}",
+            remedy=f"they are {', '.join(POSITIONS)}",
+        )
+    placed = dict(zip(POSITIONS, positional, strict=False))
+    twice = sorted(set(placed) & set(given))
+    if twice:
+        raise InvalidArgument(f"{twice[0]} is given twice", remedy="give it once, by its name or by its place")
+    return {**placed, **given}
 
 
 def changes(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,42 +101,38 @@ def _stored(name: str, value: Any) -> Any:
         return microseconds(name, value)
     if name == "record_count":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-            raise InvalidArgument(f"record_count cannot be {value!r}", remedy="use a whole number from 0 on")
+            raise InvalidArgument(f"record_count cannot be {shown(value)}", remedy="use a whole number from 0 on")
         return value
     if name in ("action", "status"):
         kind: type[StrEnum] = Action if name == "action" else Status
         try:
             return kind(value).value
         except ValueError:
-            raise InvalidArgument(f"{name} cannot be {value!r}", remedy=f"use {' | '.join(kind)}") from None
+            raise InvalidArgument(f"{name} cannot be {shown(value)}", remedy=f"use {' | '.join(kind)}") from None
     if isinstance(value, datetime) and name in ("first_record_pulled", "last_record_pulled"):
         return value.isoformat()
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise InvalidArgument(f"{name} cannot be {value!r}", remedy="use text")
-    text, at_most = str(value), _LENGTHS.get(name, 2**20)
-    if not 0 < len(text) <= at_most or "\0" in text:
-        raise InvalidArgument(f"{name} has 1 to {at_most} characters", remedy="shorten it")
+        raise InvalidArgument(f"{name} cannot be {shown(value)}", remedy="use text")
+    text = str(value)
+    if name in _LENGTHS and not rules.is_id(text, _LENGTHS[name]):
+        raise InvalidArgument(
+            f"{name} has 1 to {_LENGTHS[name]} characters, no control character and no space at its end",
+            remedy="choose another",
+            given=shown(value),
+        )
+    if name in _IDS and not rules.is_item_id(text):
+        raise InvalidArgument(
+            f"{name} has 1 to {ITEM_ID_MAX:,} bytes in UTF-8, without NUL and without a space at its end",
+            remedy="choose another",
+            given=shown(value),
+        )
+    if not 0 < len(text) <= _TEXT_MAX or not rules.is_text(text):
+        raise InvalidArgument(
+            f"{name} has 1 to {_TEXT_MAX:,} characters, without NUL and halves of characters",
+            remedy="correct it",
+            given=shown(value),
+        )
     return text
-
-
-def microseconds(name: str, value: Any) -> int:
-    """A time with its zone, as datetime or ISO 8601 text, or microseconds since 1970-01-01 UTC."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    try:
-        at = datetime.fromisoformat(value) if isinstance(value, str) else value
-        if isinstance(at, datetime) and at.tzinfo is not None:
-            return round(at.timestamp() * 1e6)
-    except ValueError:
-        pass
-    raise InvalidArgument(
-        f"{name} cannot be {value!r}",
-        remedy="use a datetime or ISO text with its zone, e.g. datetime.now(timezone.utc)",
-    )
-
-
-def to_time(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else datetime.fromtimestamp(microseconds / 1e6, UTC)
 
 
 def columns(row: Mapping[str, Any]) -> dict[str, Any]:

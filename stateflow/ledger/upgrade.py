@@ -1,40 +1,72 @@
-"""The schema of a database: made or brought up to date when the ledger is opened, never guessed at."""
+"""The schema of a database: made or brought up to date by who may, and only looked at by all others."""
 
 from __future__ import annotations
 
 import logging
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, func, inspect, select, text
+from sqlalchemy import Connection, false, func, inspect, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from stateflow.errors import LedgerCorrupt, LedgerTooNew, Unavailable
+from stateflow.errors import InvalidArgument, LedgerCorrupt, LedgerTooNew, LedgerTooOld, Unavailable
 from stateflow.ledger.database import Database
 from stateflow.ledger.rebuild import rebuild
-from stateflow.ledger.schema import METADATA, REVISION, VERSION_TABLE
+from stateflow.ledger.schema import HOLD, IDENTITY, METADATA, RECORD, REVISION, VERSION_TABLE
 
-_KNOWN = (REVISION,)
+_KNOWN = ("0001", "0002", REVISION)
 _LOCK = 0x73666C6F77  # 'sflow'
 _LOCK_WAIT_S = 60
 
 
-def prepare(database: Database) -> None:
-    """Raises InvalidArgument when the database cannot be opened, LedgerTooNew, LedgerCorrupt."""
+class Opened(StrEnum):
+    """What had to be done to open it."""
+
+    READY = "ready"
+    MADE = "made"
+    UPGRADED = "upgraded"
+
+
+def prepare(database: Database, *, create: bool) -> Opened:
+    """Args: create: make what is missing and upgrade what is older; else nothing is written.
+
+    Raises InvalidArgument when the database cannot be opened or has no ledger, LedgerTooNew, LedgerTooOld,
+    LedgerCorrupt.
+    """
+    if not create and database.is_missing():  # SQLite would make it
+        raise InvalidArgument(
+            "there is no ledger", remedy="make it with `stateflow ledger init`, or name another", ledger=database.shown
+        )
     try:
         with database.engine.connect() as connection:
             version = _version(connection)
+            present = create or version is not None or RECORD.name in inspect(connection).get_table_names()
+        if version != REVISION and create:
+            database.use_write_ahead_log()
     except SQLAlchemyError as error:
         raise database.cannot_open(error) from database.cause(error)
     if version == REVISION:
-        return
+        return Opened.READY
     if version is not None and version not in _KNOWN:
         raise LedgerTooNew(
             f"the ledger's schema is {version!r}, and this program knows it up to {REVISION!r}",
             remedy="use the newer stateflow that wrote it",
             ledger=database.shown,
         )
-    database.write(_upgrade)
+    if create:
+        return database.write(_upgrade)
+    if present:
+        raise LedgerTooOld(
+            f"the ledger's schema is {version or 'of before 0001'!r}, and this program needs {REVISION!r}",
+            remedy="end what still uses it, then upgrade it with `stateflow ledger init`",
+            ledger=database.shown,
+        )
+    raise InvalidArgument(
+        "there is no ledger in this database",
+        remedy="make one with `stateflow ledger init`, or name another",
+        ledger=database.shown,
+    )
 
 
 def _version(connection: Connection) -> str | None:
@@ -44,31 +76,38 @@ def _version(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection) -> Opened:
     """In one transaction where the database can; several programs may open a fresh ledger at once."""
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells every step, from its import on
-    from alembic import command
-    from alembic.config import Config
-
     dialect = connection.dialect.name
     _lock(connection, dialect)
     try:
-        if _version(connection) == REVISION:
-            return
-        adopted = "ledger_record" in inspect(connection).get_table_names() and dialect != "mysql"
-        if dialect == "mysql":
+        version = _version(connection)
+        if version == REVISION:
+            return Opened.READY
+        fresh = version is None
+        adopted = fresh and "ledger_record" in inspect(connection).get_table_names() and dialect != "mysql"
+        if dialect == "mysql" and fresh:
             _clear_rest_of_killed_upgrade(connection)
-        config = Config(attributes={"connection": connection})
-        config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-        config.set_main_option("path_separator", "os")
-        command.upgrade(config, REVISION)
+        migrate(connection, REVISION)
         if adopted:
             rebuild(connection)
         if dialect == "mysql":  # whoever has the lock next must see the version, or takes this for a killed upgrade
             connection.execute(text("COMMIT"))
+        return Opened.MADE if fresh and not adopted else Opened.UPGRADED
     finally:
         if dialect == "mysql":
             connection.execute(text("SELECT RELEASE_LOCK(CONCAT('stateflow.', DATABASE()))"))
+
+
+def migrate(connection: Connection, revision: str) -> None:
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells every step, from its import on
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    command.upgrade(config, revision)
 
 
 def _lock(connection: Connection, dialect: str) -> None:
@@ -93,7 +132,12 @@ def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
     for table in reversed(METADATA.sorted_tables):
         if table.name not in present:
             continue
-        if connection.execute(select(func.count()).select_from(table)).scalar():
+        rows = select(func.count()).select_from(table)
+        if table is IDENTITY:
+            rows = rows.where(false())  # made with the table: without a record, and a hold, nobody knows it
+        elif table is HOLD:
+            rows = rows.where(HOLD.c.term > 0)
+        if connection.execute(rows).scalar():
             raise LedgerCorrupt(
                 "the ledger has records but no schema version",
                 remedy=f"restore the table {VERSION_TABLE} from a backup",

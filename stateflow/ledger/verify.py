@@ -14,6 +14,8 @@ from stateflow.ledger.reading import PAGE, load_schema, record_of
 from stateflow.ledger.rebuild import rows_by_item
 from stateflow.ledger.records import Fault, Head, Kind, Record, RecordState
 from stateflow.ledger.schema import ARCHIVE, ITEM, LEASE, RECORD, SCHEMA, VERDICT
+from stateflow.ledger.stages import TIMES
+from stateflow.ledger.times import is_time
 from stateflow.ledger.views import VIEWS
 from stateflow.ledger.writing import head_row, verdict_row, verdicts_of
 
@@ -47,6 +49,8 @@ def faults_of(item_id: str, records: Sequence[Record]) -> list[Fault]:
             continue
         if Kind.of(record.payload_schema) is not kind:
             fault("mixed_kinds", f"a record of a {Kind.of(record.payload_schema)} in a {kind}", record)
+        if not is_time(record.timestamp_us):
+            fault("bad_time", f"its time, {record.timestamp_us} µs, is not within the years 2 to 9998", record)
         legal.append(record)
         if _may_stand(record, by_id, head, fault) and not found:
             head = rules.advance(head, record)
@@ -168,6 +172,13 @@ def _view_faults(connection: Connection, records: Sequence[Record]) -> Iterator[
         return
     view = VIEWS[kind]
     row = connection.execute(select(view.table).where(view.table.c[view.key] == records[0].item_id)).mappings().first()
+    if kind is Kind.STAGE:
+        for record in records:
+            changed = record.payload["set"]
+            for name in TIMES:
+                if changed.get(name) is not None and not is_time(changed[name]):
+                    what = f"{name}, {changed[name]} µs, is not within the years 2 to 9998"
+                    yield Fault("bad_time", what, record.item_id, record.record_id)
     if row is None or dict(row) != view.fold(list(records)):
         yield Fault("view_differs", f"the table of {kind} rows differs from the records", records[0].item_id)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from stateflow.errors import ApplicationError, StateflowError
+from stateflow.errors import ApplicationError, LeaseLost, Locked, StateflowError
 from stateflow.ledger import payloads
 from stateflow.ledger.records import Item, Record, RecordState
 
@@ -22,7 +22,10 @@ MESSAGE_MAX, STACK_MAX = 2048, 8192
 
 
 def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
-    """Call ``work(item)``, then release. Returns the PROCESSED record. Raises ApplicationError, LeaseLost."""
+    """Call ``work(item)``, then release. Returns the PROCESSED record. Raises ApplicationError, LeaseLost.
+
+    However the lock was lost: what was done may be done again, by somebody else.
+    """
     item = ledger.item(lock.item_id)
     assert item is not None
     try:
@@ -41,10 +44,17 @@ def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
         if not isinstance(error, Exception):  # Ctrl-C and exit stay what they are
             raise
         raise failure from error
-    return ledger.put(lock.item_id, lock.app, RecordState.PROCESSED, lock, payload)
+    try:
+        return ledger.put(lock.item_id, lock.app, RecordState.PROCESSED, lock, payload)
+    except Locked as error:
+        raise LeaseLost(
+            "the lock was answered by another while its holder worked", remedy="read the item again", **error.where
+        ) from error
 
 
-def error_payload(error: BaseException) -> dict[str, Any]:
+def error_payload(error: BaseException | str) -> dict[str, Any]:
+    if isinstance(error, str):  # as another process told it
+        return {"error": {"type": "", "message": error[:MESSAGE_MAX], "stack": error[-STACK_MAX:]}}
     stack = "".join(traceback.format_exception(error))
     return {"error": {"type": type(error).__name__, "message": _message(error), "stack": stack[-STACK_MAX:]}}
 
@@ -72,6 +82,7 @@ def renewed(ledger: Ledger, lock: Record) -> Iterator[None]:
         while not done.wait(ledger.lease_s / 3):
             try:
                 if not ledger.renew(lock):
+                    log.warning("the lock on %s is lost; work on it goes on, and is refused at its end", lock.item_id)
                     return
             except StateflowError as error:  # the lease may end, and then the release says so
                 log.warning("the lock on %s could not be renewed: %s", lock.item_id, error)

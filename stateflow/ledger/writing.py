@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from sqlalchemy import Connection, bindparam, delete, insert, literal, select, u
 
 from stateflow.errors import IllegalRecord, InvalidPayload, Locked
 from stateflow.ledger import payloads, rules
-from stateflow.ledger.reading import chunks, expired_leases, load_heads, load_records, load_schema, record_of
+from stateflow.ledger.reading import chunks, expired_leases, load_heads, load_records, load_schema, record_of, turn
 from stateflow.ledger.records import App, Entry, Head, Kind, Record, RecordState, Who
-from stateflow.ledger.schema import ITEM, LEASE, RECORD, VERDICT, now_us
+from stateflow.ledger.schema import ITEM, LEASE, RECORD, VERDICT, ItemId, now_us
 from stateflow.ledger.views import VIEWS
 
 
@@ -86,6 +86,7 @@ def append(connection: Connection, entries: Sequence[Entry], stamp: Stamp, guard
     if guard is not None:
         guard(before)
     resolutions = _resolve_expired(connection, entries, before)
+    connection.execute(turn()).all()  # after the items' locks: who has it waits for nobody
     return _Append(connection, stamp, before).run([*resolutions, *entries])[len(resolutions) :]
 
 
@@ -123,7 +124,7 @@ class _Append:
 
     def run(self, entries: Sequence[Entry]) -> list[Record]:
         named = (_id_of(entry.previous) for entry in entries)
-        self._known = load_records(self._connection, {each for each in named if each is not None})
+        self._known = load_records(self._connection, {each for each in named if each is not None and 0 < each < 2**63})
         records: list[Record] = []
         start = 0
         while start < len(entries):
@@ -140,7 +141,8 @@ class _Append:
 
     def _insert(self, entries: Sequence[Entry]) -> list[Record]:
         rows = [self._row(entry) for entry in entries]
-        records = [record_of(row | {"record_id": key}) for row, key in zip(rows, self._insert_rows(rows), strict=True)]
+        keys = [key for some in _portions(rows) for key in self._insert_rows(some)]
+        records = [record_of(row | {"record_id": key}) for row, key in zip(rows, keys, strict=True)]
         for entry, record in zip(entries, records, strict=True):
             self._written[id(entry)] = record
             self._heads[entry.item_id] = rules.advance(self._heads.get(entry.item_id), record)
@@ -174,6 +176,8 @@ class _Append:
         try:
             rules.check(head, entry.item_id, entry.app, state, previous)
         except Locked as error:
+            if state in rules.RELEASES and previous is not None and self._was_resolved(previous):
+                raise rules.lease_lost(previous, error.where.get("blocking_record")) from None
             if head is not None and head.blocking_record_id is not None:
                 blocking = self._known.get(head.blocking_record_id) or self._written_as(head.blocking_record_id)
                 error.blocking_record = blocking or load_records(self._connection, [head.blocking_record_id]).get(
@@ -194,6 +198,16 @@ class _Append:
             "payload": self._payload(entry),
             "payload_schema": entry.payload_schema,
         }
+
+    def _was_resolved(self, lock: Record) -> bool:
+        """From under its holder, whoever has the item now."""
+        answers = select(RECORD.c.record_id).where(
+            RECORD.c.item_id == lock.item_id,
+            RECORD.c.previous_record_id == lock.record_id,
+            RECORD.c.state == RecordState.RESOLVED.value,
+        )
+        written = (r.previous_record_id for r in self._written.values() if r.state is RecordState.RESOLVED)
+        return lock.record_id in written or self._connection.execute(answers).first() is not None
 
     def _written_as(self, record_id: int) -> Record | None:
         return next((record for record in self._written.values() if record.record_id == record_id), None)
@@ -282,6 +296,18 @@ class _Append:
                 self._connection.execute(update_view(kind), moved)
 
 
+def _portions(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """What one statement inserts: of all payloads together no more than of one alone."""
+    start = size = 0
+    for place, row in enumerate(rows):
+        bytes_ = payloads.stored_bytes(row["payload"]) if row["payload"] else 0
+        if size + bytes_ > payloads.PAYLOAD_BYTES_MAX and place > start:
+            yield rows[start:place]
+            start, size = place, 0
+        size += bytes_
+    yield rows[start:]
+
+
 def _id_of(previous: Record | int | Entry | None) -> int | None:
     if previous is None or isinstance(previous, Entry):
         return None
@@ -310,7 +336,7 @@ def update_view(kind: Kind) -> Any:
 
 
 def grant_lease(item_id: str, record_id: int, lease_s: float) -> Any:
-    until = select(literal(item_id), literal(record_id), now_us() + literal(round(lease_s * 1e6)))
+    until = select(literal(item_id, ItemId()), literal(record_id), now_us() + literal(round(lease_s * 1e6)))
     return insert(LEASE).from_select(["item_id", "record_id", "until_us"], until)
 
 

@@ -39,14 +39,14 @@ class Router:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._controller = ControllerClient(controller)
-        self._settings = settings or RouterSettings()
-        self._clock = clock
+        self.settings = settings or RouterSettings()
+        self.clock = clock
         self.operator = operator
         self.spec, self.table = self._ask()
 
     def _ask(self) -> tuple[OperatorSpec, RoutingTable]:
-        spec, version, owners, epochs = self._controller.deployment(self.operator)
-        return spec, table_of(self.operator, version, owners, epochs)
+        found = self._controller.deployment(self.operator)
+        return found.spec, table_of(self.operator, found.version, found.owners, found.epochs, found.unserved)
 
     def send(
         self, batch: Batch, schema: bytes, rows: Mapping[int, bytes], after: Mapping[int, int] | None = None
@@ -67,7 +67,7 @@ class Router:
         self, batch: Batch, schema: bytes, rows: Mapping[int, bytes], after: Mapping[int, int] | None = None
     ) -> Delivery:
         """:meth:`send`, and what it took of replicas."""
-        settings = self._settings
+        settings = self.settings
         session = BatchSession(
             self.table,
             rows,
@@ -76,10 +76,10 @@ class Router:
             settings.backoff_max_s,
         )
         answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-        said_at = self._clock.monotonic()
+        said_at = self.clock.monotonic()
         while True:
             wait: float | None = None
-            for instruction in session.poll(self._clock.monotonic()):
+            for instruction in session.poll(self.clock.monotonic()):
                 match instruction:
                     case Send():
                         threading.Thread(
@@ -94,16 +94,17 @@ class Router:
                 return session.delivery()
             said_at = self._say_what_it_waits_for(session, batch, said_at)
             try:
-                answers.get(timeout=settings.stall_s if wait is None else wait)(session, self._clock.monotonic())
+                answers.get(timeout=settings.stall_s if wait is None else wait)(session, self.clock.monotonic())
             except queue.Empty:
+                session.check_silence(self.clock.monotonic())
                 if wait is None:  # an owner that hangs, or was stopped, may have been replaced
                     self._refresh(session)
-                    session.reroute(self._clock.monotonic())
+                    session.reroute(self.clock.monotonic())
             while not answers.empty():
-                answers.get()(session, self._clock.monotonic())
+                answers.get()(session, self.clock.monotonic())
 
     def _say_what_it_waits_for(self, session: BatchSession, batch: Batch, said_at: float) -> float:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now - said_at < SAY_EVERY_S:
             return said_at
         if (waiting := session.waits(now)) is not None:
@@ -114,7 +115,7 @@ class Router:
                 waiting.partitions,
                 self.operator,
                 waiting.seconds,
-                self._settings.unavailable_timeout_s,
+                self.settings.unavailable_timeout_s,
                 waiting.owner,
                 waiting.partition,
                 waiting.error,
@@ -144,10 +145,13 @@ class Router:
         error: StateflowError
         try:
             replica = ReplicaClient(send.address)
-            chunk = self._settings.chunk_bytes
+            chunk = self.settings.chunk_bytes
             results = replica.apply(self.operator, batch, schema, send.parts, rows, chunk, after)
             for partition, outcome in results:
-                answers.put(_answer(send.address, partition, outcome))
+                if outcome is None:
+                    answers.put(lambda session, now: session.heard(send.address, now))
+                else:
+                    answers.put(_answer(send.address, partition, outcome))
             error = Unavailable("the replica ended the stream without an answer", remedy="see its log")
         except StateflowError as caught:
             error = caught

@@ -3,6 +3,7 @@
 Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at some time) or *done*. Answers:
 
 * output: done.
+* nothing, not even that it is being worked on, for as long as the batch may be without an owner: it fails.
 * none for a while: the table is asked for, and what has a new owner by now is sent there; the old answer is ignored.
 * moved: the table is corrected and the partition sent again at once, to its new owner.
 * refused, retryable (not owner, unavailable): the table is asked for again, and the partition sent after a back-off.
@@ -13,11 +14,14 @@ Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from stateflow.errors import Moved, StateflowError, Unavailable
 from stateflow.types import PartitionId, ReplicaInfo
+
+#: a replica at work says so more often than this
+SILENCE_S_MIN = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +33,13 @@ class Route:
 
 @dataclass(slots=True)
 class RoutingTable:
-    """Partition → route, as last heard. ``version`` is the assignment's."""
+    """Partition → route, as last heard. ``version`` is the assignment's; ``unserved``: why nobody serves it, of
+    those."""
 
     operator: str
     version: int
     routes: list[Route]
+    unserved: dict[int, StateflowError] = field(default_factory=dict)
 
     def update(self, partition: int, route: Route) -> None:
         """A newer epoch replaces an older one, never the reverse."""
@@ -47,6 +53,20 @@ class RoutingTable:
             if route.epoch >= known.epoch:
                 self.routes[partition] = route
         self.version = max(self.version, other.version)
+        self.unserved = other.unserved
+
+    def no_owner(self, partition: int, waited_s: float, last: StateflowError) -> StateflowError:
+        """What to say when a partition had no owner that answers for too long: why, where the controller knows."""
+        known = self.unserved.get(partition)
+        if known is not None:
+            known.located(waited_s=f"{waited_s:.0f}")
+            return known
+        return Unavailable(
+            f"no owner answered for {waited_s:.0f} s; last: {last.what}",
+            remedy="start the replica that owns it; the batch can then be sent again",
+            partition=PartitionId(self.operator, partition),
+            owner=self.routes[partition].owner,
+        )
 
 
 # -- instructions ---------------------------------------------------------------------------------------------
@@ -116,6 +136,7 @@ class BatchSession:
     _waiting: dict[int, float] = field(default_factory=dict)  # partition → not before
     _outstanding: dict[int, str] = field(default_factory=dict)  # partition → address
     _failing_since: dict[int, float] = field(default_factory=dict)
+    _heard: dict[str, float] = field(default_factory=dict)  # address → when last, or when it was sent something
     _tries: dict[int, int] = field(default_factory=dict)
     _refresh_wanted: bool = False
     _error: StateflowError | None = None
@@ -155,6 +176,8 @@ class BatchSession:
             del self._waiting[partition]
             self._outstanding[partition] = route.address
             by_address.setdefault(route.address, []).append((partition, route.epoch))
+        for address in by_address:
+            self._heard[address] = now
         sends: list[Instruction] = [Send(address, tuple(parts)) for address, parts in by_address.items()]
         return [*sends, Wait(min(self._waiting.values()) - now)] if self._waiting else sends
 
@@ -209,6 +232,20 @@ class BatchSession:
         """Is an answer from ``address`` outstanding? One from elsewhere comes too late: the partition went on."""
         return self._outstanding.get(partition) == address
 
+    def heard(self, address: str, now: float) -> None:
+        """A replica says that it works on the batch."""
+        self._heard[address] = now
+
+    def check_silence(self, now: float) -> None:
+        """Replicas that take longer say so every few seconds. One that says nothing has lost the batch."""
+        silence_s = max(self.timeout_s, SILENCE_S_MIN)
+        for partition, address in list(self._outstanding.items()):
+            since = self._heard[address]
+            if now - since > silence_s:
+                self._failing_since[partition] = since
+                what = f"{address} took the batch and said nothing for {now - since:.0f} s"
+                self.refused(partition, Unavailable(what, remedy="see its log"), now)
+
     def reroute(self, now: float) -> None:
         """The table was refreshed while answers are long in coming: what was sent to a former owner, which may hang,
         goes to the new one. A batch that both apply is told apart by its position."""
@@ -227,15 +264,7 @@ class BatchSession:
         since = self._failing_since.setdefault(partition, now)
         self._last_error = error.what
         if now - since > self.timeout_s:
-            operator = self.table.operator
-            self._fail(
-                Unavailable(
-                    f"no owner answered for {now - since:.0f} s; last: {error.what}",
-                    remedy="start the replica that owns it; the batch can then be sent again",
-                    partition=PartitionId(operator, partition),
-                    owner=self.table.routes[partition].owner,
-                )
-            )
+            self._fail(self.table.no_owner(partition, now - since, error))
             return
         tries = self._tries[partition] = self._tries.get(partition, 0) + 1
         pause = 0.0 if at_once else min(self.backoff_max_s, self.backoff_initial_s * 2 ** min(tries - 1, 20))
@@ -246,6 +275,12 @@ class BatchSession:
             self._error = error
 
 
-def table_of(operator: str, version: int, owners: Iterable[ReplicaInfo], epochs: Iterable[int]) -> RoutingTable:
+def table_of(
+    operator: str,
+    version: int,
+    owners: Iterable[ReplicaInfo],
+    epochs: Iterable[int],
+    unserved: Mapping[int, StateflowError] | None = None,
+) -> RoutingTable:
     routes = [Route(info.name, info.address, epoch) for info, epoch in zip(owners, epochs, strict=True)]
-    return RoutingTable(operator, version, routes)
+    return RoutingTable(operator, version, routes, dict(unserved or {}))

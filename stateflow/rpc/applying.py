@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import grpc.aio
 
 from stateflow.clock import Clock
-from stateflow.errors import Moved, NotOwner, StandbyMissing, StateflowError
+from stateflow.errors import InvalidArgument, Moved, NotOwner, StandbyMissing, StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import fault_of, pieces, unexpected
+from stateflow.rpc.fields import checked
+from stateflow.rpc.lane import Lane, LeftBehind
+from stateflow.rpc.wire import fault_of, pieces, session_of, unexpected
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.host import Applied
 from stateflow.runtime.layout import Attempt
-from stateflow.runtime.positions import Batch
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.positions import INITIAL, RESERVED, Batch
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.watchdog import InHand
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 SAMPLES_KEPT = 100_000
 #: between portions of what a partition left in the cache, each about a millisecond
 FREEING_REST_S = 0.02
+#: a caller whose batches take longer is told so often that they are being worked on
+BEAT_S = 5.0
+#: how often it is looked for batches that do not come back
+LOOK_S = 1.0
+INTERRUPT_EVERY_S = 0.02
+INTERRUPTS = 50
 _Outcome = Applied | ReplicaInfo | StateflowError | None
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -34,17 +47,38 @@ class _Part:
     partition: PartitionId
     epoch: int
     rows: bytes
+    batch: Batch
     after: int | None = None
 
 
 @dataclass(slots=True)
 class _Call:
-    """One Apply stream. ``buffers``: pieces of rows that are not complete yet."""
+    """One Apply stream. ``known``: of the client, until a part has it. ``buffers``: pieces, not complete yet.
+    ``waiting``: bytes of these, and of parts whose partition is on its way."""
 
     batch: Batch
     schema: bytes
+    known: bytes = b""
     buffers: dict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     rows: int = 0
+    waiting: int = 0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Of a call in the thread for batches. ``over``: nobody waits for what comes of it any more."""
+
+    outcomes: list[_Outcome] = field(default_factory=list)
+    over: bool = False
+
+
+@dataclass(slots=True)
+class _AtWork:
+    """A call that waits for the thread for batches. ``beat``: its last sign of life, on its way."""
+
+    context: grpc.aio.ServicerContext
+    said_at: float
+    beat: asyncio.Task[None] | None = None
 
 
 class Applier:
@@ -68,43 +102,127 @@ class Applier:
         self._changed = changed
         self._ask = ask
         self._garbage = garbage
-        self._batches = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._batches = Lane("batches", clock)
+        self._at_work: dict[int, _AtWork] = {}
+        self._watchdog = ThreadPoolExecutor(1, thread_name_prefix="watchdog")
         self._loop = asyncio.get_running_loop()
         self._samples: deque[rpb.RequestSample] = deque(maxlen=SAMPLES_KEPT)
         self._sample_number = 0
+        self._waiting = 0  # bytes, of all calls
 
     async def run(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
+        calls: list[_Call] = []
+        try:
+            await self._run(requests, context, calls)
+        finally:
+            self._waiting -= sum(call.waiting for call in calls)
+
+    async def _run(
+        self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext, calls: list[_Call]
+    ) -> None:
         started = self._clock.monotonic()
         call: _Call | None = None
         operator = ""
         early: list[_Part] = []
-        async for request in requests:
+        while (request := await self._next(requests, call)) is not None:
+            checked(request)
             if call is None:
-                header = request.header
+                header = checked_header(request)
                 operator = header.operator
                 watermark_us = header.watermark_us if header.HasField("watermark_us") else None
                 a = header.attempt
                 attempt = Attempt(a.run, a.use, a.task, a.call)
                 event_us = header.event_us if header.HasField("event_us") else None
+                session = session_of(header.session) if header.HasField("session") else None
                 batch = Batch(
-                    header.source, header.batch, header.sparse, watermark_us, attempt, event_us, header.rewind
+                    header.source, header.batch, header.sparse, watermark_us, attempt, event_us, header.rewind, session
                 )
-                call = _Call(batch, header.input_schema)
+                call = _Call(batch, header.input_schema, header.known)
+                calls.append(call)
+            self._keep(call, sum(len(p.rows) for p in request.parts if not p.last))
             parts = [
-                _Part(PartitionId(operator, p.partition), p.epoch, r, p.after if p.HasField("after") else None)
-                for p, r in _complete(call, request)
+                _Part(
+                    PartitionId(operator, p.partition), p.epoch, r, call.batch, p.after if p.HasField("after") else None
+                )
+                for p, r in self._complete(call, request)
             ]
-            early += await self._apply_all(call, parts, context)
+            if call.known and parts:
+                parts[0].batch, call.known = replace(call.batch, known=call.known), b""
+            came_early = await self._apply_all(call, parts, context)
+            self._keep(call, sum(len(part.rows) for part in came_early))
+            early += came_early
         held_from = self._clock.monotonic()
         if call is not None and early:
             await self._apply_early(call, early, context)
         self._sample(operator, call, started, held_from if early else None)
 
+    def _complete(self, call: _Call, request: rpb.ApplyRequest) -> Iterator[tuple[rpb.PartitionRows, bytes]]:
+        for part in request.parts:
+            if not part.last:
+                call.buffers[part.partition].append(part.rows)
+            elif part.partition in call.buffers:
+                begun = call.buffers.pop(part.partition)
+                self._let_go(call, sum(map(len, begun)))
+                yield part, b"".join([*begun, part.rows])
+            else:
+                yield part, part.rows
+
+    async def _next(self, requests: AsyncIterator[rpb.ApplyRequest], call: _Call | None) -> rpb.ApplyRequest | None:
+        """None: that was all. Raises Unavailable when nothing comes while pieces wait for their rest."""
+        if call is None or not call.buffers:
+            return await anext(requests, None)
+        silence_s = self.node.settings.hold_timeout_s
+        try:
+            async with asyncio.timeout(silence_s):
+                return await anext(requests, None)
+        except TimeoutError as error:
+            what = f"the rest of a batch's rows did not come within {silence_s:g} s"
+            raise Unavailable(what, remedy="send the batch again") from error
+
+    def _keep(self, call: _Call, bytes_: int) -> None:
+        """So many more wait. Raises InvalidArgument for more than one caller may have, Unavailable for now."""
+        if not bytes_:
+            return
+        limit = self.node.settings.waiting_bytes_max
+        if call.waiting + bytes_ > limit // 2:
+            raise InvalidArgument(
+                f"more than {limit // 2} bytes of one batch's rows would wait here",
+                remedy="send smaller batches, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX",
+                source=call.batch.source,
+            )
+        if self._waiting + bytes_ > limit:
+            raise Unavailable(
+                f"{self._waiting} bytes of rows wait here already, of batches that are not whole",
+                remedy="it is tried again; see who sends them, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX",
+            )
+        call.waiting += bytes_
+        self._waiting += bytes_
+
+    def _let_go(self, call: _Call, bytes_: int) -> None:
+        call.waiting -= bytes_
+        self._waiting -= bytes_
+
     async def _apply_all(self, call: _Call, parts: list[_Part], context: grpc.aio.ServicerContext) -> list[_Part]:
         """Apply and answer; returns the parts whose partition is still on its way here."""
         if not parts:
             return []
-        outcomes = await self._loop.run_in_executor(self._batches, self._apply_in_thread, call, parts)
+        outcomes: list[_Outcome] = []
+        while len(outcomes) < len(parts):
+            turn = _Turn()
+            at_work = self._at_work[id(turn)] = _AtWork(context, self._clock.monotonic())
+            try:
+                await self._loop.run_in_executor(
+                    self._batches, self._apply_in_thread, call, parts[len(outcomes) :], turn
+                )
+                outcomes += turn.outcomes
+            except LeftBehind:
+                turn.over = True
+                outcomes += turn.outcomes
+                outcomes.append(self._left(parts[len(outcomes)].partition))
+            finally:
+                del self._at_work[id(turn)]
+            if at_work.beat is not None:  # one message at a time
+                await asyncio.wait((at_work.beat,))
         if self._garbage is not None and self._garbage.is_due():
             self._batches.submit(self._garbage.collect)
         early: list[_Part] = []
@@ -135,11 +253,16 @@ class Applier:
 
     async def _replicated_one(
         self, partition: PartitionId, applied: Applied, deadline: float
-    ) -> Applied | StateflowError:
+    ) -> Applied | ReplicaInfo | StateflowError:
         while True:
             event = self._changed(partition)
             if self.node.sender.confirmed(partition, applied.sequence):
                 return applied
+            lifecycle = self.node.lifecycle(partition)
+            if lifecycle.state is State.SEALED and lifecycle.successor is not None:
+                return lifecycle.successor  # who has the batch, and standbys of its own: it is asked there again
+            if lifecycle.state not in (State.OWNED, State.FENCING):
+                return NotOwner("the partition has left this replica", remedy="refresh", partition=partition)
             try:
                 await asyncio.wait_for(event.wait(), max(0.0, deadline - self._clock.monotonic()))
             except TimeoutError:
@@ -150,19 +273,76 @@ class Applier:
                     sequence=applied.sequence,
                 )
 
-    def _apply_in_thread(self, call: _Call, parts: list[_Part]) -> list[_Outcome]:
-        outcomes: list[_Outcome] = []
+    def _apply_in_thread(self, call: _Call, parts: list[_Part], turn: _Turn) -> None:
         for part in parts:
             try:
-                outcomes.append(
-                    self.node.apply(part.partition, part.epoch, call.batch, call.schema, part.rows, part.after)
+                outcome: _Outcome = self.node.apply(
+                    part.partition, part.epoch, part.batch, call.schema, part.rows, part.after
                 )
             except StateflowError as error:
-                outcomes.append(error)
-            except Exception as error:
-                log.exception("batch %s failed on %s", call.batch, part.partition)
-                outcomes.append(unexpected(error))
-        return outcomes
+                outcome = error.with_traceback(None)  # which holds this frame, and so the outcomes, for long
+            except BaseException as error:
+                log.exception("batch %s failed on %s", call.batch, part.partition)  # what disks do comes named
+                outcome = unexpected(error)
+            if turn.over:
+                return
+            turn.outcomes.append(outcome)
+
+    def _left(self, partition: PartitionId) -> StateflowError:
+        """What is said of a part that is left behind with its thread."""
+        return self.node.refusal(partition) or Unavailable(
+            "the partition is held up here",
+            remedy="see the replica's log and its disk; whether the batch was applied shows when it is sent again",
+            partition=partition,
+        )
+
+    # -- batches that do not come back --------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Until cancelled: callers whose batches take longer hear that they are worked on, and no operator keeps the
+        others from theirs for longer than ``batch_timeout_s``."""
+        limit_s = self.node.settings.batch_timeout_s
+        while True:
+            await asyncio.sleep(min(LOOK_S, limit_s / 4) if limit_s else LOOK_S)
+            self._give_signs_of_life()
+            if not limit_s:
+                continue
+            if (hand := self.node.overdue(limit_s)) is not None:
+                await self.end(hand)
+            elif self._waits_for() > limit_s:
+                log.error("the thread for batches does not come back: another one goes on")
+                self._batches.leave_behind()
+
+    def _give_signs_of_life(self) -> None:
+        now = self._clock.monotonic()
+        for waiting in self._at_work.values():
+            if now - waiting.said_at > BEAT_S and (waiting.beat is None or waiting.beat.done()):
+                waiting.said_at = now
+                waiting.beat = self._loop.create_task(_beat(waiting.context))
+
+    def _waits_for(self) -> float:
+        """How long the thread has had no batch in hand, seconds, though there is work: it waits for a partition that
+        somebody else holds, or frees what an operator's ``__del__`` holds up."""
+        since = self._batches.busy_since
+        if since is None or self.node.in_hand():
+            return 0.0
+        return self._clock.monotonic() - max(since, self.node.served_at)
+
+    async def end(self, hand: InHand) -> None:
+        """Interrupt a batch, or go on without its thread."""
+        for _ in range(INTERRUPTS):
+            hand.interrupt()
+            await asyncio.sleep(INTERRUPT_EVERY_S)
+            if hand.ended:
+                return
+        if await self._loop.run_in_executor(self._watchdog, self.node.take_away, hand):
+            log.error("%s", self.node.refusal(hand.partition))
+        elif hand.ended:
+            return
+        else:
+            log.error("a write of %s does not come back", hand.partition)
+        hand.left = True
+        self._batches.leave_behind()
 
     async def _apply_early(self, call: _Call, early: list[_Part], context: grpc.aio.ServicerContext) -> None:
         """Requests that came ahead of their partition: served as soon as it is here, else sent back."""
@@ -180,7 +360,11 @@ class Applier:
                 return
             if early:
                 waits = [asyncio.ensure_future(event.wait()) for event in events]
-                _, pending = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                changed, pending = await asyncio.wait(
+                    waits, timeout=min(left, BEAT_S), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not changed:
+                    await context.write(rpb.ApplyResponse())
                 for wait in pending:
                     wait.cancel()
 
@@ -220,28 +404,46 @@ class Applier:
             )
         )
 
+    async def in_turn(self, work: Callable[..., T], *arguments: object) -> T:
+        """In the thread of the batches, between two of them. Raises Unavailable when it does not come back."""
+        try:
+            return await self._loop.run_in_executor(self._batches, work, *arguments)
+        except LeftBehind as error:
+            raise Unavailable("the partition is held up here", remedy="see the replica's log; ask again") from error
+
     async def free_caches(self) -> None:
         """Of partitions that went, portion by portion between batches, and not while their seal is on its way."""
         while self.node.cache.has_left:
             await asyncio.sleep(FREEING_REST_S)
-            await self._loop.run_in_executor(self._batches, self.node.cache.free_some)
+            await self.in_turn(self.node.cache.free_some)
 
     def samples(self, after: int) -> list[rpb.RequestSample]:
         """What was served since sample number ``after``."""
         return [sample for sample in self._samples if sample.number > after]
 
-    def close(self) -> None:
-        self._batches.shutdown()
+    async def close(self) -> None:
+        """The batch in hand is finished, within half the time there is to stop in, or given up."""
+        until = self._clock.monotonic() + self.node.settings.stop_timeout_s / 2
+        while self.node.in_hand() and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread's, not the loop's
+            await asyncio.sleep(INTERRUPT_EVERY_S)
+        for hand in self.node.in_hand():
+            await self.end(hand)
+        self._batches.shutdown(wait=False)
 
 
-def _complete(call: _Call, request: rpb.ApplyRequest) -> Iterator[tuple[rpb.PartitionRows, bytes]]:
-    for part in request.parts:
-        if not part.last:
-            call.buffers[part.partition].append(part.rows)
-        elif part.partition in call.buffers:
-            yield part, b"".join([*call.buffers.pop(part.partition), part.rows])
-        else:
-            yield part, part.rows
+async def _beat(context: grpc.aio.ServicerContext) -> None:
+    with contextlib.suppress(Exception):  # whoever waits for the batch finds out
+        await context.write(rpb.ApplyResponse())
+
+
+def checked_header(request: rpb.ApplyRequest) -> rpb.ApplyHeader:
+    """Raises InvalidArgument without one, and for a source that is not its caller's."""
+    header = request.header
+    if not request.HasField("header"):
+        raise InvalidArgument("a batch begins with its header", remedy="send it in the first message")
+    if header.source.startswith(RESERVED) and header.source != INITIAL:
+        raise InvalidArgument(f"{header.source!r} is a reserved name", remedy="choose another name for the source")
+    return header
 
 
 def _packed(results: list[rpb.PartitionResult], bytes_max: int) -> Iterator[rpb.ApplyResponse]:

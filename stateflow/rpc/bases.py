@@ -10,11 +10,11 @@ import asyncio
 import itertools
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc.aio
 import xxhash
@@ -49,45 +49,74 @@ class BaseSource(Protocol):
 
 
 class Peer:
-    """The move's source, over its Fetch stream."""
+    """The move's source, over its Fetch stream. What arrived is in the file at once, so that it goes on from there.
+
+    Args:
+        silence_s: a source from which nothing came for so long is given up. How long a file takes is no matter.
+        arrived: told of the bytes of each piece.
+    """
 
     name = "peer"
 
-    def __init__(self, stub: object, snapshot_id: str, address: str, pace: Pace, clock: Clock) -> None:
+    def __init__(
+        self,
+        stub: Any,
+        snapshot_id: str,
+        address: str,
+        pace: Pace,
+        clock: Clock,
+        silence_s: float,
+        arrived: Callable[[int], None],
+    ) -> None:
         self._stub, self._snapshot_id, self._address = stub, snapshot_id, address
         self._pace, self._clock = pace, clock
+        self._silence_s, self._arrived = silence_s, arrived
         self.waited_s = 0.0
 
     async def fetch(self, file: BaseFile, path: Path) -> bool:
         for attempt in range(1, DAMAGED_MAX + 1):
-            offset = path.stat().st_size if path.exists() else 0
-            request = rpb.FetchRequest(snapshot_id=self._snapshot_id, name=file.name, offset=offset)
             try:
-                await self._stream(request, path)
+                await self._stream(file, path)
                 return True
             except TransferCorrupt:
                 if attempt == DAMAGED_MAX:
                     raise
         raise AssertionError
 
-    async def _stream(self, request: rpb.FetchRequest, path: Path) -> None:
+    async def _stream(self, file: BaseFile, path: Path) -> None:
+        begun = path.stat().st_size if path.exists() else 0
+        call = self._stub.Fetch(rpb.FetchRequest(snapshot_id=self._snapshot_id, name=file.name, offset=begun))
         try:
             with path.open("ab") as out:
-                async for chunk in self._stub.Fetch(request):  # type: ignore[attr-defined]
+                while (chunk := await asyncio.wait_for(call.read(), self._silence_s)) is not grpc.aio.EOF:
                     if xxhash.xxh64_intdigest(chunk.data) != chunk.checksum:
-                        raise TransferCorrupt(
-                            "a piece of a base file arrived damaged",
-                            remedy="it is sent again",
-                            file=request.name,
-                            offset=out.tell(),
-                        )
+                        raise _corrupt("a piece of a base file arrived damaged", file, begun)
+                    if begun + len(chunk.data) > file.size:
+                        raise _corrupt(f"more than its {file.size} bytes came of a base file", file, begun)
                     out.write(chunk.data)
+                    begun += len(chunk.data)
+                    self._arrived(len(chunk.data))
                     wait = self._pace.wait_s(self._clock.monotonic(), len(chunk.data))
                     if wait:
                         self.waited_s += wait
                         await asyncio.sleep(wait)
+        except TimeoutError as error:
+            raise Unavailable(
+                f"{self._address} accepted, but sent nothing of a base file for {self._silence_s:g} s",
+                remedy="see whether it and the link to it are well; what arrived is kept for the next attempt",
+                file=file.name,
+                arrived=f"{begun} of {file.size} bytes",
+            ) from error
         except grpc.aio.AioRpcError as error:
             raise remote_error(error, self._address) from error
+        finally:
+            call.cancel()
+        if begun != file.size:
+            raise _corrupt(f"a base file ended before its {file.size} bytes had come", file, begun)
+
+
+def _corrupt(what: str, file: BaseFile, offset: int) -> TransferCorrupt:
+    return TransferCorrupt(what, remedy="it is sent again", file=file.name, offset=offset)
 
 
 class Store:
@@ -124,7 +153,8 @@ class Store:
         manifest, stored = self._known[file.digest]
         scratch = path.with_name(path.name + ".stored")
         try:
-            self._checkpoints.restore(replace(manifest, files=(stored,)), scratch)
+            scratch.mkdir(parents=True)
+            self._checkpoints.fetch(manifest, stored, scratch / stored.name)  # not held: else it comes from the source
             (scratch / stored.name).replace(path)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -154,9 +184,10 @@ class Nearest:
         """Returns the name of the source it came from."""
         for source in self._order(file, path):
             waited, started = source.waited_s, self._clock.monotonic()
+            begun = path.stat().st_size if path.exists() else 0
             if await source.fetch(file, path):
                 speed = self._speeds[source.name]
-                speed.bytes_ += file.size
+                speed.bytes_ += file.size - begun
                 speed.seconds += self._clock.monotonic() - started - (source.waited_s - waited)
                 self.fetched[source.name] += file.size
                 return source.name

@@ -10,9 +10,11 @@ from random import Random  # noqa: TID251 - the type; which one is handed in
 
 from stateflow.checkpoint import CheckpointStore, Codec
 from stateflow.checkpoint.codec import key_from_environment
+from stateflow.checkpoint.collecting import Retention, collect
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, StaleCheckpoint, StateflowError, UnknownPartition
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.commands import command_of
 from stateflow.rpc.wire import fault_of, spec_of
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.restoring import Restored, Wanted
@@ -30,10 +32,13 @@ class CheckpointShell:
     def __init__(self, node: ReplicaNode, store: CheckpointStore | None, clock: Clock, random: Random) -> None:
         self._node = node
         self.store = store
+        if store is not None:
+            node.remember(store)
         self._clock = clock
         self._random = random
         self._one = asyncio.Lock()
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._tidying = ThreadPoolExecutor(1, thread_name_prefix="tidying")
         self._restores = ThreadPoolExecutor(RESTORES_AT_ONCE, thread_name_prefix="restores")
         self._loop = asyncio.get_running_loop()
         self.taken = 0
@@ -65,6 +70,41 @@ class CheckpointShell:
                 log.error("checkpoint failed: %s", error)
             await asyncio.sleep(interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
 
+    async def tidily(self) -> None:
+        """Until cancelled: drop what is not to be kept, and take again what is gone."""
+        settings = self._node.settings
+        while True:
+            await asyncio.sleep(settings.checkpoint_tidy_interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
+            try:
+                await self._loop.run_in_executor(self._tidying, self._tidy, self._own_store())
+            except StateflowError as error:
+                log.error("the checkpoint store is not tidied: %s", error)
+
+    def _tidy(self, store: CheckpointStore) -> None:
+        """One replica after the other may drop, and mostly it is one: who published last."""
+        settings = self._node.settings
+        store.check()
+        published = self._node.checkpointer.published(store)
+        found = store.catalog.checkpoints()
+        gone = published - {(each.partition, each.order) for each in found}
+        if gone:
+            log.error("%d checkpoints are not in %s any more, and are taken again", len(gone), store.url)
+            self._node.checkpointer.forget(gone)
+        newest = max(found, key=lambda each: (each.modified_us, each.name), default=None)
+        if newest is None or not settings.checkpoint_keep or newest.partition not in self._node.owned():
+            return
+        done = collect(store, Retention(settings.checkpoint_keep, settings.checkpoint_keep_s))
+        if done.checkpoints_dropped or done.blobs_deleted:
+            log.info(
+                "%d checkpoints and %d blobs are dropped, %d and %d are kept",
+                done.checkpoints_dropped,
+                done.blobs_deleted,
+                done.checkpoints_kept,
+                done.blobs_kept,
+            )
+        if done.held_up:
+            log.error("no blob of %s is dropped: %s", store.url, done.held_up)
+
     async def _take(
         self, partitions: list[PartitionId], savepoint: str, *, on_demand: bool
     ) -> tuple[rpb.CheckpointReply, list[StateflowError]]:
@@ -81,6 +121,10 @@ class CheckpointShell:
                 reply.bytes_new += saved.bytes_new
                 reply.bytes_total += saved.bytes_total
 
+        try:
+            await self._loop.run_in_executor(self._uploads, _begin, store)
+        except StateflowError as error:
+            return reply, [error]
         for partition in partitions:
             try:
                 await self._loop.run_in_executor(self._uploads, take, partition)
@@ -118,14 +162,12 @@ class CheckpointShell:
         partition = PartitionId(spec.name, request.partition)
         restorer = self._node.restorer
         if request.own:
-            return _reply(restorer.own(partition, request.restore_id, request.epoch))
+            return _reply(restorer.own(partition, request.restore_id, request.epoch, command_of(request)))
         store = self._named(request.url) if request.url else self._own_store()
         wanted = Wanted(request.savepoint, request.source, request.batch)
         return _reply(restorer.prepare(spec, partition, request.restore_id, store, self.store, wanted))
 
     def _named(self, url: str) -> CheckpointStore:
-        if self.store is not None and self.store.url == url:
-            return self.store
         settings = self._node.settings
         codec = Codec(settings.checkpoint_compression, key_from_environment())
         cache = self.store.cache if self.store is not None else None
@@ -133,7 +175,13 @@ class CheckpointShell:
 
     def close(self) -> None:
         self._uploads.shutdown(wait=False, cancel_futures=True)
+        self._tidying.shutdown(wait=False, cancel_futures=True)
         self._restores.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin(store: CheckpointStore) -> None:
+    """Also where nothing has changed, so that a store that is gone is noticed."""
+    store.check(first_use=True)
 
 
 def _reply(restored: Restored) -> rpb.RestoreReply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -11,19 +12,38 @@ from typing import Any, TypeVar
 import grpc
 from grpc.experimental import ChannelOptions
 
-from stateflow.errors import StateflowError
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import NotLeading, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import OPTIONS, error_of, pieces, remote_error, spec_of, spec_to_pb
+from stateflow.rpc.wire import (
+    CHANNEL_OPTIONS,
+    answered,
+    error_of,
+    next_of,
+    pieces,
+    remote_error,
+    replica_of,
+    session_to_pb,
+    spec_of,
+    spec_to_pb,
+)
 from stateflow.runtime.positions import Batch
 from stateflow.types import OperatorSpec, ReplicaInfo
 
 Stub = TypeVar("Stub")
+#: a stream that has no deadline says something more often than this
+SILENCE_S = 60.0
+#: changes nothing, and may be asked of any controller
+READS = frozenset({"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration"})
+READ_TIMEOUT_S = 3.0
 _LOCK = threading.Lock()
 _STUBS: dict[tuple[str, object], Any] = {}
+#: of thousands of partitions on a slow disk; a controller that has gone away is noticed by the connection
+DEPLOY_TIMEOUT_S = 3600.0
 #: who asks reads the answers itself, instead of waking a thread of the channel's for each
-_OPTIONS = (*OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
+_OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
 
 
 def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
@@ -35,38 +55,114 @@ def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
         return stub
 
 
+def _heard(call: Any, address: str, silence_s: float) -> Iterator[Any]:
+    """Messages of a stream that has no deadline, for nobody knows how long it may go on. Raises what it was refused
+    with, or Unavailable, also when it said nothing for ``silence_s``."""
+    heard_at, ended, silent = SYSTEM_CLOCK.monotonic(), threading.Event(), False
+
+    def watch() -> None:
+        nonlocal silent
+        while not ended.wait(silence_s / 4):
+            if SYSTEM_CLOCK.monotonic() - heard_at > silence_s:
+                silent = True
+                call.cancel()
+                return
+
+    threading.Thread(target=watch, name="silence", daemon=True).start()
+    try:
+        for message in call:
+            heard_at = math.inf  # it is the reader's turn, who may take any time
+            yield answered(message, address)
+            heard_at = SYSTEM_CLOCK.monotonic()
+    except grpc.RpcError as error:
+        if silent:
+            what = f"{address} said nothing for {silence_s:g} s"
+            raise Unavailable(what, remedy="see whether it is well, and ask again") from error
+        raise remote_error(error, address) from error
+    finally:
+        ended.set()
+        call.cancel()
+
+
+def _not_reached(error: grpc.RpcError) -> bool:
+    """Nobody was there to hear it."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and "onnect" in (error.details() or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """``owners`` and ``epochs`` by partition; ``unserved``: why nobody serves it, of those."""
+
+    spec: OperatorSpec
+    version: int
+    owners: list[ReplicaInfo]
+    epochs: list[int]
+    unserved: dict[int, StateflowError]
+
+
 class ControllerClient:
-    """Raises StateflowErrors only: what the controller refused with, or Unavailable."""
+    """Raises StateflowErrors only: what the controller refused with, or Unavailable.
+
+    Args: address: or those of several, with commas: the one that leads is asked.
+    """
 
     def __init__(self, address: str, timeout_s: float = 30.0) -> None:
         self.address = address
+        self._addresses = address.split(",")
+        self._asked = self._addresses[0]
         self._timeout_s = timeout_s
 
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
-        stub = _stub(controller_pb2_grpc.ControllerServiceStub, self.address)
-        try:
-            return getattr(stub, method)(request, timeout=timeout_s or self._timeout_s)
-        except grpc.RpcError as error:
-            raise remote_error(error, f"the controller at {self.address}") from error
+        """Each address is asked once at most, and the one that they say leads; another one only where the first cannot
+        have begun, or it changes nothing."""
+        tried = set[str]()
+        timeout_s = timeout_s or self._timeout_s
+        if method in READS and len(self._addresses) > 1:  # one that is silent must not keep it from the others
+            timeout_s = min(timeout_s, READ_TIMEOUT_S)
+        while True:
+            asked, shown = self._asked, f"the controller at {self._asked}"
+            tried.add(asked)
+            stub = _stub(controller_pb2_grpc.ControllerServiceStub, asked)
+            try:
+                return answered(getattr(stub, method)(request, timeout=timeout_s), shown)
+            except grpc.RpcError as error:
+                meant = remote_error(error, shown)
+                again = isinstance(meant, Unavailable) and method in READS
+                if not (again or isinstance(meant, NotLeading) or _not_reached(error)):
+                    raise meant from error
+                self._asked = next_of(self._addresses, asked, meant)
+                if self._asked in tried:
+                    raise meant from error
 
-    def stream(self, method: str, request: Any) -> Iterator[Any]:
-        stub = _stub(controller_pb2_grpc.ControllerServiceStub, self.address)
-        try:
-            yield from getattr(stub, method)(request)
-        except grpc.RpcError as error:
-            raise remote_error(error, f"the controller at {self.address}") from error
+    def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Iterator[Any]:
+        """From the one that leads, until that changes."""
+        tried, begun = set[str](), False
+        while True:
+            asked = self._asked
+            tried.add(asked)
+            stub = _stub(controller_pb2_grpc.ControllerServiceStub, asked)
+            try:
+                for message in _heard(getattr(stub, method)(request), f"the controller at {asked}", silence_s):
+                    begun = True
+                    yield message
+                return
+            except NotLeading as error:
+                self._asked = next_of(self._addresses, asked, error)
+                if begun or self._asked in tried:
+                    raise
 
     def deploy(self, spec: OperatorSpec, sites: Iterable[str] = ()) -> cpb.Deployment:
-        deployment: cpb.Deployment = self.call(
-            "Deploy", cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites)), 120
-        )
+        """Returns when every partition is there, however long that takes."""
+        request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites))
+        deployment: cpb.Deployment = self.call("Deploy", request, DEPLOY_TIMEOUT_S)
         return deployment
 
-    def deployment(self, operator: str) -> tuple[OperatorSpec, int, list[ReplicaInfo], list[int]]:
-        """(spec, version, owner per partition, epoch per partition)."""
+    def deployment(self, operator: str) -> Deployment:
         reply = self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator))
-        infos = [ReplicaInfo(r.name, r.site, r.address, r.weight) for r in reply.replicas]
-        return spec_of(reply.spec), reply.version, [infos[i] for i in reply.owners], list(reply.epochs)
+        infos = [replica_of(each) for each in reply.replicas]
+        unserved = {number: error_of(each.fault) for each in reply.unserved for number in each.partitions}
+        owners = [infos[number] for number in reply.owners]
+        return Deployment(spec_of(reply.spec), reply.version, owners, list(reply.epochs), unserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +183,46 @@ class ReplicaClient:
     def call(self, method: str, request: Any) -> Any:
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         try:
-            return getattr(stub, method)(request, timeout=self._timeout_s)
+            answer = getattr(stub, method)(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
             raise remote_error(error, self.address) from error
+        return answered(answer, self.address)
+
+    def stream(self, method: str, request: Any) -> Iterator[Any]:
+        stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
+        try:
+            for message in getattr(stub, method)(request, timeout=self._timeout_s):
+                yield answered(message, self.address)
+        except grpc.RpcError as error:
+            raise remote_error(error, self.address) from error
+
+    def begin(self, method: str, request: Any) -> Callable[[], Any]:
+        """Sent now; what is returned waits for the answer."""
+        pending = getattr(_stub(replica_pb2_grpc.ReplicaServiceStub, self.address), method).future(
+            request, timeout=self._timeout_s
+        )
+
+        def result() -> Any:
+            try:
+                answer = pending.result()
+            except grpc.RpcError as error:
+                raise remote_error(error, self.address) from error
+            return answered(answer, self.address)
+
+        return result
 
     def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
         """Arrow IPC streams of one state's entries, of these stored keys or of all."""
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions), keys=list(keys))
         begun: list[bytes] = []
-        try:
-            for page in stub.Scan(request):
-                begun.append(page.records)
-                if not page.continues:
-                    yield b"".join(begun)
-                    begun.clear()
-        except grpc.RpcError as error:
-            raise remote_error(error, self.address) from error
+        for page in _heard(stub.Scan(request), self.address, SILENCE_S):
+            begun.append(page.records)
+            if not page.continues:
+                yield b"".join(begun)
+                begun.clear()
+        if begun:  # less than was said would come
+            raise Unavailable("a page of state ended in the middle", remedy="ask again", address=self.address)
 
     def apply(
         self,
@@ -114,8 +233,9 @@ class ReplicaClient:
         rows: Mapping[int, bytes],
         chunk_bytes: int,
         after: Mapping[int, int] | None = None,
-    ) -> Iterator[tuple[int, Answer | StateflowError]]:
-        """Send one batch's rows for these (partition, epoch); yields (partition, answer or error) as answers come.
+    ) -> Iterator[tuple[int, Answer | StateflowError | None]]:
+        """Send one batch's rows for these (partition, epoch); yields (partition, answer or error) as answers come, and
+        (-1, None) when the replica says that it works on it.
         Raises Unavailable when the stream breaks."""
         header = rpb.ApplyHeader(
             operator=operator,
@@ -127,6 +247,8 @@ class ReplicaClient:
             attempt=rpb.Attempt(**asdict(batch.attempt)),
             event_us=batch.event_us,
             rewind=batch.rewind,
+            session=None if batch.session is None else session_to_pb(batch.session),
+            known=batch.known,
         )
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         buffers: dict[int, list[bytes]] = {}
@@ -135,7 +257,9 @@ class ReplicaClient:
             first, second = next(requests), next(requests, None)
             responses = stub.ApplyOne(first) if second is None else stub.Apply(chain((first, second), requests))
             for response in responses:
-                for result in response.results:
+                if not response.results:
+                    yield -1, None
+                for result in answered(response, self.address).results:
                     if result.HasField("fault"):
                         yield result.partition, error_of(result.fault)
                     elif not result.last:

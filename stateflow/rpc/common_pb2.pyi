@@ -30,7 +30,7 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class OperatorSpec(_message.Message):
-    __slots__ = ("name", "target", "partitions", "key", "output_schema", "state_schema", "side_schemas")
+    __slots__ = ("name", "target", "partitions", "key", "output_schema", "state_schema", "side_schemas", "dropped", "source", "source_digest", "source_mac")
     class SideSchemasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,13 @@ class OperatorSpec(_message.Message):
         key: str
         value: bytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +52,10 @@ class OperatorSpec(_message.Message):
     OUTPUT_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     STATE_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     SIDE_SCHEMAS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_MAC_FIELD_NUMBER: _ClassVar[int]
     name: str
     target: str
     partitions: int
@@ -52,7 +63,11 @@ class OperatorSpec(_message.Message):
     output_schema: bytes
     state_schema: str
     side_schemas: _containers.ScalarMap[str, bytes]
-    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., partitions: _Optional[int] = ..., key: _Optional[_Iterable[str]] = ..., output_schema: _Optional[bytes] = ..., state_schema: _Optional[str] = ..., side_schemas: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    dropped: _containers.ScalarMap[str, int]
+    source: str
+    source_digest: str
+    source_mac: str
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., partitions: _Optional[int] = ..., key: _Optional[_Iterable[str]] = ..., output_schema: _Optional[bytes] = ..., state_schema: _Optional[str] = ..., side_schemas: _Optional[_Mapping[str, bytes]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., source_mac: _Optional[str] = ...) -> None: ...
 
 class Replica(_message.Message):
     __slots__ = ("name", "site", "address", "weight")
@@ -65,3 +80,13 @@ class Replica(_message.Message):
     address: str
     weight: int
     def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("ledger", "term", "session")
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ledger: str
+    term: int
+    session: str
+    def __init__(self, ledger: _Optional[str] = ..., term: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...

@@ -8,29 +8,57 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Directory(_message.Message):
+    __slots__ = ("id", "place", "ledger")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    place: str
+    ledger: str
+    def __init__(self, id: _Optional[str] = ..., place: _Optional[str] = ..., ledger: _Optional[str] = ...) -> None: ...
+
 class RegisterRequest(_message.Message):
-    __slots__ = ("replica", "incarnation", "partitions", "ticket")
+    __slots__ = ("replica", "incarnation", "partitions", "ticket", "directory", "more")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     replica: _common_pb2.Replica
     incarnation: str
     partitions: _containers.RepeatedCompositeFieldContainer[_replica_pb2.PartitionView]
     ticket: str
-    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., incarnation: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[_replica_pb2.PartitionView, _Mapping]]] = ..., ticket: _Optional[str] = ...) -> None: ...
+    directory: Directory
+    more: bool
+    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., incarnation: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[_replica_pb2.PartitionView, _Mapping]]] = ..., ticket: _Optional[str] = ..., directory: _Optional[_Union[Directory, _Mapping]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("operators", "heartbeat_interval_s", "superseded", "late")
+    __slots__ = ("operators", "heartbeat_interval_s", "superseded", "late", "ledger", "term", "dropped")
     OPERATORS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     operators: _containers.RepeatedCompositeFieldContainer[_common_pb2.OperatorSpec]
     heartbeat_interval_s: float
     superseded: _containers.RepeatedCompositeFieldContainer[Superseded]
     late: bool
-    def __init__(self, operators: _Optional[_Iterable[_Union[_common_pb2.OperatorSpec, _Mapping]]] = ..., heartbeat_interval_s: _Optional[float] = ..., superseded: _Optional[_Iterable[_Union[Superseded, _Mapping]]] = ..., late: _Optional[bool] = ...) -> None: ...
+    ledger: str
+    term: int
+    dropped: _containers.RepeatedCompositeFieldContainer[Dropped]
+    def __init__(self, operators: _Optional[_Iterable[_Union[_common_pb2.OperatorSpec, _Mapping]]] = ..., heartbeat_interval_s: _Optional[float] = ..., superseded: _Optional[_Iterable[_Union[Superseded, _Mapping]]] = ..., late: _Optional[bool] = ..., ledger: _Optional[str] = ..., term: _Optional[int] = ..., dropped: _Optional[_Iterable[_Union[Dropped, _Mapping]]] = ...) -> None: ...
+
+class Dropped(_message.Message):
+    __slots__ = ("operator", "epoch")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    epoch: int
+    def __init__(self, operator: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Superseded(_message.Message):
     __slots__ = ("operator", "partition", "epoch", "owner", "burnt")
@@ -57,26 +85,42 @@ class Incoming(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., move_id: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("name", "incarnation", "incoming")
+    __slots__ = ("name", "incarnation", "incoming", "directory", "replica", "opening", "term")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INCOMING_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     incoming: _containers.RepeatedCompositeFieldContainer[Incoming]
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., incoming: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ...) -> None: ...
+    directory: Directory
+    replica: _common_pb2.Replica
+    opening: bool
+    term: int
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., incoming: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., directory: _Optional[_Union[Directory, _Mapping]] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., opening: _Optional[bool] = ..., term: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "lease_s", "ended", "ticket")
+    __slots__ = ("known", "lease_s", "ended", "ticket", "ledger", "term", "claimed", "adopted")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
     known: bool
     lease_s: float
     ended: _containers.RepeatedCompositeFieldContainer[Incoming]
     ticket: str
-    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., ticket: _Optional[str] = ...) -> None: ...
+    ledger: str
+    term: int
+    claimed: bool
+    adopted: str
+    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., ticket: _Optional[str] = ..., ledger: _Optional[str] = ..., term: _Optional[int] = ..., claimed: _Optional[bool] = ..., adopted: _Optional[str] = ...) -> None: ...
 
 class DeployRequest(_message.Message):
     __slots__ = ("spec", "sites")
@@ -87,18 +131,32 @@ class DeployRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("spec", "version", "replicas", "owners", "epochs")
+    __slots__ = ("spec", "version", "replicas", "owners", "epochs", "unserved")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    UNSERVED_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.OperatorSpec
     version: int
     replicas: _containers.RepeatedCompositeFieldContainer[_common_pb2.Replica]
     owners: _containers.RepeatedScalarFieldContainer[int]
     epochs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ...) -> None: ...
+    unserved: _containers.RepeatedCompositeFieldContainer[Unserved]
+    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ...) -> None: ...
+
+class Unserved(_message.Message):
+    __slots__ = ("operator", "partitions", "owner", "fault")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    owner: str
+    fault: _common_pb2.Fault
+    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
 
 class GetDeploymentRequest(_message.Message):
     __slots__ = ("operator",)
@@ -111,28 +169,94 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("replica", "alive", "last_heartbeat_s", "partitions")
+    __slots__ = ("replica", "alive", "last_heartbeat_s", "partitions", "opening")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     LAST_HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     replica: _common_pb2.Replica
     alive: bool
     last_heartbeat_s: float
     partitions: int
-    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., alive: _Optional[bool] = ..., last_heartbeat_s: _Optional[float] = ..., partitions: _Optional[int] = ...) -> None: ...
+    opening: bool
+    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., alive: _Optional[bool] = ..., last_heartbeat_s: _Optional[float] = ..., partitions: _Optional[int] = ..., opening: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("replicas", "deployments", "reconfigurations", "standbys")
+    __slots__ = ("replicas", "deployments", "reconfigurations", "standbys", "refused", "deploying")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
     STANDBYS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYING_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
     deployments: _containers.RepeatedCompositeFieldContainer[Deployment]
     reconfigurations: _containers.RepeatedCompositeFieldContainer[Reconfiguration]
     standbys: _containers.RepeatedCompositeFieldContainer[StandbyView]
-    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., standbys: _Optional[_Iterable[_Union[StandbyView, _Mapping]]] = ...) -> None: ...
+    refused: _containers.RepeatedCompositeFieldContainer[Refused]
+    deploying: _containers.RepeatedCompositeFieldContainer[Deploying]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., standbys: _Optional[_Iterable[_Union[StandbyView, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., deploying: _Optional[_Iterable[_Union[Deploying, _Mapping]]] = ...) -> None: ...
+
+class Deploying(_message.Message):
+    __slots__ = ("operator", "partitions", "created")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partitions: int
+    created: int
+    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[int] = ..., created: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("replica", "directory", "fault", "asked_s")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    ASKED_S_FIELD_NUMBER: _ClassVar[int]
+    replica: _common_pb2.Replica
+    directory: Directory
+    fault: _common_pb2.Fault
+    asked_s: float
+    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., directory: _Optional[_Union[Directory, _Mapping]] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., asked_s: _Optional[float] = ...) -> None: ...
+
+class ReplaceRequest(_message.Message):
+    __slots__ = ("replica", "directory")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    directory: str
+    def __init__(self, replica: _Optional[str] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class ReplaceReply(_message.Message):
+    __slots__ = ("directory", "partitions")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    partitions: int
+    def __init__(self, directory: _Optional[str] = ..., partitions: _Optional[int] = ...) -> None: ...
+
+class UndeployRequest(_message.Message):
+    __slots__ = ("operator", "delete_state")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    DELETE_STATE_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    delete_state: bool
+    def __init__(self, operator: _Optional[str] = ..., delete_state: _Optional[bool] = ...) -> None: ...
+
+class UndeployReply(_message.Message):
+    __slots__ = ("partitions", "waiting")
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    partitions: int
+    waiting: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, partitions: _Optional[int] = ..., waiting: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ForgetRequest(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    def __init__(self, replica: _Optional[str] = ...) -> None: ...
 
 class StandbyView(_message.Message):
     __slots__ = ("operator", "partition", "replica", "phase", "lag_bytes")
@@ -254,6 +378,14 @@ class RestoreReport(_message.Message):
     partitions: _containers.RepeatedCompositeFieldContainer[RestoredPartition]
     def __init__(self, id: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[RestoredPartition, _Mapping]]] = ...) -> None: ...
 
+class ResolveRequest(_message.Message):
+    __slots__ = ("id", "how")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    how: str
+    def __init__(self, id: _Optional[str] = ..., how: _Optional[str] = ...) -> None: ...
+
 class ReconfigurationRequest(_message.Message):
     __slots__ = ("id",)
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -335,3 +467,51 @@ class Reconfiguration(_message.Message):
     kind: str
     strategy: str
     def __init__(self, id: _Optional[str] = ..., operator: _Optional[str] = ..., state: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., max_pause_ms: _Optional[float] = ..., created_us: _Optional[int] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ...) -> None: ...
+
+class ClaimRequest(_message.Message):
+    __slots__ = ("replica", "directory", "operators", "partitions", "first", "last")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    OPERATORS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    replica: _common_pb2.Replica
+    directory: Directory
+    operators: _containers.RepeatedCompositeFieldContainer[_common_pb2.OperatorSpec]
+    partitions: _containers.RepeatedCompositeFieldContainer[_replica_pb2.PartitionView]
+    first: bool
+    last: bool
+    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., directory: _Optional[_Union[Directory, _Mapping]] = ..., operators: _Optional[_Iterable[_Union[_common_pb2.OperatorSpec, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[_replica_pb2.PartitionView, _Mapping]]] = ..., first: _Optional[bool] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class AdoptRequest(_message.Message):
+    __slots__ = ("dry_run", "partial")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    partial: bool
+    def __init__(self, dry_run: _Optional[bool] = ..., partial: _Optional[bool] = ...) -> None: ...
+
+class AdoptReply(_message.Message):
+    __slots__ = ("operators",)
+    OPERATORS_FIELD_NUMBER: _ClassVar[int]
+    operators: _containers.RepeatedCompositeFieldContainer[Adopted]
+    def __init__(self, operators: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ...) -> None: ...
+
+class Adopted(_message.Message):
+    __slots__ = ("operator", "count", "partitions", "sealed", "missing", "conflicts", "done")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    count: int
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    sealed: _containers.RepeatedScalarFieldContainer[int]
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    conflicts: _containers.RepeatedScalarFieldContainer[str]
+    done: bool
+    def __init__(self, operator: _Optional[str] = ..., count: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ..., sealed: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[int]] = ..., conflicts: _Optional[_Iterable[str]] = ..., done: _Optional[bool] = ...) -> None: ...

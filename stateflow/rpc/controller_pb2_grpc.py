@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from stateflow.rpc import common_pb2 as stateflow_dot_rpc_dot_common__pb2
 from stateflow.rpc import controller_pb2 as stateflow_dot_rpc_dot_controller__pb2
 from stateflow.rpc import replica_pb2 as stateflow_dot_rpc_dot_replica__pb2
 
@@ -80,7 +81,7 @@ class ControllerServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.StandbyRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.StandbyReply.FromString,
                 _registered_method=True)
-        self.ListReconfigurations = channel.unary_unary(
+        self.ListReconfigurations = channel.unary_stream(
                 '/stateflow.rpc.ControllerService/ListReconfigurations',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.ListRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
@@ -98,6 +99,11 @@ class ControllerServiceStub:
         self.CancelReconfiguration = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/CancelReconfiguration',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+                _registered_method=True)
+        self.ResolveReconfiguration = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/ResolveReconfiguration',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ResolveRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
                 _registered_method=True)
         self.PauseReconfiguration = channel.unary_unary(
@@ -124,6 +130,31 @@ class ControllerServiceStub:
                 '/stateflow.rpc.ControllerService/Restore',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.RestoreOperatorRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.RestoreReport.FromString,
+                _registered_method=True)
+        self.Replace = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Replace',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ReplaceRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReplaceReply.FromString,
+                _registered_method=True)
+        self.Claim = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Claim',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ClaimRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+                _registered_method=True)
+        self.Adopt = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Adopt',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.AdoptRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.AdoptReply.FromString,
+                _registered_method=True)
+        self.Undeploy = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Undeploy',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.UndeployRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.UndeployReply.FromString,
+                _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Forget',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
                 _registered_method=True)
 
 
@@ -185,7 +216,8 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListReconfigurations(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """in pieces
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -203,6 +235,12 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelReconfiguration(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResolveReconfiguration(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -233,6 +271,36 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Claim(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Adopt(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undeploy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forget(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -286,7 +354,7 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.StandbyRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.StandbyReply.SerializeToString,
             ),
-            'ListReconfigurations': grpc.unary_unary_rpc_method_handler(
+            'ListReconfigurations': grpc.unary_stream_rpc_method_handler(
                     servicer.ListReconfigurations,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ListRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.SerializeToString,
@@ -304,6 +372,11 @@ def add_ControllerServiceServicer_to_server(servicer, server):
             'CancelReconfiguration': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelReconfiguration,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.SerializeToString,
+            ),
+            'ResolveReconfiguration': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResolveReconfiguration,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ResolveRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.SerializeToString,
             ),
             'PauseReconfiguration': grpc.unary_unary_rpc_method_handler(
@@ -330,6 +403,31 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.RestoreOperatorRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.RestoreReport.SerializeToString,
+            ),
+            'Replace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replace,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReplaceRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.ReplaceReply.SerializeToString,
+            ),
+            'Claim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Claim,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ClaimRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
+            ),
+            'Adopt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Adopt,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.AdoptRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.AdoptReply.SerializeToString,
+            ),
+            'Undeploy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undeploy,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.UndeployRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.UndeployReply.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ForgetRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -596,7 +694,7 @@ class ControllerService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/stateflow.rpc.ControllerService/ListReconfigurations',
@@ -682,6 +780,33 @@ class ControllerService:
             target,
             '/stateflow.rpc.ControllerService/CancelReconfiguration',
             stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResolveReconfiguration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/ResolveReconfiguration',
+            stateflow_dot_rpc_dot_controller__pb2.ResolveRequest.SerializeToString,
             stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
             options,
             channel_credentials,
@@ -818,6 +943,141 @@ class ControllerService:
             '/stateflow.rpc.ControllerService/Restore',
             stateflow_dot_rpc_dot_controller__pb2.RestoreOperatorRequest.SerializeToString,
             stateflow_dot_rpc_dot_controller__pb2.RestoreReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Replace',
+            stateflow_dot_rpc_dot_controller__pb2.ReplaceRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.ReplaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Claim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Claim',
+            stateflow_dot_rpc_dot_controller__pb2.ClaimRequest.SerializeToString,
+            stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Adopt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Adopt',
+            stateflow_dot_rpc_dot_controller__pb2.AdoptRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.AdoptReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undeploy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Undeploy',
+            stateflow_dot_rpc_dot_controller__pb2.UndeployRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.UndeployReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Forget',
+            stateflow_dot_rpc_dot_controller__pb2.ForgetRequest.SerializeToString,
+            stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,18 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Any
 
 import grpc.aio
 
-from stateflow.errors import StateflowError
+from stateflow.errors import ForeignLedger, StaleTerm, StateflowError
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc.moving import MoveHandlers, views_of
-from stateflow.rpc.wire import remote_error, replica_of, replica_to_pb, spec_of
+from stateflow.rpc.wire import answered, batched, next_of, remote_error, replica_of, replica_to_pb, spec_of, spec_to_pb
+from stateflow.runtime.authority import Command
+from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 5.0
+#: copies that a heartbeat names
+INCOMING_MAX = 1000
+
+
+async def say_opening(shell: MoveHandlers, info: ReplicaInfo, controller: str) -> None:
+    """Heartbeats of a replica that does not know yet what it has, until cancelled. They give it no lease: they say that
+    it is worth waiting for."""
+    node = shell.node
+    request = cpb.HeartbeatRequest(
+        name=info.name, directory=_directory(node), replica=replica_to_pb(info), opening=True
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(shell.connect(each)) for each in controller.split(",")]
+        while True:
+            for channel in channels:
+                stub = controller_pb2_grpc.ControllerServiceStub(channel)
+                with contextlib.suppress(grpc.aio.AioRpcError):  # what is wrong is said when it registers
+                    await stub.Heartbeat(request, timeout=CALL_TIMEOUT_S)
+            await asyncio.sleep(node.settings.heartbeat_interval_s)
 
 
 async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: str, incarnation: str) -> None:
@@ -25,38 +47,66 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
     A controller that gave partitions away forgets the incarnation first. So the lease of a replica that comes back
     begins behind its registration, and that behind the seals of what it lost. A registration whose answer did not
     arrive, or could not be carried out, counts for the controller and not here: it is made again, and until then no
-    heartbeat says who this is.
+    heartbeat says who this is. One that lost a partition registers without it.
+
+    Args: controller: its address, or those of several, with commas: the one that leads is asked.
     """
     node = shell.node
-    warned = registered = False
-    async with shell.connect(controller) as channel:
-        stub = controller_pb2_grpc.ControllerServiceStub(channel)
+    said, registered = "", False  # the code of what is wrong, as it was said last
+    beats = -1
+    claimed: Holding | None = None  # what the controller was told that its ledger does not know of
+    addresses = controller.split(",")
+    asked = addresses[0]
+    channels: dict[str, grpc.aio.Channel] = {}
+    async with contextlib.AsyncExitStack() as stack:
         while True:
+            beats += 1
             try:
+                if node.lost_some:
+                    node.lost_some = registered = False
+                if asked not in channels:
+                    channels[asked] = await stack.enter_async_context(shell.connect(asked))
+                stub = controller_pb2_grpc.ControllerServiceStub(channels[asked])
                 sent_at = shell.clock.monotonic()
-                incoming = [cpb.Incoming(**copy) for copy in shell.incoming()]
                 beat = await stub.Heartbeat(
                     cpb.HeartbeatRequest(
-                        name=info.name, incarnation=incarnation if registered else "", incoming=incoming
+                        name=info.name,
+                        incarnation=incarnation if registered else "",
+                        incoming=_some(shell.incoming(), beats),
+                        directory=_directory(node),
+                        replica=replica_to_pb(info),
+                        term=node.authority.seen[1],
                     ),
                     timeout=CALL_TIMEOUT_S,
                 )
-                warned = False
-                if beat.known:
+                answered(beat, asked)
+                if node.authority.seen[0] not in ("", beat.ledger, beat.adopted):
+                    claimed = await _claim(shell, stub, info, _held(node), claimed if beat.claimed else None)
+                node.authority.check_answer(beat.ledger, beat.term, beat.adopted)
+                if beat.known and (beat.ledger, beat.term) == node.authority.seen:
+                    said = ""
                     node.lease.granted(sent_at, beat.lease_s)
                     for ended in beat.ended:
                         await shell.end(PartitionId(ended.operator, ended.partition), ended.move_id)
                 else:
                     node.lease.revoke()
                     registered = False
-                    registered = await _register(shell, stub, info, incarnation, beat.ticket)
+                    registered = await _register(shell, stub, info, incarnation, beat)
                     if registered:
-                        log.info("registered as %s at %s", info.name, controller)
+                        claimed = None
+                        log.info("registered as %s at %s", info.name, asked)
                         continue
             except grpc.aio.AioRpcError as error:
-                if not warned:
-                    log.warning("%s", remote_error(error, controller))
-                    warned = True
+                meant = remote_error(error, asked)
+                if said != meant.code:
+                    log.warning("%s", meant)
+                    said = meant.code
+                asked = next_of(addresses, asked, meant)
+            except (StaleTerm, ForeignLedger) as error:  # as if nothing had been heard
+                if said != error.code:
+                    log.error("the controller at %s is ignored: %s", asked, error)
+                    said = error.code
+                asked = next_of(addresses, asked, error)
             except StateflowError as error:  # it serves nothing before this is mended
                 log.error("cannot seal what was given away: %s", error)
             await asyncio.sleep(node.settings.heartbeat_interval_s)
@@ -67,16 +117,30 @@ async def _register(
     stub: controller_pb2_grpc.ControllerServiceStub,
     info: ReplicaInfo,
     incarnation: str,
-    ticket: str,
+    beat: cpb.HeartbeatReply,
 ) -> bool:
-    """False: the ticket was void by then."""
-    await shell.in_files(shell.node.begin_session, ticket)  # what is said now stays true
-    request = cpb.RegisterRequest(
-        replica=replica_to_pb(info), incarnation=incarnation, partitions=views_of(shell.node), ticket=ticket
-    )
-    reply = await stub.Register(request, timeout=2 * CALL_TIMEOUT_S)
-    if reply.late:
-        return False
+    """With the ticket of this answer. False: it was void by then."""
+    ticket, by = beat.ticket, (beat.ledger, beat.term)
+    await shell.in_files(shell.node.begin_session, Command(*by, ticket), beat.adopted)  # what is said now stays true
+    *pieces, last = batched(views_of(shell.node))
+    for partitions in [*pieces, last]:
+        request = cpb.RegisterRequest(
+            replica=replica_to_pb(info),
+            incarnation=incarnation,
+            partitions=partitions,
+            ticket=ticket,
+            directory=_directory(shell.node),
+            more=partitions is not last,
+        )
+        reply = answered(await stub.Register(request, timeout=2 * CALL_TIMEOUT_S), "the controller")
+        if reply.late or (reply.ledger, reply.term) != by:
+            return False
+    for undeployed in reply.dropped:
+        await shell.in_files(shell.node.drop, undeployed.operator, undeployed.epoch)
+    known = {spec.name for spec in reply.operators}
+    unknown = {partition: held for partition, held in _held(shell.node).items() if partition.operator not in known}
+    if unknown:
+        await _claim(shell, stub, info, unknown, None)
     for spec in reply.operators:
         with contextlib.suppress(StateflowError):  # it is named again when it is really needed
             await shell.in_files(shell.node.learn, spec_of(spec))
@@ -86,3 +150,49 @@ async def _register(
         if await shell.in_files(shell.node.successor.supersede, partition, gone.epoch, owner, gone.burnt):
             log.warning("%s went to %s at epoch %d while this replica was not heard", partition, owner.name, gone.epoch)
     return True
+
+
+#: partition → its state and epoch here
+Holding = dict[PartitionId, tuple[str, int]]
+
+
+def _held(node: ReplicaNode) -> Holding:
+    return {lifecycle.partition: (lifecycle.state, lifecycle.epoch) for lifecycle, _ in node.inventory()}
+
+
+async def _claim(
+    shell: MoveHandlers,
+    stub: controller_pb2_grpc.ControllerServiceStub,
+    info: ReplicaInfo,
+    holding: Holding,
+    said: Holding | None,
+) -> Holding:
+    """Tell a controller what is here of which its ledger knows nothing, unless that was ``said``: it must not be
+    created empty."""
+    if holding == said:
+        return holding
+    names = {partition.operator for partition in holding}
+    views = [view for view in views_of(shell.node) if PartitionId(view.operator, view.partition) in holding]
+    pieces = list(batched(views))
+    for number, partitions in enumerate(pieces):
+        request = cpb.ClaimRequest(
+            replica=replica_to_pb(info),
+            directory=_directory(shell.node),
+            operators=[spec_to_pb(spec) for spec in shell.node.operators() if not number and spec.name in names],
+            partitions=partitions,
+            first=not number,
+            last=number == len(pieces) - 1,
+        )
+        await stub.Claim(request, timeout=2 * CALL_TIMEOUT_S)
+    return holding
+
+
+def _some(incoming: list[dict[str, Any]], beats: int) -> list[cpb.Incoming]:
+    """Those whose turn it is: asked after in every heartbeat, thousands of copies would be most of what is sent."""
+    first = beats * INCOMING_MAX % max(len(incoming), 1)
+    return [cpb.Incoming(**copy) for copy in (incoming[first:] + incoming[:first])[:INCOMING_MAX]]
+
+
+def _directory(node: ReplicaNode) -> cpb.Directory:
+    identity = node.identity
+    return cpb.Directory(id=identity.id, place=identity.place, ledger=node.authority.seen[0])

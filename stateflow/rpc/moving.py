@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc.aio
 import xxhash
@@ -17,6 +18,7 @@ from stateflow.errors import BudgetUnreachable, InvalidArgument, MoveUnknown, St
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.commands import command_of, commanded
 from stateflow.rpc.puller import Incoming, Pull, RunningPull
 from stateflow.rpc.wire import fault_of, pieces, replica_of, seal_to_pb, snapshot_to_pb, spec_of, streaming, unary
 from stateflow.runtime.lifecycle import Lifecycle, State
@@ -55,7 +57,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         self._peers: dict[str, grpc.aio.Channel] = {}
         self._pulls: dict[PartitionId, RunningPull] = {}
         self._turns = asyncio.Semaphore()  # of moves on demand that nobody asks for
-        self._changed: dict[PartitionId, asyncio.Event] = {}
+        self._changed: WeakValueDictionary[PartitionId, asyncio.Event] = WeakValueDictionary()  # while one waits
         self._loop = asyncio.get_running_loop()
         self._share = Share(SENDING_SHARE)
         node.on_change(self._wake_from_thread)
@@ -74,6 +76,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
     # -- as the target ------------------------------------------------------------------------------------
 
     @streaming
+    @commanded
     async def Prepare(
         self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.MoveProgress]:
@@ -83,11 +86,15 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         if lifecycle.state is State.OWNED and lifecycle.move_id == request.move_id:
             yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, epoch=lifecycle.epoch)  # it ended before
             return
+        if (lost := await self.in_files(self.node.receiver.lost, partition, request.move_id)) is not None:
+            yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, fault=fault_of(lost))
+            return
         # The transfer outlives this call: a controller that goes away must not stop a move that is sealed, and
         # one that comes back joins the transfer that is under way.
+        # A standby's copy that follows is the move's: it owns at the seal, and confirms what it has until then.
         running = self._pulls.get(partition)
-        if running is None or running.move_id != request.move_id or running.task.done():
-            self.node.lease.check_asked(request.session)
+        joined = running is not None and running.move_id in (request.move_id, request.standby_move)
+        if running is None or not joined or running.task.done():
             source = replica_of(request.source)
             move = Incoming(
                 request.move_id,
@@ -123,6 +130,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
     # -- as the source ------------------------------------------------------------------------------------
 
     @unary
+    @commanded
     async def Fence(self, request: rpb.FenceRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
         partition = PartitionId(request.operator, request.partition)
         started = self.clock.monotonic()
@@ -148,13 +156,20 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
 
     def _fence(self, partition: PartitionId, request: rpb.FenceRequest) -> bool:
         sender, serves = self.node.sender, self.node.lifecycle(partition).state is State.OWNED
-        if serves and not request.cold and not sender.is_followed(partition, request.move_id):
+        followed = sender.is_followed(partition, request.move_id, request.standby_move)
+        if serves and not request.cold and not followed:
             raise MoveUnknown(
                 "the target does not follow this partition now", remedy="start the move again", move=request.move_id
             )
         target = replica_of(request.target)
         return sender.fence(
-            partition, request.move_id, request.epoch, target, cold=request.cold, session=request.session
+            partition,
+            request.move_id,
+            request.epoch,
+            target,
+            cold=request.cold,
+            standby_move=request.standby_move,
+            command=command_of(request),
         )
 
     async def _quiet_disk(self, partition: PartitionId, request: rpb.FenceRequest) -> None:
@@ -185,6 +200,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
             left = deadline - self.clock.monotonic()
 
     @unary
+    @commanded
     async def Cancel(self, request: rpb.CancelRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
         partition = PartitionId(request.operator, request.partition)
         lifecycle = self.node.lifecycle(partition)
@@ -196,12 +212,14 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         return rpb.FenceReply(sealed=not cancelled)
 
     @unary
+    @commanded
     async def Release(self, request: rpb.ReleaseRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
         partition = PartitionId(request.operator, request.partition)
         await self._in_quick(self.node.sender.release, partition, request.move_id)
         return pb.Empty()
 
     @unary
+    @commanded
     async def Hold(self, request: rpb.HoldRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
         self.node.hold(request.operator, request.seconds)
         return pb.Empty()
@@ -274,6 +292,7 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
     # -- as the successor ---------------------------------------------------------------------------------
 
     @unary
+    @commanded
     async def TakeOver(self, request: rpb.TakeOverRequest, context: grpc.aio.ServicerContext) -> rpb.TakeOverReply:
         spec = spec_of(request.spec)
         partition = PartitionId(spec.name, request.partition)
@@ -286,14 +305,14 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
                     request.move_id,
                     request.epoch,
                     request.standby_move,
-                    request.session,
+                    command_of(request),
                 )
                 running = self._pulls.pop(partition, None)
                 if running is not None:
                     running.task.cancel()
             case rpb.TakeOverRequest.LOCAL:
                 taken = await self._in_quick(
-                    successor.from_local, partition, request.move_id, request.epoch, request.session
+                    successor.from_local, partition, request.move_id, request.epoch, command_of(request)
                 )
             case _:
                 if self.checkpoints is None:
@@ -309,7 +328,8 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
                     request.move_id,
                     request.epoch,
                     self.checkpoints,
-                    request.session,
+                    command_of(request),
+                    request.oldest_epoch,
                 )
         return _taken_to_pb(taken)
 

@@ -4,7 +4,8 @@ Everything it decides stands in the seal and in :mod:`stateflow.runtime.lifecycl
 
 A connection that breaks is made again: files that arrived stay, a partial one goes on where it broke, a copy that
 follows goes on behind its last change set. Only when the source has let go of the snapshot the copy begins anew, and
-even then it fetches only files it does not have. A standby tries for ever, a move for ``resume_timeout_s``.
+even then it fetches only files, and parts of files, it does not have. A standby tries for ever, a move for
+``resume_timeout_s`` after the last byte that came. How long a file takes is no matter, how long nothing comes is.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from stateflow.errors import MoveUnknown, StateflowError, StateMissing, Transfer
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.bases import BaseSource, Nearest, Peer, Store
-from stateflow.rpc.wire import connected, fault_of, remote_error, seal_of, snapshot_of, unexpected
+from stateflow.rpc.wire import answered, connected, fault_of, remote_error, seal_of, snapshot_of, unexpected
 from stateflow.runtime.pace import Pace
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Kept, SnapshotInfo
+from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 T = TypeVar("T")
@@ -42,6 +44,8 @@ SETTLE_INTERVAL_S = 0.25
 #: between reports of a copy that has caught up
 CAUGHT_UP_INTERVAL_S = 0.02
 RETRY_INTERVAL_S = 0.1
+#: a standby behind its source's end looks so often whether it is over
+OUTLAST_INTERVAL_S = 1.0
 RESTARTS_MAX = 3
 PING_INTERVAL_S = 0.25
 PINGS_KEPT = 9
@@ -107,6 +111,8 @@ class Pull:
         self._base: SnapshotInfo | None = None
         self._goes_back = True  # until that has failed: what an earlier stay left here is offered as the base
         self._opened = False
+        self._waited_for = ""  # why it does, as it was said last
+        self._here: dict[tuple[str, str], int] = {}  # file → how much of it was here before this move
         self._caught_up_at = 0.0
         self._pings: deque[float] = deque(maxlen=PINGS_KEPT)
 
@@ -131,12 +137,17 @@ class Pull:
                 if silent_s > self._node.settings.resume_timeout_s and not self._move.standby:
                     yield await self._failed(error)
                     return
+                if self._waited_for != error.what:
+                    self._waited_for = error.what
+                    log.warning("move %s: %s waits: %s", self._move.move_id, self._move.partition, error)
                 await asyncio.sleep(RETRY_INTERVAL_S)
             except StateflowError as error:
                 yield await self._failed(error)
                 return
-            except OSError as error:
-                yield await self._failed(unexpected(error))
+            except Exception as error:
+                if (meant := meaning(error)) is None:
+                    raise
+                yield await self._failed(meant)
                 return
 
     async def _attempt(self) -> AsyncIterator[rpb.MoveProgress]:
@@ -204,6 +215,7 @@ class Pull:
         await self._stub.Inspect(where, timeout=self._timeout)
         self._pings.append(self._clock.monotonic() - started)
         self._report.rtt_ms = statistics.median(self._pings) * 1e3
+        self._report.stall_ms = max(self._pings) * 1e3 - self._report.rtt_ms
 
     async def _keep_pinging(self) -> None:
         """Round trips as a request sees them, on processes that are at work."""
@@ -225,21 +237,26 @@ class Pull:
         try:
             for _ in range(3):
                 await self._ping()
-            return snapshot_of(await self._stub.Snapshot(request, timeout=self._timeout))
+            return snapshot_of(answered(await self._stub.Snapshot(request, timeout=self._timeout), move.source.address))
         except grpc.aio.AioRpcError as error:
             raise remote_error(error, move.source.address) from error
 
     # -- warm ---------------------------------------------------------------------------------------------
 
     async def _warm(self, base: SnapshotInfo) -> AsyncIterator[rpb.MoveProgress]:
-        move, report = self._move, self._report
+        move, report, receiver = self._move, self._report, self._node.receiver
         report.phase, report.bytes_reused = Phase.WARMING, 0
         report.base_bytes = sum(file.size for file in base.files)
-        have = await self._in_thread(self._node.receiver.warm_base, move.partition)
-        directory = self._node.receiver.incoming_directory(move.partition, move.move_id)
-        missing = sum(file.size for file in base.files if file.digest not in have)
-        await self._in_thread(self._node.receiver.check_room, move.partition, missing)
-        peer = Peer(self._stub, base.snapshot_id, move.source.address, self._pace, self._clock)
+        if not base.kept:
+            await self._in_thread(receiver.forget_received, move.partition, {file.digest for file in base.files})
+        have = await self._in_thread(receiver.warm_base, move.partition)
+        begun = await self._in_thread(receiver.begun, move.partition)
+        directory = receiver.incoming_directory(move.partition, move.move_id)
+        missing = sum(file.size - begun.get(file.digest, 0) for file in base.files if file.digest not in have)
+        await self._in_thread(receiver.check_room, move.partition, missing)
+        peer = Peer(
+            self._stub, base.snapshot_id, move.source.address, self._pace, self._clock, self._timeout, self._arrived
+        )
         sources: list[BaseSource] = [peer]
         if self._checkpoints is not None:
             sources.insert(0, Store(self._checkpoints, move.partition, self._executor, self._pace, self._clock))
@@ -247,23 +264,35 @@ class Pull:
         for file in base.files:
             path = directory / file.name
             near = have.get(file.digest)
+            was_here = file.size if near is not None else begun.get(file.digest, 0)
+            report.bytes_reused += self._here.setdefault((file.name, file.digest), was_here)
             if near is not None:
                 if not path.exists():
                     path.hardlink_to(near)
-                report.bytes_reused += file.size
                 continue
+            arriving = receiver.arriving(move.partition, move.move_id, file)
+            fetching = asyncio.ensure_future(nearest.fetch(file, arriving))
             try:
-                source = await nearest.fetch(file, path)
+                while not fetching.done():
+                    await asyncio.wait((fetching,), timeout=REPORT_INTERVAL_S)
+                    if self._due(REPORT_INTERVAL_S):
+                        yield self._copy()
+                source = fetching.result()
+                await self._in_thread(receiver.keep_received, move.partition, move.move_id, file)
             except (MoveUnknown, TransferCorrupt) as error:
                 raise _Restart from error
+            finally:
+                fetching.cancel()
             self._heard()
-            await self._in_thread(self._node.receiver.keep_received, move.partition, move.move_id, file)
-            report.bytes_warm += file.size
-            report.bytes_stored += file.size if source == Store.name else 0
-            if self._due(REPORT_INTERVAL_S):
-                yield self._copy()
+            if source == Store.name:
+                report.bytes_warm += file.size
+                report.bytes_stored += file.size
         report.bandwidth = nearest.bandwidth or report.bandwidth
         yield self._copy()
+
+    def _arrived(self, size: int) -> None:
+        self._report.bytes_warm += size
+        self._heard()
 
     async def _open(self, base: SnapshotInfo) -> None:
         move, report, receiver = self._move, self._report, self._node.receiver
@@ -283,7 +312,8 @@ class Pull:
         move, report = self._move, self._report
         report.phase = Phase.CATCHING_UP
         receiver = self._node.receiver
-        partial, unconfirmed, confirmed, settled_at = b"", 0, -1, -math.inf
+        partial: list[bytes] = []  # of a change set that goes on in the next frame
+        unconfirmed, confirmed, settled_at = 0, -1, -math.inf
         rate = _Rate(self._clock)
         reached = await self._in_quick(receiver.apply_changes, move.partition, move.move_id, [])
         call = self._stub.Follow(rpb.FollowRequest(snapshot_id=base.snapshot_id, after_sequence=reached))
@@ -291,21 +321,25 @@ class Pull:
             while True:
                 frame = await self._next_frame(call)
                 change_sets = list(frame.change_sets)
-                if partial and change_sets:
-                    change_sets[0], partial = partial + change_sets[0], b""
-                if frame.continues:
-                    partial = change_sets.pop()
+                if change_sets and (len(change_sets) > 1 or not frame.continues):
+                    change_sets[0] = b"".join([*partial, change_sets[0]])
+                    partial.clear()
+                if frame.continues and change_sets:
+                    partial.append(change_sets.pop())
+                    self._check_size(sum(map(len, partial)))
                 size = sum(map(len, change_sets))
                 reached, beside = await self._in_quick(self._take, frame, change_sets)
                 report.bytes_delta += size
                 unconfirmed += size
-                report.lag_bytes = frame.lag_bytes + len(partial)
+                report.lag_bytes = frame.lag_bytes + sum(map(len, partial))
                 report.change_rate = rate.add(size)
                 report.sequence, report.waited_s = reached, self._clock.monotonic() - self._caught_up_at
+                if frame.HasField("seal") and beside is None:
+                    await self._outlast()
                 if frame.HasField("seal"):
                     report.phase, report.epoch, report.digest = Phase.OWNED, frame.seal.epoch, frame.seal.digest
                     yield self._copy()
-                    await self._in_thread(receiver.tidy, beside)
+                    await self._in_thread(receiver.tidy, move.partition, beside or [])
                     return
                 caught_up = reached == frame.head_sequence and not frame.lag_bytes
                 if reached > confirmed and ((move.standby and caught_up) or unconfirmed > CONFIRM_BYTES):
@@ -320,9 +354,16 @@ class Pull:
         finally:
             call.cancel()
 
-    def _take(self, frame: rpb.ChangeFrame, change_sets: list[bytes]) -> tuple[int, list[Path]]:
+    async def _outlast(self) -> NoReturn:
+        """A standby's copy has come to its source's end, and is there for a take-over until somebody else's ownership
+        is recorded. Raises MoveUnknown then."""
+        while True:
+            await self._in_quick(self._node.receiver.apply_changes, self._move.partition, self._move.move_id, [])
+            await asyncio.sleep(OUTLAST_INTERVAL_S)
+
+    def _take(self, frame: rpb.ChangeFrame, change_sets: list[bytes]) -> tuple[int, list[Path] | None]:
         """Apply; prove, while a mismatch can still abort the move; own at the seal. (The sequence reached, what is left
-        beside the new copy.)"""
+        beside the new copy; None for that: the seal is not for this copy.)"""
         receiver, partition, move_id = self._node.receiver, self._move.partition, self._move.move_id
         try:
             reached = receiver.apply_changes(partition, move_id, change_sets, sync=self._move.standby)
@@ -333,6 +374,15 @@ class Pull:
         if frame.chain:
             receiver.check_chain(partition, move_id, frame.head_sequence, frame.chain)
         return reached, []
+
+    def _check_size(self, bytes_: int) -> None:
+        """Raises TransferCorrupt for a change set that no source would have kept for its follower."""
+        if bytes_ > self._node.settings.change_log_bytes_max:
+            raise TransferCorrupt(
+                f"a change set does not end within {bytes_} bytes",
+                remedy="see the source; or raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX here",
+                move=self._move.move_id,
+            )
 
     async def _confirm(self, snapshot_id: str, sequence: int) -> None:
         request = rpb.ConfirmRequest(snapshot_id=snapshot_id, sequence=sequence)
@@ -353,7 +403,7 @@ class Pull:
             await call.code()
             raise Unavailable("the change log ended without a seal", remedy="it is asked for again")
         self._heard()
-        return frame
+        return answered(frame, self._move.source.address)
 
     def _lost(self, error: grpc.aio.AioRpcError) -> NoReturn:
         """Raises _Restart when the source does not know the snapshot any more, Unavailable when it does not answer."""
@@ -392,6 +442,7 @@ class RunningPull:
         self.move_id = move_id
         self.pull, self._loop, self._alone_s = pull, loop, alone_s
         self._listeners: list[asyncio.Queue[rpb.MoveProgress | None]] = []
+        self._said: rpb.MoveProgress | None = None
         self.task = loop.create_task(self._run(pull))
 
     async def _run(self, pull: Pull) -> None:
@@ -405,11 +456,14 @@ class RunningPull:
             self._say(None)
 
     def _say(self, report: rpb.MoveProgress | None) -> None:
+        self._said = report
         for listener in self._listeners:
             listener.put_nowait(report)
 
     async def reports(self) -> AsyncIterator[rpb.MoveProgress]:
         queue: asyncio.Queue[rpb.MoveProgress | None] = asyncio.Queue()
+        if self._said is not None:
+            queue.put_nowait(self._said)
         self._listeners.append(queue)
         try:
             while (report := await queue.get()) is not None:

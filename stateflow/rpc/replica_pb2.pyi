@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ApplyHeader(_message.Message):
-    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us", "attempt", "event_us", "rewind")
+    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us", "attempt", "event_us", "rewind", "session", "known")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,8 @@ class ApplyHeader(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     EVENT_US_FIELD_NUMBER: _ClassVar[int]
     REWIND_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     operator: str
     source: str
     batch: int
@@ -28,7 +30,17 @@ class ApplyHeader(_message.Message):
     attempt: Attempt
     event_us: int
     rewind: bool
-    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., event_us: _Optional[int] = ..., rewind: _Optional[bool] = ...) -> None: ...
+    session: SourceSession
+    known: bytes
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., event_us: _Optional[int] = ..., rewind: _Optional[bool] = ..., session: _Optional[_Union[SourceSession, _Mapping]] = ..., known: _Optional[bytes] = ...) -> None: ...
+
+class SourceSession(_message.Message):
+    __slots__ = ("generation_us", "id")
+    GENERATION_US_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    generation_us: int
+    id: str
+    def __init__(self, generation_us: _Optional[int] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("run", "use", "task", "call")
@@ -89,17 +101,33 @@ class ApplyResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[PartitionResult, _Mapping]]] = ...) -> None: ...
 
 class CreateRequest(_message.Message):
-    __slots__ = ("spec", "partitions", "epoch")
+    __slots__ = ("spec", "partitions", "epoch", "total", "asked", "command")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.OperatorSpec
     partitions: _containers.RepeatedScalarFieldContainer[int]
     epoch: int
-    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partitions: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    total: int
+    asked: bool
+    command: _common_pb2.Command
+    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partitions: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., total: _Optional[int] = ..., asked: _Optional[bool] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
+
+class DropRequest(_message.Message):
+    __slots__ = ("operator", "epoch", "command")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    epoch: int
+    command: _common_pb2.Command
+    def __init__(self, operator: _Optional[str] = ..., epoch: _Optional[int] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("move_id", "spec", "partition", "source", "source_epoch", "bandwidth_max", "standby", "on_demand", "session", "newest_epoch")
+    __slots__ = ("move_id", "spec", "partition", "source", "source_epoch", "bandwidth_max", "standby", "on_demand", "newest_epoch", "standby_move", "command")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -108,8 +136,9 @@ class PrepareRequest(_message.Message):
     BANDWIDTH_MAX_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     ON_DEMAND_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
     NEWEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_MOVE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     spec: _common_pb2.OperatorSpec
     partition: int
@@ -118,12 +147,13 @@ class PrepareRequest(_message.Message):
     bandwidth_max: float
     standby: bool
     on_demand: bool
-    session: str
     newest_epoch: int
-    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ..., bandwidth_max: _Optional[float] = ..., standby: _Optional[bool] = ..., on_demand: _Optional[bool] = ..., session: _Optional[str] = ..., newest_epoch: _Optional[int] = ...) -> None: ...
+    standby_move: str
+    command: _common_pb2.Command
+    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., source: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., source_epoch: _Optional[int] = ..., bandwidth_max: _Optional[float] = ..., standby: _Optional[bool] = ..., on_demand: _Optional[bool] = ..., newest_epoch: _Optional[int] = ..., standby_move: _Optional[str] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class MoveProgress(_message.Message):
-    __slots__ = ("phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "epoch", "digest", "fault", "bytes_stored", "base_bytes", "waited_s", "sequence", "sync_ms")
+    __slots__ = ("phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "epoch", "digest", "fault", "bytes_stored", "base_bytes", "waited_s", "sequence", "sync_ms", "stall_ms")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WARMING: _ClassVar[MoveProgress.Phase]
@@ -151,6 +181,7 @@ class MoveProgress(_message.Message):
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SYNC_MS_FIELD_NUMBER: _ClassVar[int]
+    STALL_MS_FIELD_NUMBER: _ClassVar[int]
     phase: MoveProgress.Phase
     bytes_warm: int
     bytes_reused: int
@@ -168,10 +199,11 @@ class MoveProgress(_message.Message):
     waited_s: float
     sequence: int
     sync_ms: float
-    def __init__(self, phase: _Optional[_Union[MoveProgress.Phase, str]] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., sequence: _Optional[int] = ..., sync_ms: _Optional[float] = ...) -> None: ...
+    stall_ms: float
+    def __init__(self, phase: _Optional[_Union[MoveProgress.Phase, str]] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., epoch: _Optional[int] = ..., digest: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., sequence: _Optional[int] = ..., sync_ms: _Optional[float] = ..., stall_ms: _Optional[float] = ...) -> None: ...
 
 class FenceRequest(_message.Message):
-    __slots__ = ("move_id", "operator", "partition", "epoch", "target", "cold", "pause_ms", "session", "max_pause_ms")
+    __slots__ = ("move_id", "operator", "partition", "epoch", "target", "cold", "pause_ms", "max_pause_ms", "standby_move", "command")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -179,8 +211,9 @@ class FenceRequest(_message.Message):
     TARGET_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
     PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
     MAX_PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_MOVE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     operator: str
     partition: int
@@ -188,9 +221,10 @@ class FenceRequest(_message.Message):
     target: _common_pb2.Replica
     cold: bool
     pause_ms: float
-    session: str
     max_pause_ms: float
-    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., cold: _Optional[bool] = ..., pause_ms: _Optional[float] = ..., session: _Optional[str] = ..., max_pause_ms: _Optional[float] = ...) -> None: ...
+    standby_move: str
+    command: _common_pb2.Command
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., cold: _Optional[bool] = ..., pause_ms: _Optional[float] = ..., max_pause_ms: _Optional[float] = ..., standby_move: _Optional[str] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class FenceReply(_message.Message):
     __slots__ = ("sealed", "sequence", "in_hand_ms", "fault", "owned", "owned_epoch")
@@ -209,33 +243,37 @@ class FenceReply(_message.Message):
     def __init__(self, sealed: _Optional[bool] = ..., sequence: _Optional[int] = ..., in_hand_ms: _Optional[float] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., owned: _Optional[bool] = ..., owned_epoch: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("move_id", "operator", "partition", "owned_at")
+    __slots__ = ("move_id", "operator", "partition", "owned_at", "command")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OWNED_AT_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     operator: str
     partition: int
     owned_at: int
-    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., owned_at: _Optional[int] = ...) -> None: ...
+    command: _common_pb2.Command
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., owned_at: _Optional[int] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("move_id", "operator", "partition", "epoch", "owner")
+    __slots__ = ("move_id", "operator", "partition", "epoch", "owner", "command")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     operator: str
     partition: int
     epoch: int
     owner: _common_pb2.Replica
-    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
+    command: _common_pb2.Command
+    def __init__(self, move_id: _Optional[str] = ..., operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class TakeOverRequest(_message.Message):
-    __slots__ = ("move_id", "spec", "partition", "epoch", "how", "standby_move", "session")
+    __slots__ = ("move_id", "spec", "partition", "epoch", "how", "standby_move", "oldest_epoch", "command")
     class How(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STANDBY: _ClassVar[TakeOverRequest.How]
@@ -250,15 +288,17 @@ class TakeOverRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOW_FIELD_NUMBER: _ClassVar[int]
     STANDBY_MOVE_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     spec: _common_pb2.OperatorSpec
     partition: int
     epoch: int
     how: TakeOverRequest.How
     standby_move: str
-    session: str
-    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., how: _Optional[_Union[TakeOverRequest.How, str]] = ..., standby_move: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+    oldest_epoch: int
+    command: _common_pb2.Command
+    def __init__(self, move_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., how: _Optional[_Union[TakeOverRequest.How, str]] = ..., standby_move: _Optional[str] = ..., oldest_epoch: _Optional[int] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class TakeOverReply(_message.Message):
     __slots__ = ("epoch", "sequence", "positions", "checkpoint_epoch", "checkpoint_sequence", "checkpoint_us")
@@ -284,12 +324,14 @@ class TakeOverReply(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., positions: _Optional[_Mapping[str, int]] = ..., checkpoint_epoch: _Optional[int] = ..., checkpoint_sequence: _Optional[int] = ..., checkpoint_us: _Optional[int] = ...) -> None: ...
 
 class HoldRequest(_message.Message):
-    __slots__ = ("operator", "seconds")
+    __slots__ = ("operator", "seconds", "command")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     operator: str
     seconds: float
-    def __init__(self, operator: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    command: _common_pb2.Command
+    def __init__(self, operator: _Optional[str] = ..., seconds: _Optional[float] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class ConfirmRequest(_message.Message):
     __slots__ = ("snapshot_id", "sequence")
@@ -328,14 +370,16 @@ class PartitionView(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., move_id: _Optional[str] = ..., batch_rate: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("operator", "savepoint", "partitions")
+    __slots__ = ("operator", "savepoint", "partitions", "command")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     operator: str
     savepoint: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, operator: _Optional[str] = ..., savepoint: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+    command: _common_pb2.Command
+    def __init__(self, operator: _Optional[str] = ..., savepoint: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class CheckpointReply(_message.Message):
     __slots__ = ("partitions", "bytes_new", "bytes_total", "duration_s", "url", "numbers")
@@ -354,7 +398,7 @@ class CheckpointReply(_message.Message):
     def __init__(self, partitions: _Optional[int] = ..., bytes_new: _Optional[int] = ..., bytes_total: _Optional[int] = ..., duration_s: _Optional[float] = ..., url: _Optional[str] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("restore_id", "spec", "partition", "epoch", "url", "savepoint", "source", "batch", "own")
+    __slots__ = ("restore_id", "spec", "partition", "epoch", "url", "savepoint", "source", "batch", "own", "command")
     RESTORE_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +408,7 @@ class RestoreRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     restore_id: str
     spec: _common_pb2.OperatorSpec
     partition: int
@@ -373,7 +418,8 @@ class RestoreRequest(_message.Message):
     source: str
     batch: int
     own: bool
-    def __init__(self, restore_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., url: _Optional[str] = ..., savepoint: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., own: _Optional[bool] = ...) -> None: ...
+    command: _common_pb2.Command
+    def __init__(self, restore_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., url: _Optional[str] = ..., savepoint: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., own: _Optional[bool] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class RestoreReply(_message.Message):
     __slots__ = ("epoch", "sequence", "positions", "bytes", "passed_over")
@@ -473,18 +519,20 @@ class FollowRequest(_message.Message):
     def __init__(self, snapshot_id: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
 
 class Seal(_message.Message):
-    __slots__ = ("move_id", "epoch", "sequence", "digest", "sealed_at_us")
+    __slots__ = ("move_id", "epoch", "sequence", "digest", "sealed_at_us", "owner")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEALED_AT_US_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     move_id: str
     epoch: int
     sequence: int
     digest: str
     sealed_at_us: int
-    def __init__(self, move_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., digest: _Optional[str] = ..., sealed_at_us: _Optional[int] = ...) -> None: ...
+    owner: _common_pb2.Replica
+    def __init__(self, move_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., digest: _Optional[str] = ..., sealed_at_us: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
 
 class ChangeFrame(_message.Message):
     __slots__ = ("change_sets", "head_sequence", "lag_bytes", "seal", "continues", "chain")
@@ -523,17 +571,19 @@ class ScanPage(_message.Message):
     def __init__(self, records: _Optional[bytes] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class PositionsRequest(_message.Message):
-    __slots__ = ("operator", "source", "partitions")
+    __slots__ = ("operator", "source", "partitions", "before")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     operator: str
     source: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+    before: int
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., before: _Optional[int] = ...) -> None: ...
 
 class PositionsReply(_message.Message):
-    __slots__ = ("positions", "event_us", "event_before_us")
+    __slots__ = ("positions", "event_us", "event_before_us", "known", "whole", "newest_event_us")
     class PositionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -555,13 +605,74 @@ class PositionsReply(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class KnownEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: bytes
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     EVENT_US_FIELD_NUMBER: _ClassVar[int]
     EVENT_BEFORE_US_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_EVENT_US_FIELD_NUMBER: _ClassVar[int]
     positions: _containers.ScalarMap[int, int]
     event_us: _containers.ScalarMap[int, int]
     event_before_us: _containers.ScalarMap[int, int]
-    def __init__(self, positions: _Optional[_Mapping[int, int]] = ..., event_us: _Optional[_Mapping[int, int]] = ..., event_before_us: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    known: _containers.ScalarMap[int, bytes]
+    whole: bool
+    newest_event_us: int
+    def __init__(self, positions: _Optional[_Mapping[int, int]] = ..., event_us: _Optional[_Mapping[int, int]] = ..., event_before_us: _Optional[_Mapping[int, int]] = ..., known: _Optional[_Mapping[int, bytes]] = ..., whole: _Optional[bool] = ..., newest_event_us: _Optional[int] = ...) -> None: ...
+
+class SourcesRequest(_message.Message):
+    __slots__ = ("operator", "partitions")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SourceView(_message.Message):
+    __slots__ = ("source", "partition", "batch", "at_us", "bytes", "watermark_us", "retired", "session_us")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_US_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_US_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    partition: int
+    batch: int
+    at_us: int
+    bytes: int
+    watermark_us: int
+    retired: bool
+    session_us: int
+    def __init__(self, source: _Optional[str] = ..., partition: _Optional[int] = ..., batch: _Optional[int] = ..., at_us: _Optional[int] = ..., bytes: _Optional[int] = ..., watermark_us: _Optional[int] = ..., retired: _Optional[bool] = ..., session_us: _Optional[int] = ...) -> None: ...
+
+class SourcesReply(_message.Message):
+    __slots__ = ("sources",)
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    sources: _containers.RepeatedCompositeFieldContainer[SourceView]
+    def __init__(self, sources: _Optional[_Iterable[_Union[SourceView, _Mapping]]] = ...) -> None: ...
+
+class RetireSourceReply(_message.Message):
+    __slots__ = ("retired",)
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    retired: int
+    def __init__(self, retired: _Optional[int] = ...) -> None: ...
+
+class OpenSourceRequest(_message.Message):
+    __slots__ = ("asked", "session")
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    asked: PositionsRequest
+    session: SourceSession
+    def __init__(self, asked: _Optional[_Union[PositionsRequest, _Mapping]] = ..., session: _Optional[_Union[SourceSession, _Mapping]] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("after", "sizes")

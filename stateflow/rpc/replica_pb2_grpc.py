@@ -75,15 +75,15 @@ class ReplicaServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.TakeOverRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.TakeOverReply.FromString,
                 _registered_method=True)
+        self.Drop = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/Drop',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.DropRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+                _registered_method=True)
         self.Hold = channel.unary_unary(
                 '/stateflow.rpc.ReplicaService/Hold',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.HoldRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
-                _registered_method=True)
-        self.Inspect = channel.unary_unary(
-                '/stateflow.rpc.ReplicaService/Inspect',
-                request_serializer=stateflow_dot_rpc_dot_replica__pb2.InspectRequest.SerializeToString,
-                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.PartitionView.FromString,
                 _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/stateflow.rpc.ReplicaService/Checkpoint',
@@ -120,6 +120,11 @@ class ReplicaServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.ConfirmRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/Inspect',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.InspectRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.PartitionView.FromString,
+                _registered_method=True)
         self.Scan = channel.unary_stream(
                 '/stateflow.rpc.ReplicaService/Scan',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.ScanRequest.SerializeToString,
@@ -134,6 +139,21 @@ class ReplicaServiceStub:
                 '/stateflow.rpc.ReplicaService/Positions',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.PositionsReply.FromString,
+                _registered_method=True)
+        self.OpenSource = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/OpenSource',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.OpenSourceRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.PositionsReply.FromString,
+                _registered_method=True)
+        self.Sources = channel.unary_stream(
+                '/stateflow.rpc.ReplicaService/Sources',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.SourcesRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.SourcesReply.FromString,
+                _registered_method=True)
+        self.RetireSource = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/RetireSource',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.RetireSourceReply.FromString,
                 _registered_method=True)
 
 
@@ -155,7 +175,7 @@ class ReplicaServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Create(self, request, context):
-        """Control, by the controller.
+        """Control, by the controller: the request has a Command.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,13 +211,13 @@ class ReplicaServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Hold(self, request, context):
+    def Drop(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Inspect(self, request, context):
+    def Hold(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -247,9 +267,15 @@ class ReplicaServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Scan(self, request, context):
+    def Inspect(self, request, context):
         """Reading.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -261,6 +287,26 @@ class ReplicaServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Positions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenSource(self, request, context):
+        """A client begins to send under a source's name: older ones of that name are refused from now on, durably.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sources(self, request, context):
+        """Who has sent to partitions, and to keep only a tombstone of one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetireSource(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -309,15 +355,15 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.TakeOverRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.TakeOverReply.SerializeToString,
             ),
+            'Drop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drop,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.DropRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
+            ),
             'Hold': grpc.unary_unary_rpc_method_handler(
                     servicer.Hold,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.HoldRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
-            ),
-            'Inspect': grpc.unary_unary_rpc_method_handler(
-                    servicer.Inspect,
-                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.InspectRequest.FromString,
-                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.PartitionView.SerializeToString,
             ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.Checkpoint,
@@ -354,6 +400,11 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.ConfirmRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
             ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.InspectRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.PartitionView.SerializeToString,
+            ),
             'Scan': grpc.unary_stream_rpc_method_handler(
                     servicer.Scan,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.ScanRequest.FromString,
@@ -368,6 +419,21 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     servicer.Positions,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.PositionsReply.SerializeToString,
+            ),
+            'OpenSource': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSource,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.OpenSourceRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.PositionsReply.SerializeToString,
+            ),
+            'Sources': grpc.unary_stream_rpc_method_handler(
+                    servicer.Sources,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.SourcesRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.SourcesReply.SerializeToString,
+            ),
+            'RetireSource': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetireSource,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.RetireSourceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -597,6 +663,33 @@ class ReplicaService:
             _registered_method=True)
 
     @staticmethod
+    def Drop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Drop',
+            stateflow_dot_rpc_dot_replica__pb2.DropRequest.SerializeToString,
+            stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Hold(request,
             target,
             options=(),
@@ -613,33 +706,6 @@ class ReplicaService:
             '/stateflow.rpc.ReplicaService/Hold',
             stateflow_dot_rpc_dot_replica__pb2.HoldRequest.SerializeToString,
             stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Inspect(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/stateflow.rpc.ReplicaService/Inspect',
-            stateflow_dot_rpc_dot_replica__pb2.InspectRequest.SerializeToString,
-            stateflow_dot_rpc_dot_replica__pb2.PartitionView.FromString,
             options,
             channel_credentials,
             insecure,
@@ -840,6 +906,33 @@ class ReplicaService:
             _registered_method=True)
 
     @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Inspect',
+            stateflow_dot_rpc_dot_replica__pb2.InspectRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.PartitionView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Scan(request,
             target,
             options=(),
@@ -910,6 +1003,87 @@ class ReplicaService:
             '/stateflow.rpc.ReplicaService/Positions',
             stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.SerializeToString,
             stateflow_dot_rpc_dot_replica__pb2.PositionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenSource(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/OpenSource',
+            stateflow_dot_rpc_dot_replica__pb2.OpenSourceRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.PositionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sources(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Sources',
+            stateflow_dot_rpc_dot_replica__pb2.SourcesRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.SourcesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetireSource(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/RetireSource',
+            stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.RetireSourceReply.FromString,
             options,
             channel_credentials,
             insecure,

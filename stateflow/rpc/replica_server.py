@@ -15,19 +15,25 @@ import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import StateflowError
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.applying import Applier
 from stateflow.rpc.checkpoints import CheckpointShell
-from stateflow.rpc.membership import stay_registered
+from stateflow.rpc.commands import command_of, commanded
+from stateflow.rpc.membership import say_opening, stay_registered
 from stateflow.rpc.moving import MoveHandlers, views_of
 from stateflow.rpc.wire import (
     OPTIONS,
+    RPCS_MAX,
+    abort,
     bind,
     connect,
     pieces,
     replica_of,
+    session_of,
+    source_to_pb,
     spec_of,
     streaming,
     unary,
@@ -35,13 +41,13 @@ from stateflow.rpc.wire import (
 from stateflow.runtime.allocator import keep_buffers
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.reading import scan_pages
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 #: how long a thread may keep the interpreter from the event loop; bounds what a busy batch adds to a pause
 SWITCH_INTERVAL_S = 0.0005
+SOURCES_PER_REPLY = 1000
 
 
 class ReplicaServer(MoveHandlers):
@@ -65,48 +71,70 @@ class ReplicaServer(MoveHandlers):
         self._freeing: asyncio.Task[None] | None = None
 
     async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
-        await self._applier.run(requests, context)
+        try:
+            await self._applier.run(requests, context)
+        except StateflowError as error:  # of the call as a whole; what is wrong with a partition is its result
+            await abort(context, error)
+
+    async def watch_batches(self) -> None:
+        await self._applier.watch()
 
     async def ApplyOne(self, request: rpb.ApplyRequest, context: grpc.aio.ServicerContext) -> None:
-        await self._applier.run(_alone(request), context)
+        await self.Apply(_alone(request), context)
 
     # -- control ------------------------------------------------------------------------------------------
 
     @unary
+    @commanded
     async def Create(self, request: rpb.CreateRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
         spec = spec_of(request.spec)
-        await self.in_files(self.node.create, spec, list(request.partitions), request.epoch)
+        if request.asked:
+            await self.in_files(self.node.check, spec, request.total)
+        else:
+            await self.in_files(self.node.create, spec, list(request.partitions), request.epoch, request.total)
+        return pb.Empty()
+
+    @unary
+    @commanded
+    async def Drop(self, request: rpb.DropRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        await self.in_files(self.node.drop, request.operator, request.epoch)
         return pb.Empty()
 
     # -- checkpoints and reading --------------------------------------------------------------------------
 
     @unary
+    @commanded
     async def Checkpoint(
         self, request: rpb.CheckpointRequest, context: grpc.aio.ServicerContext
     ) -> rpb.CheckpointReply:
         return await self.checkpointing.on_demand(request)
 
     @unary
+    @commanded
     async def Restore(self, request: rpb.RestoreRequest, context: grpc.aio.ServicerContext) -> rpb.RestoreReply:
         return await self.checkpointing.restore(request)
 
     @unary
+    @commanded
     async def Surrender(self, request: rpb.FenceRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
         partition = PartitionId(request.operator, request.partition)
-        target = replica_of(request.target)
         event = self._next_change(partition)
-        sealed = await self.in_files(self.node.sender.surrender, partition, request.move_id, request.epoch, target)
+        sealed = await self.in_files(self._surrender, partition, request)
         while not sealed:  # the batch in hand is being finished
             await event.wait()
             event = self._next_change(partition)
             sealed = self.node.lifecycle(partition).state is not State.FENCING
         return rpb.FenceReply(sealed=True)
 
+    def _surrender(self, partition: PartitionId, request: rpb.FenceRequest) -> bool:
+        target, command = replica_of(request.target), command_of(request)
+        return self.node.sender.surrender(partition, request.move_id, request.epoch, target, command=command)
+
     @streaming
     async def Scan(self, request: rpb.ScanRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.ScanPage]:
         for number in request.partitions:
-            entries = self.node.scan(PartitionId(request.operator, number), request.state, request.keys)
-            while pages := await self.in_files(scan_pages, entries, number):
+            scan = self.node.scan_pages(PartitionId(request.operator, number), request.state, request.keys)
+            while pages := await self.in_files(next, scan, None):
                 for page in pages:
                     for piece, last in pieces(page, self.node.settings.chunk_bytes):
                         yield rpb.ScanPage(records=piece, continues=not last)
@@ -121,7 +149,17 @@ class ReplicaServer(MoveHandlers):
 
     @unary
     async def Positions(self, request: rpb.PositionsRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
+        return await self._positions(request)
+
+    async def _positions(self, request: rpb.PositionsRequest) -> rpb.PositionsReply:
         reply = rpb.PositionsReply()
+        if request.HasField("before"):  # asked by every task of a micro-batch
+            found = self.node.whole_before(request.operator, request.partitions, request.source, request.before)
+            if found is not None:
+                reply.whole = True
+                if found.event_us is not None:
+                    reply.newest_event_us = found.event_us
+                return reply
         for number in request.partitions:
             partition = PartitionId(request.operator, number)
             position = await self.in_files(self.node.position, partition, request.source)
@@ -132,6 +170,35 @@ class ReplicaServer(MoveHandlers):
                 reply.event_us[number] = position.event_us
             if position.event_before_us is not None:
                 reply.event_before_us[number] = position.event_before_us
+            if position.known:
+                reply.known[number] = position.known
+        return reply
+
+    @unary
+    async def OpenSource(self, request: rpb.OpenSourceRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
+        session = session_of(request.session)
+        for number in request.asked.partitions:
+            partition = PartitionId(request.asked.operator, number)
+            await self._applier.in_turn(self.node.open_source, partition, request.asked.source, session)
+        return await self._positions(request.asked)
+
+    @streaming
+    async def Sources(
+        self, request: rpb.SourcesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rpb.SourcesReply]:
+        for number in request.partitions:
+            found = await self.in_files(self.node.sources, PartitionId(request.operator, number))
+            for at in range(0, len(found), SOURCES_PER_REPLY):
+                yield rpb.SourcesReply(sources=[source_to_pb(number, v) for v in found[at : at + SOURCES_PER_REPLY]])
+
+    @unary
+    async def RetireSource(
+        self, request: rpb.PositionsRequest, context: grpc.aio.ServicerContext
+    ) -> rpb.RetireSourceReply:
+        reply = rpb.RetireSourceReply()
+        for number in request.partitions:
+            partition = PartitionId(request.operator, number)
+            reply.retired += await self._applier.in_turn(self.node.retire_source, partition, request.source)
         return reply
 
     # -- plumbing -----------------------------------------------------------------------------------------
@@ -142,8 +209,8 @@ class ReplicaServer(MoveHandlers):
             self._freeing = self._loop.create_task(self._applier.free_caches())
 
     async def close(self) -> None:
+        await self._applier.close()
         await self.stop_moving()
-        self._applier.close()
         self.checkpointing.close()
         self.node.close()
 
@@ -171,13 +238,15 @@ async def serve(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_buffers()
-    server = grpc.aio.server(options=OPTIONS)
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
     shell = ReplicaServer(node, checkpoints, clock, random=random, garbage=Garbage(lambda: node.cache.objects))
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, server)
     try:
         address = bind(server, listen)
-        await server.start()
         info = ReplicaInfo(node.info.name, node.info.site, advertise or address, node.info.weight)
+        if not await recover(shell, info, controller, stop or asyncio.Event()):
+            return
+        await server.start()
         if ready is not None:
             ready.set_result(address)
         tasks = [asyncio.create_task(duty) for duty in duties(shell, info, controller, uuid.uuid4().hex)]
@@ -189,13 +258,33 @@ async def serve(
         await shell.close()
 
 
+async def recover(shell: ReplicaServer, info: ReplicaInfo, controller: str, stop: asyncio.Event) -> bool:
+    """Find what is here, saying meanwhile that this replica is coming. False: it was stopped. Raises what
+    :meth:`ReplicaNode.recover` raises."""
+    finding = asyncio.ensure_future(shell.in_files(shell.node.recover))
+    saying = asyncio.create_task(say_opening(shell, info, controller))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([finding, stopping], return_when=asyncio.FIRST_COMPLETED)
+        shell.node.give_up_recovery()
+        await finding
+        return not stop.is_set()
+    finally:
+        saying.cancel()
+        stopping.cancel()
+
+
 def duties(
     shell: ReplicaServer, info: ReplicaInfo, controller: str, incarnation: str
 ) -> list[Coroutine[Any, Any, None]]:
     """What a replica does without being asked, for as long as it runs."""
-    found = [stay_registered(shell, info, controller, incarnation), _drop_unread(shell)]
+    found: list[Coroutine[Any, Any, None]] = [
+        shell.watch_batches(),
+        stay_registered(shell, info, controller, incarnation),
+        _drop_unread(shell),
+    ]
     if shell.checkpoints is not None and shell.node.settings.checkpoint_interval_s:
-        found.append(shell.checkpointing.periodically())
+        found += [shell.checkpointing.periodically(), shell.checkpointing.tidily()]
     return found
 
 

@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
-from stateflow.errors import InvalidArgument, PortInUse, StateflowError, Unavailable, from_wire
+from stateflow.errors import InvalidArgument, NotLeading, PortInUse, StateflowError, Unavailable, from_wire
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.fields import checked
+from stateflow.runtime.layout import Session
+from stateflow.runtime.retirement import SourceView
 from stateflow.runtime.transfer import BaseFile, Seal, SnapshotInfo
+from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, ReplicaInfo
 
-#: messages carry pieces of at most 3 MiB (settings); the rest is room for their envelope
+#: what anybody may send: pieces of at most 3 MiB (settings); the rest is room for their envelope
 MESSAGE_BYTES_MAX = 4 << 20
-OPTIONS = [
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+#: what one asked for oneself: an answer may name every partition, a few hundred bytes each
+ANSWER_BYTES_MAX = 64 << 20
+_COMMON = [
+    ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),  # a server never takes them for abuse: the channel is then cut in mid-call
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
+OPTIONS = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), *_COMMON]  # of servers
+CHANNEL_OPTIONS = [("grpc.max_receive_message_length", ANSWER_BYTES_MAX), *_COMMON]
+#: repeated fields are sent in pieces of about so much where they may outgrow a message
+PIECE_BYTES = 1 << 20
+#: that a server serves at once, streams included; more are refused for now, as by one that does not answer
+RPCS_MAX = 4096
 CONNECT_TIMEOUT_S = 2.0
 FAULT_KEY = "stateflow-fault-bin"
+#: characters, of a fault that is too long for HTTP/2's metadata
+FAULT_TEXT_MAX, FAULT_FACT_MAX, FAULT_FACTS_MAX = 600, 100, 12
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 log = logging.getLogger(__name__)
 
 
@@ -41,33 +58,62 @@ log = logging.getLogger(__name__)
 
 
 def fault_of(error: StateflowError) -> pb.Fault:
-    return pb.Fault(**error.to_wire())
+    wire = error.to_wire()
+    where = {_sendable(key): _sendable(value) for key, value in wire["where"].items()}
+    return pb.Fault(code=wire["code"], what=_sendable(wire["what"]), remedy=_sendable(wire["remedy"]), where=where)
+
+
+def _sendable(text: str) -> str:
+    """Half of a surrogate pair, as names of files may have, is none of UTF-8's; an error must not fail on its way."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def error_of(fault: pb.Fault) -> StateflowError:
+    """Of any fault: whoever sends one may be anybody."""
     wire = {"code": fault.code, "what": fault.what, "remedy": fault.remedy, "where": dict(fault.where)}
     return from_wire(wire)
 
 
 def unexpected(error: BaseException) -> StateflowError:
-    """An error nobody planned for, in the form users can report."""
-    return StateflowError(f"{type(error).__name__}: {error}", remedy="this is a fault of stateflow; see the log")
+    """What the environment did; else an error nobody planned for, in the form users can report."""
+    return meaning(error) or StateflowError(
+        f"{type(error).__name__}: {error}", remedy="this is a fault of stateflow; see the log"
+    )
 
 
 def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
     """What a failed call means: the error the server named, or Unavailable."""
     for key, value in error.trailing_metadata() or ():
         if key == FAULT_KEY:
-            return error_of(pb.Fault.FromString(value))
+            with contextlib.suppress(DecodeError):
+                return error_of(pb.Fault.FromString(value))
     code = error.code()
-    why = (error.details() or "").rpartition(": ")[2]  # what comes before is gRPC's own story
+    why = (error.details() or "").rpartition(": ")[2].strip(" []")  # what comes before is gRPC's own story
     what = f"no answer from {address}: {code.name.lower().replace('_', ' ')}" + (f", {why}" if why else "")
     return Unavailable(what, remedy="check that it runs and that the address is right")
 
 
+def answered(message: M, address: str) -> M:
+    """The answer, when each of its fields holds what it may. Raises Unavailable: whoever answers is none of us."""
+    try:
+        return checked(message)
+    except InvalidArgument as error:
+        what = f"{address} answers what cannot be: {error.what}"
+        raise Unavailable(what, remedy="see what runs there, and which version", **error.where) from error
+
+
+def next_of(addresses: Sequence[str], asked: str, error: StateflowError) -> str:
+    """Which controller to ask next, where there are several: the one that leads, as far as that was said."""
+    leader = error.where.get("leader") if isinstance(error, NotLeading) else None
+    if leader and leader != asked:
+        return str(leader)
+    at = addresses.index(asked) if asked in addresses else -1
+    return addresses[(at + 1) % len(addresses)]
+
+
 def connect(address: str) -> grpc.aio.Channel:
     """How servers reach each other; a simulation hands another in."""
-    return grpc.aio.insecure_channel(address, options=OPTIONS)
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 async def connected(channel: grpc.aio.Channel, address: str) -> None:
@@ -85,6 +131,11 @@ async def abort(context: grpc.aio.ServicerContext, error: StateflowError) -> Non
     if fault.ByteSize() > 6000:  # HTTP/2 metadata is limited
         for key in ("traceback", "row"):
             fault.where.pop(key, None)
+        fault.what, fault.remedy = fault.what[:FAULT_TEXT_MAX], fault.remedy[:FAULT_TEXT_MAX]
+        for key in list(fault.where)[FAULT_FACTS_MAX:]:
+            del fault.where[key]
+        for key, value in fault.where.items():
+            fault.where[key] = value[:FAULT_FACT_MAX]
     await context.abort(
         grpc.StatusCode.FAILED_PRECONDITION,
         fault.code,
@@ -93,17 +144,18 @@ async def abort(context: grpc.aio.ServicerContext, error: StateflowError) -> Non
 
 
 def unary(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Handler whose StateflowErrors reach the caller as what they are."""
+    """Handler of requests whose fields hold what they may, and whose StateflowErrors reach the caller as what they
+    are."""
 
     @functools.wraps(method)
     async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> T:
         try:
-            return await method(self, request, context)
+            return await method(self, checked(request), context)
         except StateflowError as error:
             await abort(context, error)
             raise
         except Exception as error:
-            log.exception("%s failed", method.__name__)
+            _say(method.__name__, error)
             await abort(context, unexpected(error))
             raise
 
@@ -114,15 +166,21 @@ def streaming(method: Callable[..., AsyncIterator[T]]) -> Callable[..., AsyncIte
     @functools.wraps(method)
     async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[T]:
         try:
-            async for message in method(self, request, context):
+            async for message in method(self, checked(request), context):
                 yield message
         except StateflowError as error:
             await abort(context, error)
-        except Exception as error:
-            log.exception("%s failed", method.__name__)
+        except Exception as error:  # noqa: BLE001 - it is said, here and to the caller
+            _say(method.__name__, error)
             await abort(context, unexpected(error))
 
     return handler
+
+
+def _say(what: str, error: Exception) -> None:
+    """In one line where the environment is to blame; where stateflow may be, with the way it came."""
+    meant = meaning(error)
+    log.error("%s failed: %s", what, meant or error, exc_info=None if meant else error)
 
 
 # -- servers ----------------------------------------------------------------------------------------------
@@ -160,6 +218,19 @@ def pieces(data: bytes, size: int) -> Iterator[tuple[bytes, bool]]:
         yield data[at : at + size], at + size >= len(data)
 
 
+def batched(messages: Iterable[M]) -> Iterator[list[M]]:
+    """Messages in lists of about ``PIECE_BYTES``; one list, which is empty, of none."""
+    batch: list[M] = []
+    size = 0
+    for message in messages:
+        if size >= PIECE_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += message.ByteSize()
+    yield batch
+
+
 # -- domain objects ---------------------------------------------------------------------------------------
 
 
@@ -172,6 +243,10 @@ def spec_to_pb(spec: OperatorSpec) -> pb.OperatorSpec:
         output_schema=spec.output_schema,
         state_schema=spec.state_schema,
         side_schemas=dict(spec.side_schemas),
+        dropped=dict(spec.dropped),
+        source=spec.source,
+        source_digest=spec.source_digest,
+        source_mac=spec.source_mac,
     )
 
 
@@ -184,6 +259,10 @@ def spec_of(message: pb.OperatorSpec) -> OperatorSpec:
         message.output_schema,
         message.state_schema,
         tuple(sorted(message.side_schemas.items())),
+        tuple(sorted(message.dropped.items())),
+        message.source,
+        message.source_digest,
+        message.source_mac,
     )
 
 
@@ -193,6 +272,27 @@ def replica_to_pb(info: ReplicaInfo) -> pb.Replica:
 
 def replica_of(message: pb.Replica) -> ReplicaInfo:
     return ReplicaInfo(message.name, message.site, message.address, message.weight)
+
+
+def session_to_pb(session: Session) -> rpb.SourceSession:
+    return rpb.SourceSession(generation_us=session.generation_us, id=session.id)
+
+
+def session_of(message: rpb.SourceSession) -> Session:
+    return Session(message.generation_us, message.id)
+
+
+def source_to_pb(partition: int, view: SourceView) -> rpb.SourceView:
+    return rpb.SourceView(
+        source=view.source,
+        partition=partition,
+        batch=view.batch,
+        at_us=max(0, view.at_us),
+        bytes=view.bytes,
+        watermark_us=view.watermark_us,
+        retired=view.retired,
+        session_us=0 if view.session is None else view.session.generation_us,
+    )
 
 
 def snapshot_to_pb(info: SnapshotInfo) -> rpb.SnapshotReply:
@@ -207,6 +307,9 @@ def snapshot_to_pb(info: SnapshotInfo) -> rpb.SnapshotReply:
 
 
 def snapshot_of(message: rpb.SnapshotReply) -> SnapshotInfo:
+    """Raises InvalidArgument for a base that has a file twice."""
+    if len({file.name for file in message.files}) < len(message.files):
+        raise InvalidArgument("a base has a file twice", remedy="see what runs at the source's address")
     files = tuple(BaseFile(file.name, file.size, file.digest) for file in message.files)
     return SnapshotInfo(message.snapshot_id, message.sequence, message.epoch, message.digest, files, message.kept)
 
@@ -218,8 +321,10 @@ def seal_to_pb(seal: Seal) -> rpb.Seal:
         sequence=seal.sequence,
         digest=seal.digest,
         sealed_at_us=seal.sealed_at_us,
+        owner=None if seal.owner is None else replica_to_pb(seal.owner),
     )
 
 
 def seal_of(message: rpb.Seal) -> Seal:
-    return Seal(message.move_id, message.epoch, message.sequence, message.digest, message.sealed_at_us)
+    owner = replica_of(message.owner) if message.HasField("owner") else None
+    return Seal(message.move_id, message.epoch, message.sequence, message.digest, message.sealed_at_us, owner)

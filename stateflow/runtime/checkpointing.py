@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Saved
 from stateflow.checkpoint.proof import state_digest
 from stateflow.errors import StaleCheckpoint, Unavailable
 from stateflow.runtime import layout
-from stateflow.runtime.host import read_sequence, read_watermark
+from stateflow.runtime.host import read_schema, read_sequence, read_watermark
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.pace import Share
 from stateflow.runtime.shelf import Shelf, Slot
@@ -86,12 +86,25 @@ class Checkpointer:
         finally:
             self._shelf.machine.remove_tree(directory)
 
+    def published(self, store: CheckpointStore) -> set[tuple[PartitionId, tuple[int, int]]]:
+        """What this process has put there last, by partition and order."""
+        last = ((slot.id, slot.checkpointed) for slot in self._shelf.slots())
+        return {(partition, (epoch, sequence)) for partition, (url, epoch, sequence) in last if url == store.url}
+
+    def forget(self, gone: Collection[tuple[PartitionId, tuple[int, int]]]) -> None:
+        """These are not there any more: they are taken again, though nothing has changed."""
+        for partition, order in gone:
+            slot = self._shelf.look(partition)
+            if slot.checkpointed[1:] == order:
+                slot.checkpointed = ("", 0, 0)
+
     def _describe(self, partition: PartitionId, epoch: int, db: PartitionStore) -> Manifest:
         spec, cls = self._shelf.operator(partition.operator)
-        stored = json.loads(db.get(layout.SCHEMA) or b"null")
-        if isinstance(stored, list):  # as written before operators had a state_version
-            stored = {"version": 1, "states": stored}
-        states = stored or {"version": cls.state_version, "states": json.loads(spec.state_schema)}
+        stored = db.get(layout.SCHEMA)
+        if stored is None:
+            states = {"version": cls.state_version, "states": json.loads(spec.state_schema)}
+        else:
+            states = read_schema(stored)
         positions = {
             key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
             for key, value in db.scan(layout.POSITION)

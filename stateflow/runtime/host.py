@@ -7,29 +7,63 @@ that a retry or replay finds the stored output and changes nothing.
 from __future__ import annotations
 
 import json
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
+import xxhash
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import OperatorFailed, StateflowError
+from stateflow.partitioner import check_belongs
 from stateflow.runtime import layout
+from stateflow.runtime.failures import failure, is_ours, shown
+from stateflow.runtime.keys import check_keys
 from stateflow.runtime.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
 from stateflow.runtime.output import OutputReader, join_output
 from stateflow.runtime.positions import INITIAL, MIGRATION, Batch, Positions
+from stateflow.runtime.retirement import Retention, Tombstones
 from stateflow.runtime.rows import OutputWriter, RowReader
 from stateflow.runtime.timers import Domain, Timers, to_datetime
-from stateflow.state import MAX_VALUE_BYTES, CachePool, ColumnStates, Evolution, KeyedState, declarations_of
+from stateflow.state import (
+    MAX_VALUE_BYTES,
+    CachePool,
+    ColumnStates,
+    DeployedStates,
+    Evolution,
+    KeyedState,
+    declarations_of,
+)
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
 
 #: stored cells of states with a ttl that each batch looks at, beside two for each of its rows
 SWEPT_MIN = 32
+
+
+class Guard(Protocol):
+    """Whoever may end a batch from outside: not while it is being committed."""
+
+    def begin_commit(self) -> None:
+        """May raise, before anything is written."""
+        ...
+
+    def end_commit(self) -> None: ...
+
+
+class Unguarded:
+    def begin_commit(self) -> None: ...
+
+    def end_commit(self) -> None: ...
+
+
+UNGUARDED = Unguarded()
+#: of an operator that was never deployed: what its code declares is what it has
+UNDEPLOYED = DeployedStates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +89,8 @@ class PartitionHost:
         on_commit: called after each durable commit with a thunk that encodes its change set, so that
             encoding costs nothing when nobody follows.
         clock: of what a batch takes; what time it is comes with each batch.
+        deployed: what is decided of its states now; another object when that has changed.
+        partitions: of the operator. A key that belongs to another one is refused, when it is first met.
     """
 
     def __init__(
@@ -70,9 +106,13 @@ class PartitionHost:
         sync: bool = False,
         on_commit: Callable[[int, Callable[[], bytes]], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        retention: Retention = Retention(),  # noqa: B008 - frozen
+        deployed: Callable[[], DeployedStates] = lambda: UNDEPLOYED,
+        partitions: int | None = None,
     ) -> None:
         self.partition = partition
         self.epoch = epoch
+        self._guard: Guard = UNGUARDED
         self._clock = clock
         self._store = store
         self._sync = sync
@@ -86,9 +126,11 @@ class PartitionHost:
             cached_keys=cached_keys,
             cache=cache,
             max_value_bytes=max_value_bytes,
+            belongs=None if partitions is None else partial(check_belongs, partition.partition, partitions),
         )
         self._declared = declared
         self._writer = OutputWriter(output_schema(operator), partition.operator)
+        self._freeze = self._writer.freeze
         side = side_schemas(operator)
         self._side_writers = {tag: OutputWriter(schema, partition.operator) for tag, schema in side.items()}
         self._outputs = OutputReader(output_schema(operator), side)
@@ -98,19 +140,28 @@ class PartitionHost:
             entry[len(layout.POSITION) :].decode(): layout.Position.decode(value)
             for entry, value in store.scan(layout.POSITION)
         }
-        self._positions = Positions(partition, known)
+        sessions = {
+            entry[len(layout.SESSION) :].decode(): layout.Session.decode(value)
+            for entry, value in store.scan(layout.SESSION)
+        }
+        self._positions = Positions(partition, known, sessions)
+        self._retention = retention
+        self._tombstones = Tombstones(store, retention.retired_max)
         self.sequence = read_sequence(store)
         self._event_time = operator.event_time
         self._timers = Timers(store)
         keyed = self.state if isinstance(self.state, KeyedState) else None
         self._ctx = Context(partition.operator, partition.partition, self._timers, keyed)
+        self._ctx._frozen = {tag: freeze for tag, writer in self._side_writers.items() if (freeze := writer.freeze)}
         self._watermark_us = read_watermark(store)
         self._show_watermark(self._watermark_us)
         self._operator = operator()
         if isinstance(self.state, ColumnStates):
             self.state.attach(self._operator)
         self._unsaved: list[tuple[bytes, bytes]] = []
-        self._evolved = False
+        self._deployed = deployed
+        #: what its states were made for
+        self._evolved: DeployedStates | None = None
         self._open()
 
     def _open(self) -> None:
@@ -118,67 +169,61 @@ class PartitionHost:
             self._operator.open(self._ctx)
         except StateflowError:
             raise
-        except (Exception, SystemExit) as error:
-            raise OperatorFailed(
-                f"open() raised {type(error).__name__}: {error}",
-                remedy="mend the operator; no batch was applied",
-                operator=self.partition.operator,
-                partition=self.partition.partition,
-                traceback="\n" + "".join(traceback.format_exception(error)[-6:]),
-            ) from error
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            raise self._operator_failed("open", error, remedy="mend the operator; no batch was applied") from error
 
-    def _evolve(self, now_us: int) -> None:
-        """Make the stored states those that are declared now. Raises SchemaMismatch, OperatorFailed."""
-        if self._evolved:
+    def runs(self, operator: type[Operator]) -> bool:
+        """Is it an instance of this version that serves here?"""
+        return type(self._operator) is operator
+
+    def evolve(self, now_us: int) -> None:
+        """Make the stored states those that are declared now: before the first batch, before the first read, and when
+        the operator was deployed anew.
+
+        Raises SchemaMismatch, OperatorFailed.
+        """
+        deployed = self._deployed()
+        if deployed is self._evolved:
             return
         self._unsaved = []
-        self._evolve_states(now_us)
-        self._evolved = True
+        self._evolve_states(now_us, deployed)
+        self._evolved = deployed
 
-    def _evolve_states(self, now_us: int) -> None:
+    def _evolve_states(self, now_us: int, deployed: DeployedStates) -> None:
         operator = self._operator
-        schema = {"version": operator.state_version, "states": self.state.schema()}
-        declared = layout.SCHEMA, json.dumps(schema, sort_keys=True).encode()
-        stored = self._store.get(layout.SCHEMA)
-        if stored == declared[1]:
+        stored, states = self._store.get(layout.SCHEMA), self.state.schema()
+        declared = schema_after(stored, operator.state_version, states, deployed)
+        if stored == declared:
             return
-        self._unsaved = [declared]
+        self._unsaved = [(layout.SCHEMA, declared)]
         if stored is None:
             return
-        before = json.loads(stored)
-        if isinstance(before, list):  # as written before operators had a state_version
-            before = {"version": 1, "states": before}
-        migrates = type(operator).migrate_state is not Operator.migrate_state
-        evolution = Evolution(
-            self.partition.operator,
-            before["states"],
-            before["version"],
-            self._declared,
-            operator.state_version,
-            migrates,
-        )
+        evolution = evolution_of(self.partition.operator, type(operator), stored, deployed)
         if not evolution.needed:
             return
-        keyed = self.state
-        if not isinstance(keyed, KeyedState):
-            keyed = KeyedState(self.partition.operator, self._declared, self._store)
+        before = read_schema(stored)["version"]
+        reader = evolution.evolved(self._store)
+        keyed = KeyedState(self.partition.operator, self._declared, reader)
 
         def migrate(key: Any, old: SimpleNamespace) -> None:
             keyed.bind(operator, key)
             self._ctx.key = key
             try:
-                self._call("migrate_state", lambda o, _: operator.migrate_state(before["version"], o), old, [])
+                self._call("migrate_state", lambda o, _: operator.migrate_state(before, o), old, [])
             finally:
                 self._ctx.key = None
 
         keyed.set_time(now_us, self._watermark_us)
         try:
-            self._commit_changes(MIGRATION, operator.state_version, evolution.convert(self._store, keyed, migrate))
-            keyed.mark_clean()
-        except BaseException:
-            keyed.rollback()
-            raise
+            converted = evolution.convert(reader, keyed, migrate)
+            self._guard.begin_commit()
+            self._commit_changes(MIGRATION, operator.state_version, converted)
+            self._guard.end_commit()
+            self.state.invalidate()
         finally:
+            keyed.unbind()
             if isinstance(self.state, ColumnStates):
                 self.state.attach(operator)
 
@@ -188,48 +233,107 @@ class PartitionHost:
         """The last batch of ``source`` this partition contains; None when it has seen none."""
         return self._positions.last(source)
 
-    def apply(self, batch: Batch, input_schema: bytes, rows: bytes, now_us: int, after: int | None = None) -> Applied:
+    def open_source(self, source: str, session: layout.Session) -> None:
+        """Refuse older clients of a source from now on. Raises SourceTaken when this one is older itself."""
+        self._recall(source)
+        if self._positions.is_newer(source, session):
+            put = layout.SESSION + source.encode(), session.encode()
+            if self._positions.is_recalled(source):  # it stays retired until it sends
+                tombstone = replace(self._positions.tombstone(source), session=session)
+                put = layout.RETIRED + source.encode(), tombstone.encode()
+            mutations = Mutations(puts=[put])
+            last = self._positions.last(source)
+            # its client is told of no output by which it could learn that this was lost
+            self._commit_changes(source, -1 if last is None else last, mutations, sync=True)
+            self._positions.taken(source, session)
+
+    def retire(self, source: str) -> bool:
+        """Keep only a tombstone of a source, see :mod:`stateflow.runtime.retirement`. False: nothing is known of it."""
+        if not self._positions.knows(source) or self._positions.is_recalled(source) or source == INITIAL:
+            return False
+        mutations, tombstone = Mutations(), self._positions.tombstone(source)
+        self._tombstones.bury({source: tombstone}, mutations)
+        self._commit_changes(source, tombstone.batch, mutations)
+        self._positions.retired([source])
+        return True
+
+    def _recall(self, source: str) -> bool:
+        """Whether the source is known, perhaps by its tombstone."""
+        if self._positions.knows(source):
+            return True
+        retired = self._tombstones.of(source)
+        if retired is not None:
+            self._positions.recall(source, retired)
+        return retired is not None
+
+    def reached(self, source: str) -> layout.Position | None:
+        """Its last batch here, and what is known of it."""
+        return self._positions.reached_by(source)
+
+    def apply(
+        self,
+        batch: Batch,
+        input_schema: bytes,
+        rows: bytes,
+        now_us: int,
+        after: int | None = None,
+        guard: Guard = UNGUARDED,
+    ) -> Applied:
         """Apply one batch, or return the stored output when it was applied before.
 
         Args:
             input_schema: Arrow IPC schema of ``rows``.
             rows: Arrow record batch message; ``b""`` when the batch has no row for this partition.
             now_us: processing time; timers of that domain fire up to it.
-            after: the newest batch of a sparse source that this partition acknowledged, where the sender knows it.
+            after: the newest batch of a sparse source, up to this one, that this partition must contain by what the
+                sender knows.
 
-        Raises PositionGap, StaleBatch, and whatever is wrong with the rows or the operator; the state is then
-        as it was before the call.
+        Raises PositionGap, StaleBatch, SourceTaken, SourceRetired, BatchChanged, and whatever is wrong with the rows or
+        the operator; the state is then as it was before the call.
         """
         earlier = b""
+        self._guard = guard
         began = self._clock.monotonic()
+        if not self._recall(batch.source) and self._tombstones.forgotten_us is not None:
+            self._positions.refuse_forgotten(batch, after, self._tombstones.forgotten_us)
+        session, digest = batch.session, None
+        if session is not None:
+            if not self._positions.is_newer(batch.source, session):
+                session = None  # it is written down
+            digest = xxhash.xxh3_64_intdigest(rows, xxhash.xxh3_64_intdigest(input_schema))
         if self._positions.contains(batch):
             return Applied(b"", True, 0, self.sequence)
-        self._evolve(now_us)
-        if self._positions.is_replay(batch, after):
+        self.evolve(now_us)
+        started = batch.source == INITIAL and (self._positions.others or self._tombstones.any)
+        if self._positions.is_replay(batch, after, started):
+            self._positions.check_digest(batch, digest)
             earlier = self._store.get(layout.OUTPUT + batch.source.encode()) or b""
-            if not rows or self._positions.rows(batch.source):
+            if not rows or digest is not None or self._positions.rows(batch.source):
                 if batch.attempt.use and batch.source != INITIAL:  # somebody who sends the same rows, or is mistaken
                     self._positions.check_rows(batch, len(self._reader(input_schema).batch(rows)) if rows else 0)
                 return Applied(earlier, True, 0, self.sequence)
             # Visited before without rows, by a task that did not have them (its batch failed): they come now.
         try:
             outputs: list[Any] = []
+            reached_us = self._reached_us(batch)
             self._ctx._side = {tag: [] for tag in self._side_writers}
-            self.state.set_time(now_us, self._watermark_us)
+            self.state.set_time(now_us, reached_us)
             columns: pa.RecordBatch | None = None
             count = 0
             if rows and self._batches:
                 columns, count = self._process_batch(self._reader(input_schema), rows, batch.source == INITIAL)
             elif rows:
                 count = self._process(self._reader(input_schema), rows, outputs, batch.source == INITIAL)
-            watermark_us = self._advance(batch, now_us, outputs)
+            watermark_us = self._advance(reached_us, now_us, outputs)
             side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
             output = self._outputs.join(earlier, join_output(self._writer.write(outputs, columns), side))
             worked = self._clock.monotonic()
             # twice as fast as state can grow, so that what has expired goes from disk in time
             mutations = self.state.expired(SWEPT_MIN + 2 * count) if self.state.expires else self.state.collect()
             self._timers.collect(mutations)
-            self._commit(batch, mutations, output, watermark_us, count)
+            position = self._positions.behind(batch, count, now_us, digest)
+            guard.begin_commit()
+            self._commit(batch, mutations, output, watermark_us, position, session)
         except BaseException:
             self.state.rollback()
             self._timers.end_batch()
@@ -241,14 +345,17 @@ class PartitionHost:
     def _reader(self, schema: bytes) -> RowReader:
         reader = self._readers.get(schema)
         if reader is None:
-            reader = self._readers[schema] = RowReader.of(schema, self.key, self.partition.operator)
+            reader = RowReader.of(schema, self.key, self.partition.operator)
+            check_keys(reader.schema, self.key, self._store, self.partition.operator)
+            self._readers[schema] = reader
         return reader
 
     def _process(self, reader: RowReader, message: bytes, outputs: list[Any], initial: bool) -> int:
         """Rows in order; returns how many."""
         assert isinstance(self.state, KeyedState)
         operator, ctx, bind = self._operator, self._ctx, self.state.bind
-        process, extend = operator.init_state if initial else operator.process, outputs.extend
+        process = operator.init_state if initial else operator.process
+        extend = outputs.extend if self._freeze is None else partial(self._extend, outputs)
         timestamp = None if initial else reader.getter(self._event_time)
         count = 0
         key: Any = None
@@ -266,10 +373,13 @@ class PartitionHost:
         except StateflowError as error:
             error.located(**self._here(key))
             raise
-        except (Exception, SystemExit) as error:  # sys.exit() must not take the replica with it
-            raise self._operator_failed(process.__name__, error, key, row) from error
+        except BaseException as error:  # whatever it raises, also sys.exit() and what asyncio means for itself
+            if not is_ours(error):
+                raise
+            raise self._operator_failed(process.__name__, error, key=key, row=row) from error
         finally:
             ctx.key = ctx.timestamp = None
+            self.state.unbind()
         return count
 
     def _process_batch(self, reader: RowReader, message: bytes, initial: bool) -> tuple[pa.RecordBatch | None, int]:
@@ -281,18 +391,29 @@ class PartitionHost:
             produced = process(batch, self._ctx)
         except StateflowError:
             raise
-        except (Exception, SystemExit) as error:
-            raise self._operator_failed(process.__name__, error, None, batch.slice(0, 1).to_pylist()) from error
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            raise self._operator_failed(process.__name__, error, row=batch.slice(0, 1).to_pylist()) from error
         return (None if produced is None else self._writer.columns(produced)), batch.num_rows
 
-    def _advance(self, batch: Batch, now_us: int, outputs: list[Any]) -> int | None:
-        """Time passes: the watermark, then the timers that are due. Returns the partition's watermark.
+    def _extend(self, outputs: list[Any], produced: Iterable[Any]) -> None:
+        """Row by row as they are produced: what comes next may change what they were made from."""
+        assert self._freeze is not None
+        outputs.extend(map(self._freeze, produced))
 
-        It is the minimum over the sources that have one, and never goes back when a late source joins.
-        """
-        watermark_us, lowest_us = self._watermark_us, self._positions.watermark_us(batch)
-        if lowest_us is not None and (watermark_us is None or lowest_us > watermark_us):
-            watermark_us = lowest_us
+    def _reached_us(self, batch: Batch) -> int | None:
+        """The partition's watermark with this batch: the minimum over the sources that have one, and never less than
+        it was, when a late source joins. It is the event time of the whole batch, for its rows, its timers and what
+        they write."""
+        lowest_us = self._positions.watermark_us(batch)
+        if lowest_us is None or (self._watermark_us is not None and lowest_us <= self._watermark_us):
+            return self._watermark_us
+        return lowest_us
+
+    def _advance(self, watermark_us: int | None, now_us: int, outputs: list[Any]) -> int | None:
+        """Time passes: the watermark, then the timers that are due. Returns the partition's watermark."""
+        if watermark_us != self._watermark_us:
             self._show_watermark(watermark_us)
             assert self._ctx.watermark is not None
             self._call("on_watermark", self._operator.on_watermark, self._ctx.watermark, outputs)
@@ -310,53 +431,72 @@ class PartitionHost:
                 self._call("on_timer", self._operator.on_timer, timer, outputs)
             finally:
                 self._ctx.key = None
+                self.state.unbind()
 
     def _call(self, name: str, method: Callable[[Any, Context], Any], argument: Any, outputs: list[Any]) -> None:
         try:
             produced = method(argument, self._ctx)
             if produced is not None:
-                outputs.extend(produced)
+                outputs.extend(produced if self._freeze is None else map(self._freeze, produced))
         except StateflowError as error:
             error.located(**self._here(self._ctx.key))
             raise
-        except (Exception, SystemExit) as error:
-            raise self._operator_failed(name, error, self._ctx.key, argument) from error
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            raise self._operator_failed(name, error, key=self._ctx.key, row=argument) from error
 
     def _show_watermark(self, watermark_us: int | None) -> None:
         self._ctx.watermark = None if watermark_us is None else to_datetime(watermark_us)
 
     def _here(self, key: Any) -> dict[str, Any]:
-        shown = None if key is None else repr(key)
-        return {"operator": self.partition.operator, "partition": self.partition.partition, "key": shown}
+        return {"operator": self.partition.operator, "partition": self.partition.partition, "key": shown(key)}
 
-    def _operator_failed(self, method: str, error: BaseException, key: Any, row: Any) -> OperatorFailed:
-        trace = "".join(traceback.format_exception(error)[-6:])
-        return OperatorFailed(
-            f"{method}() raised {type(error).__name__}: {error}",
-            remedy="mend the operator or the row; the batch was not applied",
-            operator=self.partition.operator,
-            partition=self.partition.partition,
-            key=repr(key),
-            row=repr(row)[:500],
-            traceback="\n" + trace,
-        )
+    def _operator_failed(
+        self,
+        method: str,
+        error: BaseException,
+        remedy: str = "mend the operator or the row; the batch was not applied",
+        **where: Any,
+    ) -> OperatorFailed:
+        place = {"operator": self.partition.operator, "partition": self.partition.partition}
+        return failure(f"{method}()", error, remedy, **place, **where)
 
-    def _commit(self, batch: Batch, mutations: Mutations, output: bytes, watermark_us: int | None, rows: int) -> None:
-        source, position = batch.source.encode(), self._positions.behind(batch, rows)
+    def _commit(
+        self,
+        batch: Batch,
+        mutations: Mutations,
+        output: bytes,
+        watermark_us: int | None,
+        position: layout.Position,
+        session: layout.Session | None,
+    ) -> None:
+        """Args: session: of the client, when it is new here."""
+        source = batch.source.encode()
+        if self._positions.is_recalled(batch.source):
+            mutations.deletes.append(layout.RETIRED + source)
+            session = session or self._positions.session(batch.source)
+        if session is not None:
+            mutations.puts.append((layout.SESSION + source, session.encode()))
         mutations.puts += [(layout.POSITION + source, position.encode()), (layout.OUTPUT + source, output)]
+        if retired := self._positions.idle(position.at_us, self._retention, batch.source):
+            self._tombstones.bury(retired, mutations)
         if watermark_us is not None and watermark_us != self._watermark_us:
             mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
         self._commit_changes(batch.source, batch.number, mutations)
         self._positions.reached(batch.source, position)
+        self._positions.retired(retired)
+        if session is not None:
+            self._positions.taken(batch.source, session)
         self._watermark_us = watermark_us
         self.state.mark_clean()
         self._timers.end_batch()
 
-    def _commit_changes(self, source: str, number: int, mutations: Mutations) -> None:
+    def _commit_changes(self, source: str, number: int, mutations: Mutations, sync: bool = False) -> None:
         """One atomic write under the next sequence, and those who follow are told."""
         sequence = self.sequence + 1
         mutations.puts += [*self._unsaved, (layout.SEQUENCE, sequence.to_bytes(8, "big"))]
-        self._store.apply(mutations, sync=self._sync)
+        self._store.apply(mutations, sync=sync or self._sync)
         self.sequence = sequence
         self._unsaved = []
         if self._on_commit is not None:
@@ -374,19 +514,67 @@ class PartitionHost:
             )
 
     def close(self) -> None:
-        """Lets the operator go; an error of its ``close`` is logged, for nobody could do anything about it.
+        """Lets the operator go, on a thread of its own where it has something to say to that: :meth:`let_go`.
 
         The store stays open: it may still be a move's source.
         """
-        try:
-            self._operator.close(self._ctx)
-        except Exception:
-            self._ctx.logger.exception("close() of %s failed", self.partition)
+        self.let_go(lambda work: work())
+
+    def let_go(self, aside: Callable[[Callable[[], None]], None]) -> None:
+        """Args: aside: given the operator's ``close``, when it has one, to be called where nobody waits for it."""
+        operator, ctx, name = self._operator, self._ctx, self.partition
+        self._operator = Operator()
+
+        def close() -> None:
+            nonlocal operator
+            try:
+                operator.close(ctx)
+            except BaseException as error:  # nobody could do anything about it
+                if not is_ours(error):
+                    raise
+                ctx.logger.exception("close() of %s failed", name)
+            del operator  # and with it what its __del__ does
+
+        if type(operator).close is not Operator.close or hasattr(operator, "__del__"):
+            aside(close)
+        self.state.close()
+
+    def discard(self) -> None:
+        """Without the operator's ``close``: it did not come back, or was interrupted, and is asked nothing more."""
         self.state.close()
 
 
 def _micros(seconds: float) -> int:
     return int(seconds * 1e6)
+
+
+def read_schema(stored: bytes) -> dict[str, Any]:
+    """``{"version", "states"}`` as :func:`schema_after` made them."""
+    found = json.loads(stored)
+    # a list: as written before operators had a state_version
+    return found if isinstance(found, dict) else {"version": 1, "states": found}
+
+
+def schema_after(stored: bytes | None, version: int, states: list[dict[str, Any]], deployed: DeployedStates) -> bytes:
+    """What is stored of the states once a partition's are those that are declared."""
+    before = [] if stored is None else read_schema(stored)["states"]
+    return json.dumps({"version": version, "states": deployed.schema(before, states)}, sort_keys=True).encode()
+
+
+def evolution_of(operator: str, cls: type[Operator], stored: bytes, deployed: DeployedStates) -> Evolution:
+    """From what a partition has stored to what ``cls`` declares. Raises SchemaMismatch."""
+    before, migrates = read_schema(stored), cls.migrate_state is not Operator.migrate_state
+    declared = declarations_of(cls)
+    return Evolution(operator, before["states"], before["version"], declared, cls.state_version, migrates, deployed)
+
+
+def is_evolved(cls: type[Operator], store: PartitionStore, deployed: DeployedStates = UNDEPLOYED) -> bool:
+    """Whether what is stored is what is declared, or nothing is stored yet."""
+    stored = store.get(layout.SCHEMA)
+    if stored is None:
+        return True
+    states = [each.describe() for each in declarations_of(cls).values()]
+    return stored == schema_after(stored, cls.state_version, states, deployed)
 
 
 def read_sequence(store: PartitionStore) -> int:

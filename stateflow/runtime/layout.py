@@ -5,8 +5,13 @@ key       value
 ========  =============================================================================
 ``ms``    sequence of the last commit, 8 bytes big endian
 ``mp``+s  position of source *s*: msgpack ``[version, batch, watermark in µs or nil, rows, newest event time, the same
-          before that batch, attempt…]``; version 1 has no event times
+          before that batch, attempt…, when it was committed in µs, digest of the rows or nil, what the client knew]``;
+          version 1 has no event times, version 2 ends with the attempt
 ``mo``+s  output of that batch, see :mod:`stateflow.runtime.output`
+``mf``+s  the newest client of source *s*: msgpack ``[version, generation, id]``
+``mr``+s  tombstone of a source that was retired: msgpack ``[version, batch, when it came in µs, [generation, id] of its
+          client or nil, newest event time]``; it then has none of the three above
+``mz``    tombstones were dropped: when the newest of them had its last batch, µs, 8 bytes big endian
 ``mk``    watermark of the partition: µs, 8 bytes big endian, signed
 ``mw``    ownership: msgpack ``[version, replica, state, epoch, move id, target…]``
 ``mx``    declared state schema, JSON
@@ -18,7 +23,10 @@ names another replica is an unfinished transfer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import msgpack
 
@@ -26,13 +34,41 @@ from stateflow.errors import DecodeError
 from stateflow.storage import PartitionStore
 
 VERSION = 1
-POSITION_VERSION = 2
+POSITION_VERSION = 3
 SEQUENCE = b"ms"
 POSITION = b"mp"
 OUTPUT = b"mo"
+SESSION = b"mf"
+RETIRED = b"mr"
+FORGOTTEN = b"mz"
 OWNERSHIP = b"mw"
 SCHEMA = b"mx"
 WATERMARK = b"mk"
+
+#: what the source of one run of a batch DataFrame begins with
+BATCH_RUN = "batch:"
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def _decoding(what: str) -> Iterator[None]:
+    """Entries come with a copy from elsewhere. Raises DecodeError for bytes that are none."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        why = str(error)[:120]
+        raise DecodeError(
+            f"{what} of a partition cannot be read: {why}", remedy="restore it from a checkpoint"
+        ) from error
+
+
+def _typed(found: T, *kinds: type) -> T:
+    for each, kind in zip(fields(found), kinds, strict=True):  # type: ignore[arg-type]
+        if type(getattr(found, each.name)) is not kind:
+            raise ValueError(f"{each.name} is no {kind.__name__}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +88,28 @@ class Attempt:
 UNKNOWN_ATTEMPT = Attempt()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Session:
+    """One client of a source. The larger is the newer one, and refuses the others.
+
+    ``generation_us``: when it began, µs, and later than any before it; ``id`` parts two that began at once.
+    """
+
+    generation_us: int
+    id: str
+
+    def encode(self) -> bytes:
+        packed: bytes = msgpack.packb([VERSION, self.generation_us, self.id])
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Session:
+        with _decoding("a session"):
+            version, *values = msgpack.unpackb(data)
+            check_version(version)
+            return _typed(cls(*values), int, str)
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """The last batch of a source that a partition contains, the watermark (µs) it had then if any, how many rows
@@ -59,6 +117,9 @@ class Position:
 
     ``event_us``: the newest event time (µs) the source has told of up to this batch, ``event_before_us`` up to the one
     before: what a watermark for this batch is made of, however often it is sent.
+
+    ``at_us``: when it was committed. ``digest``: of the rows, where the same batch must bring the same; None:
+    unknown. ``known``: what its client tells a successor, see :mod:`stateflow.client.history`.
     """
 
     batch: int
@@ -67,21 +128,28 @@ class Position:
     attempt: Attempt = UNKNOWN_ATTEMPT
     event_us: int | None = None
     event_before_us: int | None = None
+    at_us: int = 0
+    digest: int | None = None
+    known: bytes = b""
 
     def encode(self) -> bytes:
         a = self.attempt
-        fields = [POSITION_VERSION, self.batch, self.watermark_us, self.rows, self.event_us, self.event_before_us]
-        packed: bytes = msgpack.packb([*fields, a.run, a.use, a.task, a.call])
+        begin = [POSITION_VERSION, self.batch, self.watermark_us, self.rows, self.event_us, self.event_before_us]
+        packed: bytes = msgpack.packb([*begin, a.run, a.use, a.task, a.call, self.at_us, self.digest, self.known])
         return packed
 
     @classmethod
     def decode(cls, data: bytes) -> Position:
-        version, batch, watermark_us, rows, *rest = msgpack.unpackb(data)
-        if version == POSITION_VERSION:
-            event_us, event_before_us, *attempt = rest
-            return cls(batch, watermark_us, rows, Attempt(*attempt), event_us, event_before_us)
-        _check(version)
-        return cls(batch, watermark_us, rows, Attempt(*rest))
+        with _decoding("a position"):
+            version, batch, watermark_us, rows, *rest = msgpack.unpackb(data)
+            if type(batch) is not int:
+                raise ValueError("its batch is no number")
+            if version in (POSITION_VERSION, POSITION_VERSION - 1):
+                event_us, event_before_us, run, use, task, call, *newer = rest
+                attempt = Attempt(run, use, task, call)
+                return cls(batch, watermark_us, rows, attempt, event_us, event_before_us, *newer)
+            check_version(version)
+            return cls(batch, watermark_us, rows, Attempt(*rest))
 
 
 def positions(store: PartitionStore) -> dict[str, int]:
@@ -123,12 +191,13 @@ class Ownership:
 
     @classmethod
     def decode(cls, data: bytes) -> Ownership:
-        version, *fields = msgpack.unpackb(data)
-        _check(version)
-        return cls(*fields)
+        with _decoding("an ownership"):
+            version, *values = msgpack.unpackb(data)
+            check_version(version)
+            return _typed(cls(*values), str, str, int, *[str] * 5)
 
 
-def _check(version: int) -> None:
+def check_version(version: int) -> None:
     if version != VERSION:
         raise DecodeError(
             f"partition data has layout {version}, this program reads {VERSION}",

@@ -7,12 +7,15 @@ State map (the only place where it is decided who may commit)::
     SEALED   --prepare(move)-->      WARMING(move)      (the partition comes back; its old files are the warm base)
     WARMING  --own(e)-->             OWNED(e)           after a durable write of the ownership
     WARMING  --abandon(move)-->      ABSENT
-    WARMING  --adopt(move, by)-->    WARMING(by)        a standby's copy, to be owned by a take-over
+    WARMING  --adopt(move, by)-->    WARMING(by)        a standby's copy, to be owned by a take-over or a move
+    WARMING  --keep(move, by, e)-->  SEALED             a standby's copy, which ends where its source sealed for another
     OWNED    --fence(move, e')-->   FENCING            a batch is in hand: it finishes first
     OWNED    --fence(move, e')-->   SEALED             none is: the shell seals at once
     FENCING  --finish-->             SEALED
     FENCING  --cancel(move)-->       OWNED              only the controller cancels, and only before the seal
     ABSENT, SEALED, OWNED --restore(e)--> OWNED(e)     from a checkpoint; nothing of the old copy is served any more
+    OWNED | FENCING | SEALED  --lose-->  ABSENT        its files are damaged: whoever asks is promised nothing
+    any      --drop(e)-->            ABSENT            its operator was undeployed; what is newer than e stays
     OWNED | FENCING | SEALED  --supersede(e')-->  SEALED    its lease lapsed and the controller gave the partition away
     SEALED   stays sealed. No timeout un-fences it; a later move must bring the partition back with a newer epoch.
 
@@ -22,7 +25,8 @@ Rules the table keeps:
 * A move that was cancelled here can never seal here afterwards, however late its fence arrives, nor warm here,
   however late its prepare. A replica that knows nothing of a partition it owned (its data is lost) promises nothing.
 * Epochs rise: a fence that does not grant a newer epoch is refused. (A grant whose move was rolled back burns its
-  epoch, so the next one may be more than one ahead.)
+  epoch, so the next one may be more than one ahead.) They rise by steps that no history makes longer than
+  ``EPOCH_STEP_MAX``: an absurd one is refused, or nothing could be granted after it.
 
 The shell makes every answer durable *before* it calls ``sealed`` or ``own``.
 """
@@ -32,8 +36,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stateflow.errors import InvalidTransition, MoveAborted, MoveConflict, NotOwner, StaleEpoch, StateMissing
+from stateflow.errors import (
+    InvalidArgument,
+    InvalidTransition,
+    MoveAborted,
+    MoveConflict,
+    NotOwner,
+    StaleEpoch,
+    StateMissing,
+)
 from stateflow.types import PartitionId, ReplicaInfo
+
+#: far beyond every grant that was ever rolled back, and so small that epochs last for ever
+EPOCH_STEP_MAX = 1 << 32
 
 
 class State(StrEnum):
@@ -81,6 +96,7 @@ class Lifecycle:
                 remedy="refresh the assignment",
                 partition=self.partition,
             )
+        self._check_step(epoch)
         self.state, self.epoch = State.OWNED, epoch
 
     def prepare(self, move_id: str, source_epoch: int, newest_epoch: int = 0) -> None:
@@ -126,6 +142,7 @@ class Lifecycle:
                 remedy="this is a fault",
                 partition=self.partition,
             )
+        self._check_step(epoch)
 
     def adopt(self, move_id: str, by: str) -> None:
         """What warmed for ``move_id`` is to be owned by ``by``. Raises MoveAborted when that was cancelled here."""
@@ -138,6 +155,13 @@ class Lifecycle:
     def abandon(self, move_id: str) -> None:
         if self.state is State.WARMING and self.move_id == move_id:
             self.state, self.move_id = State.ABSENT, ""
+
+    def keep(self, move_id: str, by: str, epoch: int, successor: ReplicaInfo) -> None:
+        """What warmed for the standby ``move_id`` ends with the seal of ``by``, and ``successor`` has it at ``epoch``:
+        a warm base from now on, like a former owner's."""
+        if self.state is not State.WARMING or self.move_id != move_id:
+            raise self._illegal(f"keep({move_id}, {by})")
+        self.state, self.epoch, self.move_id, self.successor = State.SEALED, epoch, by, successor
 
     def restore(self, restore_id: str, epoch: int) -> None:
         """A checkpoint and this ownership are durable here: serve that, instead of whatever was here before.
@@ -152,6 +176,7 @@ class Lifecycle:
                 remedy="refresh the assignment",
                 partition=self.partition,
             )
+        self._check_step(epoch)
         self.state, self.epoch, self.move_id, self.successor = State.OWNED, epoch, restore_id, None
 
     # -- records --------------------------------------------------------------------------------------
@@ -207,6 +232,7 @@ class Lifecycle:
                 remedy="plan the move again",
                 partition=self.partition,
             )
+        self._check_step(epoch)
         self.state, self.move_id, self.successor, self.granted = State.FENCING, move_id, successor, epoch
         return FenceAnswer.SEAL_AFTER_BATCH if self.in_hand else FenceAnswer.SEAL_NOW
 
@@ -253,11 +279,38 @@ class Lifecycle:
         self.state, self.epoch, self.move_id, self.successor = State.SEALED, epoch, "", successor
         return True
 
+    def lose(self) -> bool:
+        """What was here cannot be read. False: nothing is, or a batch is in hand."""
+        if self.state in (State.ABSENT, State.WARMING) or self.in_hand:
+            return False
+        if self.state is State.SEALED:
+            self.epoch = 0  # it may be another's by now: see cancel()
+        self.state, self.move_id, self.successor = State.ABSENT, "", None
+        return True
+
+    def drop(self, epoch: int) -> bool:
+        """The operator is no more, and nothing of it at this epoch or an older one. False: this is newer."""
+        if self.epoch > epoch:
+            return False
+        if self.in_hand:
+            raise self._illegal("drop")
+        self.state, self.move_id, self.successor = State.ABSENT, "", None
+        return True
+
     def recover(self, state: State, epoch: int, move_id: str = "", successor: ReplicaInfo | None = None) -> None:
         """After a restart: what the durable ownership says."""
         if self.state is not State.ABSENT or state not in (State.OWNED, State.SEALED):
             raise self._illegal(f"recover({state})")
         self.state, self.epoch, self.move_id, self.successor = state, epoch, move_id, successor
+
+    def _check_step(self, epoch: int) -> None:
+        """Raises InvalidArgument: nothing that was granted in earnest is so far ahead of what is known here."""
+        if epoch > self.epoch + EPOCH_STEP_MAX:
+            raise InvalidArgument(
+                f"epoch {epoch} is out of reach of {self.epoch}",
+                remedy="nothing was changed; grant the next one",
+                partition=self.partition,
+            )
 
     def _illegal(self, event: str) -> InvalidTransition:
         return InvalidTransition(

@@ -7,18 +7,48 @@ import fcntl
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+import uuid
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 from stateflow.errors import DataDirLocked, InvalidArgument
+from stateflow.private import UMASK, keep_private
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore, RocksEngine
 
 
 class Closable(Protocol):
     def close(self) -> None: ...
+
+
+class WorkLock:
+    """A re-entrant lock that can be taken away from a thread that never gives it back."""
+
+    __slots__ = ("_lock",)
+    #: who waits for it looks this often whether it was taken away, seconds
+    LOOK_S = 0.25
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+
+    def __enter__(self) -> None:
+        while True:
+            lock = self._lock
+            if lock.acquire(timeout=self.LOOK_S):
+                if lock is self._lock:
+                    return
+                lock.release()
+
+    def __exit__(self, *_: object) -> None:
+        lock = self._lock
+        if lock._is_owned():  # else it was taken away meanwhile
+            lock.release()
+
+    def take_away(self) -> None:
+        """Whoever has it has it no more."""
+        self._lock = threading.RLock()
 
 
 class Machine:
@@ -30,6 +60,10 @@ class Machine:
     def open(self, directory: Path, *, create: bool = False) -> PartitionStore:
         """A partition's database. Raises StateMissing, DataDirLocked."""
         return self._engine.open(directory, create=create)
+
+    def expect(self, databases: int) -> None:
+        """So many are to be open at a time. Raises TooFewFiles."""
+        self._engine.expect(databases)
 
     def open_read_only(self, directory: Path) -> PartitionStore:
         """A snapshot of one, with nothing written."""
@@ -51,10 +85,20 @@ class Machine:
         """A re-entrant lock between the threads of this process."""
         return threading.RLock()
 
+    def work_lock(self) -> WorkLock:
+        return WorkLock()
+
+    def aside(self, work: Callable[[], None], wait_s: float = 0.0) -> None:
+        """In a thread of its own, which may never come back. Waits so long for it at most."""
+        thread = threading.Thread(target=work, name="aside", daemon=True)
+        thread.start()
+        thread.join(wait_s)
+
     def claim(self, directory: Path) -> Closable:
         """This process's alone until closed; made if need be. Raises DataDirLocked, InvalidArgument."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True, mode=0o777 & ~UMASK)
+            keep_private(directory)
             file = (directory / "LOCK").open("a+")
         except OSError as error:
             raise InvalidArgument(
@@ -78,6 +122,20 @@ class Machine:
         file.write(str(os.getpid()))
         file.flush()
         return file
+
+    def place(self, directory: Path) -> str:
+        """Where a claimed directory is: no two processes of one place hold the claim at once. Copies have other places,
+        on this machine or another; after a restart of the machine it is another place as well."""
+        try:
+            machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            machine = f"{uuid.getnode():x}"
+        lock = (directory / "LOCK").stat()
+        return f"{machine}/{lock.st_dev:x}/{lock.st_ino:x}"
+
+    def new_id(self) -> str:
+        """One that was never given before."""
+        return uuid.uuid4().hex
 
     def write_durably(self, path: Path, text: str) -> None:
         """All of it, or what was there before; the former, power loss or not, once this returns."""

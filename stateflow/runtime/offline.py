@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,14 +11,15 @@ from typing import Any
 
 from stateflow.checkpoint import CheckpointStore, Manifest
 from stateflow.checkpoint.proof import state_digest
-from stateflow.errors import CheckpointCorrupt, CheckpointMissing, OperatorNotImportable, StateflowError
+from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StateflowError
 from stateflow.partitioner import partition_of
 from stateflow.runtime import layout
 from stateflow.runtime.checkpointing import NOT_STATE
-from stateflow.runtime.host import read_sequence
+from stateflow.runtime.host import PartitionHost, is_evolved, read_sequence
 from stateflow.runtime.operator import Operator, load
-from stateflow.runtime.reading import declaration_of, entries_of, scan_pages
-from stateflow.state import check_schema, declarations_of, encode_row_key, scan_state
+from stateflow.runtime.reading import StateColumns, entries_of
+from stateflow.state import encode_row_key
+from stateflow.state.cells import CELL, EXPIRES, FORMAT_VERSION
 from stateflow.storage import RocksEngine, RocksStore
 from stateflow.types import PartitionId
 
@@ -29,8 +30,8 @@ _CACHE_BYTES = 32 << 20
 class Verified:
     """What a checkpoint was found to be.
 
-    ``proved``: its state digest was recomputed and is the manifest's; False when that has none. ``entries``: of the
-    declared states, decoded; None when the operator's class cannot be loaded here. ``damaged``: blobs.
+    ``proved``: its state digest was recomputed and is the manifest's; False when that has none. ``entries``: cells of
+    its states; None where it was not opened. ``damaged``: blobs.
     """
 
     operator: str
@@ -48,7 +49,8 @@ class Verified:
 
 
 def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
-    """Read every blob, open the database, compare positions and state digest, decode every entry.
+    """Read every blob, open the database, compare sequence, positions and state digest, look at every cell. No code of
+    the operator is loaded: who can write into a store must not say what runs here.
 
     What is wrong is in the answer; it raises only what the store raises, and WrongKey.
     """
@@ -56,18 +58,27 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
     with tempfile.TemporaryDirectory(prefix="stateflow-verify-") as folder:
         directory = Path(folder) / "files"
         directory.mkdir()
-        for file in manifest.files:
-            try:
-                store.fetch(manifest, file, directory / file.name)
-            except CheckpointCorrupt as error:
-                found.damaged.append(file.blob)
-                found.error = str(error)
+        store.check_room(manifest, directory)
+        with store.held(manifest):
+            for file in manifest.files:
+                try:
+                    store.fetch(manifest, file, directory / file.name)
+                except CheckpointCorrupt as error:
+                    found.damaged.append(file.blob)
+                    found.error = str(error)
         if found.damaged:
             return found
         try:
             _verify_state(directory, manifest, found)
         except StateflowError as error:
             found.error = str(error)
+        except Exception as error:  # noqa: BLE001 - files that are what their digests say may still be anything
+            wrong = CheckpointCorrupt(
+                f"its entries cannot be read: {type(error).__name__}: {error}",
+                remedy="restore an older checkpoint",
+                partition=manifest.id,
+            )
+            found.error = str(wrong)
     return found
 
 
@@ -92,12 +103,15 @@ def _verify_state(directory: Path, manifest: Manifest, found: Verified) -> None:
                     partition=manifest.id,
                 )
             found.proved = True
-        try:
-            cls = load(manifest.target)
-        except OperatorNotImportable:
-            return
-        check_schema(manifest.schema, [each.describe() for each in declarations_of(cls).values()], manifest.operator)
-        found.entries = sum(1 for each in declarations_of(cls).values() for _ in scan_state(each, db))
+        found.entries = 0
+        for _, value in db.scan(CELL):
+            if not value or value[0] & ~EXPIRES != FORMAT_VERSION:
+                raise CheckpointCorrupt(
+                    "a cell of its state is in no format that this program knows",
+                    remedy="restore an older checkpoint, or run the version that wrote it",
+                    partition=manifest.id,
+                )
+            found.entries += 1
 
 
 @contextmanager
@@ -122,6 +136,7 @@ def read_checkpoint(
     savepoint: str = "",
     key: Any = None,
     cls: type[Operator] | None = None,
+    lacking: Callable[[StateflowError], None] | None = None,
 ) -> Iterator[bytes]:
     """Entries of one state as Arrow IPC streams: columns key, map_key, value, partition. No cluster is needed.
 
@@ -129,42 +144,73 @@ def read_checkpoint(
         savepoint: its name; the newest checkpoint of each partition by default.
         key: of this key only.
         cls: the operator's class, when it is not where the checkpoint says.
+        lacking: told of each partition that cannot be read, which is then left out; by default that is raised.
 
-    Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable.
+    Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable, SchemaMismatch.
     """
-    for manifest in _manifests(store, operator, savepoint):
-        if key is not None and manifest.partitions and partition_of(key, manifest.partitions) != manifest.partition:
-            continue
-        declaration = declaration_of(cls or load(manifest.target), state, operator)
-        check_schema(manifest.schema, [declaration.describe()], operator)
+
+    def fail(error: StateflowError) -> None:
+        raise error
+
+    for manifest in _manifests(store, operator, savepoint, key, lacking or fail):
+        made_for = cls or load(manifest.target)
+        columns = StateColumns(made_for, state, operator)
         with tempfile.TemporaryDirectory(prefix="stateflow-read-") as folder:
             store.restore(manifest, Path(folder) / "files")
             with _opened(Path(folder) / "files", manifest) as db:
-                entries = entries_of(declaration, db, [] if key is None else [encode_row_key(key)])
-                while pages := scan_pages(entries, manifest.partition):
+                if not is_evolved(made_for, db):  # in this copy
+                    PartitionHost(made_for, manifest.id, db, manifest.epoch).evolve(store.clock.now_us())
+                entries = entries_of(columns.declaration, db, [] if key is None else [encode_row_key(key)])
+                for pages in columns.pages(entries, manifest.partition):
                     yield from pages
 
 
-def _manifests(store: CheckpointStore, operator: str, savepoint: str) -> Iterator[Manifest]:
+def _manifests(
+    store: CheckpointStore, operator: str, savepoint: str, key: Any, lacking: Callable[[StateflowError], None]
+) -> Iterator[Manifest]:
+    """Of every partition, or of the one that has ``key``; never fewer without saying so."""
+    store.check()
     if savepoint:
-        yield from store.savepoint(savepoint, operator)
-        return
-    numbers = {
-        found.partition.partition for found in store.catalog.checkpoints() if found.partition.operator == operator
-    }
+        manifests = {manifest.partition: manifest for manifest in store.savepoint(savepoint, operator)}
+    else:
+        manifests = _newest(store, operator, lacking)
+    count = max(manifest.partitions for manifest in manifests.values()) if manifests else 0
+    if count and not savepoint:
+        wanted = range(count) if key is None else [partition_of(key, count)]
+        for number in wanted:
+            if number not in manifests and not store.catalog.checkpoints(PartitionId(operator, number)):
+                lacking(without_checkpoint(PartitionId(operator, number)))
+    for number, manifest in sorted(manifests.items()):
+        if key is None or not manifest.partitions or partition_of(key, manifest.partitions) == number:
+            yield manifest
+
+
+def without_checkpoint(partition: PartitionId) -> CheckpointMissing:
+    return CheckpointMissing(
+        "the partition has no checkpoint",
+        remedy="take one with `stateflow checkpoint now`; --incomplete reads the others",
+        partition=partition,
+    )
+
+
+def _newest(store: CheckpointStore, operator: str, lacking: Callable[[StateflowError], None]) -> dict[int, Manifest]:
+    """By partition. One that cannot be read is not passed over for an older one without saying so."""
+    listed = store.catalog.checkpoints()
+    numbers = {found.partition.partition for found in listed if found.partition.operator == operator}
     if not numbers:
-        known = sorted({found.partition.operator for found in store.catalog.checkpoints()})
+        known = sorted({found.partition.operator for found in listed})
         raise CheckpointMissing(
             f"there is no checkpoint of {operator!r}",
             remedy=f"there are checkpoints of {', '.join(known) or 'nothing'}",
             url=store.url,
         )
+    found = {}
     for number in sorted(numbers):
-        manifest = next(store.newest(PartitionId(operator, number)), None)
-        if manifest is None:
-            raise CheckpointMissing(
-                "no checkpoint of the partition can be read",
-                remedy="see `stateflow checkpoint verify`",
-                partition=PartitionId(operator, number),
-            )
-        yield manifest
+        passed_over: list[StateflowError] = []
+        manifest = next(store.newest(PartitionId(operator, number), passed_over), None)
+        for error in passed_over:
+            error.remedy = "see `stateflow checkpoint verify`; --incomplete reads what can be read"
+            lacking(error)
+        if manifest is not None:
+            found[number] = manifest
+    return found

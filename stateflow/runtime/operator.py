@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import inspect
 import json
 import logging
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -17,10 +16,12 @@ import pyarrow as pa
 
 from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable
 from stateflow.partitioner import check_partitions
+from stateflow.runtime.code import check_digest, digest_of, find, is_text, place_of
 from stateflow.runtime.ddl import parse_ddl
-from stateflow.runtime.timers import Timer, Timers
+from stateflow.runtime.timers import Timer, Timers, check_timer_name
 from stateflow.state import (
     ColumnStates,
+    Declaration,
     KeyedState,
     Namespace,
     TrackedList,
@@ -29,14 +30,19 @@ from stateflow.state import (
     TrackedSet,
     declarations_of,
 )
+from stateflow.state.typed import taken
 from stateflow.types import OperatorSpec, check_name
 
 DEFAULT_PARTITIONS = 128
 T = TypeVar("T")
 #: where an operator's own states are
 GLOBAL = Namespace()
-#: modules loaded from a file, not from a package, are called this and the file's path
-_FILE_MODULE = "stateflow file "
+
+
+class Helper:
+    """What stores something under its name, by default the class attribute's: windows."""
+
+    name: str
 
 
 class Context:
@@ -46,10 +52,11 @@ class Context:
         key: of the row or timer in hand; None outside of them.
         partition: number of this instance's partition.
         timestamp: the row's event time, when the operator names an ``event_time`` column.
-        watermark: no row older than this is expected any more; None before the first.
+        watermark: no row older than this is expected any more; None before the first. What a batch brings counts behind
+            its rows: they see the one of the batch before, ``on_watermark`` and timers the new one.
     """
 
-    __slots__ = ("_side", "_states", "_timers", "key", "logger", "partition", "timestamp", "watermark")
+    __slots__ = ("_frozen", "_side", "_states", "_timers", "key", "logger", "partition", "timestamp", "watermark")
 
     def __init__(self, operator: str, partition: int, timers: Timers, states: KeyedState | None = None) -> None:
         self.key: Any = None
@@ -60,6 +67,7 @@ class Context:
         self._timers = timers
         self._states = states
         self._side: dict[str, list[Any]] = {}
+        self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # of side outputs whose rows might change later
 
     def set_timer(self, at: datetime | int, *, name: str = "", domain: str = "event") -> None:
         """Have ``on_timer`` called for this key once ``at`` has passed; replaces the key's timer of that name.
@@ -71,16 +79,24 @@ class Context:
 
         Raises InvalidArgument for another domain or an odd time, and outside of a row or timer.
         """
-        self._timers.set(self._current(), name, at, domain)
+        self._timers.set(self._current(), check_timer_name(name), at, domain)
 
     def delete_timer(self, *, name: str = "", domain: str = "event") -> None:
         """Forget the key's timer of that name; no error when there is none."""
-        self._timers.delete(self._current(), name, domain)
+        self._timers.delete(self._current(), check_timer_name(name), domain)
+
+    def _set_timer(self, at_us: int, name: str) -> None:
+        """A window helper's, in event time."""
+        self._timers.set(self._current(), name, at_us, "event")
+
+    def _delete_timer(self, name: str) -> None:
+        self._timers.delete(self._current(), name, "event")
 
     def emit(self, tag: str, row: Any) -> None:
         """Put a row into the side output ``tag`` of the operator's ``side_outputs``. Raises InvalidArgument."""
+        freeze = self._frozen.get(tag)
         try:
-            self._side[tag].append(row)
+            self._side[tag].append(row if freeze is None else freeze(row))
         except KeyError:
             raise InvalidArgument(
                 f"there is no side output {tag!r}", remedy='declare it: side_outputs = {"tag": "column type, …"}'
@@ -153,7 +169,7 @@ class Operator:
         for name in names:
             given = getattr(row, name)
             if given is not None:
-                _fill(getattr(self, name), given)
+                _fill(getattr(self, name), given, declarations_of(type(self))[name])
 
     def on_timer(self, timer: Timer, ctx: Context) -> Iterable[Any] | None:
         """Called once for each timer that is due, with the states bound to its key; produces rows as ``process``."""
@@ -209,19 +225,21 @@ class BatchOperator(Operator):
             getattr(self, name).put_many(keys, batch[name])
 
 
-def _fill(tracked: Any, given: Any) -> None:
+def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
+    """Args: given: as an Arrow column of the declared type gives it, or as it is."""
+    value, key = partial(taken, declared.coder), partial(taken, declared.key_coder)
     match tracked:
         case TrackedMap():
             pairs = given.items() if isinstance(given, dict) else given
-            tracked.update((key, value) for key, value in pairs if value is not None)
+            tracked.update((key(entry), value(item)) for entry, item in pairs if item is not None)
         case TrackedSet():
-            tracked.update(given)
+            tracked.update(map(key, given))
         case TrackedList():
-            tracked.extend(given)
+            tracked.extend(map(value, given))
         case TrackedReducing():
-            tracked.add(given)
+            tracked.add(value(given))
         case _:
-            tracked.value = given
+            tracked.value = value(given)
 
 
 def _no_such_columns(cls: type[Operator], names: Iterable[str]) -> InvalidArgument:
@@ -266,8 +284,7 @@ def _schema(cls: type[Operator], output: object) -> pa.Schema:
 
 def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: str | None = None) -> OperatorSpec:
     """Everything others must know of an operator; checks its declaration on the way."""
-    if not (isinstance(cls, type) and issubclass(cls, Operator)):
-        raise DeclarationError(f"{cls!r} is not an operator", remedy="derive it from stateflow.Operator")
+    check_class(cls)
     operator = check_name("operator", name or cls.__name__)
     state: KeyedState | ColumnStates
     if issubclass(cls, BatchOperator):
@@ -278,15 +295,32 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
         state = KeyedState(operator, declarations_of(cls), _EMPTY)
     if missing:
         raise DeclarationError(f"the operator has no {missing}", remedy="write it", operator=cls.__name__)
+    _check_windows(cls)
+    target, source = place_of(cls)
     return OperatorSpec(
         name=operator,
-        target=target_of(cls),
+        target=target,
         partitions=check_partitions(partitions),
         key=key_columns(cls),
         output_schema=output_schema(cls).serialize().to_pybytes(),
         state_schema=json.dumps(state.schema(), sort_keys=True),
         side_schemas=tuple((tag, schema.serialize().to_pybytes()) for tag, schema in sorted(side_schemas(cls).items())),
+        source=source,
+        source_digest=digest_of(source),
     )
+
+
+def _check_windows(cls: type[Operator]) -> None:
+    """Raises DeclarationError when two window helpers would share what they store."""
+    seen: dict[str, str] = {}
+    for attribute in dir(cls):
+        helper = inspect.getattr_static(cls, attribute)
+        if isinstance(helper, Helper) and seen.setdefault(helper.name, attribute) != attribute:
+            raise DeclarationError(
+                f"the windows {seen[helper.name]!r} and {attribute!r} are both stored as {helper.name!r}",
+                remedy="give one of them a name= of its own",
+                operator=cls.__name__,
+            )
 
 
 class _Empty:
@@ -300,69 +334,51 @@ class _Empty:
 _EMPTY = _Empty()
 
 
-def target_of(cls: type) -> str:
-    """Where replicas find the class: ``module:Class``, or ``/path/file.py:Class`` for a script's own class.
-
-    Raises OperatorNotImportable for classes that live in no file (a REPL or notebook cell) or inside a function.
-    """
-    if "<locals>" in cls.__qualname__:
+def class_of(spec: OperatorSpec) -> type[Operator]:
+    """What a deployment says, whole: a text is loaded only when it is the one that was deployed, and never the file or
+    module of its name instead. Raises OperatorNotImportable."""
+    check_digest(spec.source, spec.source_digest)
+    if not spec.source and is_text(spec.target):
         raise OperatorNotImportable(
-            f"{cls.__qualname__} is defined inside a function", remedy="move the class to module level"
+            "the operator's text is missing in its deployment", remedy="deploy it again", target=spec.target
         )
-    if cls.__module__.startswith(_FILE_MODULE):
-        return f"{sys.modules[cls.__module__].__file__}:{cls.__qualname__}"
-    if cls.__module__ != "__main__":
-        return f"{cls.__module__}:{cls.__qualname__}"
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name:  # started with python -m package.module
-        return f"{spec.name}:{cls.__qualname__}"
-    file = getattr(main, "__file__", None)
-    if file is None or not Path(file).is_file():
-        raise OperatorNotImportable(
-            f"{cls.__qualname__} lives in no file, so that replicas cannot load it",
-            remedy="put the class into a .py file and import it",
-        )
-    return f"{Path(file).resolve()}:{cls.__qualname__}"
+    return load(spec.target, spec.source)
 
 
-def load(target: str) -> type[Operator]:
-    """Inverse of :func:`target_of`. Raises OperatorNotImportable with the import's own error."""
-    module_name, _, qualname = target.rpartition(":")
-    if not module_name or not qualname:
-        raise OperatorNotImportable(
-            f"{target!r} is not an operator's place", remedy="write package.module:Class or file.py:Class"
-        )
-    try:
-        if module_name.endswith(".py"):
-            loaded: Any = _load_file(Path(module_name))
-        else:
-            loaded = importlib.import_module(module_name)
-        for part in qualname.split("."):
-            loaded = getattr(loaded, part)
-    except (Exception, SystemExit) as error:  # a script that exits must not take the replica with it
-        raise OperatorNotImportable(
-            f"{type(error).__name__}: {error}",
-            remedy="install the code where this process runs, or start it in a directory that has it",
-            target=target,
-        ) from error
+def check_class(given: object) -> None:
+    """Raises DeclarationError for whatever is no operator class: an instance, for one."""
+    if isinstance(given, Operator):
+        name = type(given).__name__
+        raise DeclarationError(f"{name}() is an instance of an operator", remedy=f"pass the class itself: {name}")
+    if not (isinstance(given, type) and issubclass(given, Operator)):
+        raise DeclarationError(f"{given!r} is not an operator", remedy="derive it from stateflow.Operator")
+
+
+def load(target: str, source: str = "") -> type[Operator]:
+    """The class that is there, see :func:`~stateflow.runtime.code.find`. Raises OperatorNotImportable with the import's
+    own error."""
+    loaded = find(target, source)
     if not (isinstance(loaded, type) and issubclass(loaded, Operator)):
         raise OperatorNotImportable(f"{target} is not an Operator class", remedy="name a class derived from it")
     return loaded
 
 
-def _load_file(path: Path) -> Any:
-    name = f"{_FILE_MODULE}{path.resolve()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+def spec_to_json(spec: OperatorSpec) -> dict[str, object]:
+    """As it is kept in a data directory."""
+    return {
+        **asdict(spec),
+        "key": list(spec.key),
+        "output_schema": spec.output_schema.hex(),
+        "side_schemas": {tag: schema.hex() for tag, schema in spec.side_schemas},
+        "dropped": dict(spec.dropped),
+    }
+
+
+def spec_from_json(text: str) -> OperatorSpec:
+    """Inverse of :func:`spec_to_json`. Raises ValueError, TypeError, KeyError, AttributeError."""
+    fields = json.loads(text)
+    fields["key"] = tuple(fields["key"])
+    fields["output_schema"] = bytes.fromhex(fields["output_schema"])
+    fields["side_schemas"] = tuple((tag, bytes.fromhex(s)) for tag, s in sorted(fields["side_schemas"].items()))
+    fields["dropped"] = tuple(sorted(fields.get("dropped", {}).items()))
+    return OperatorSpec(**fields)

@@ -13,6 +13,7 @@ import msgpack
 import pyarrow as pa
 
 from stateflow.errors import DecodeError
+from stateflow.runtime.arrow import read_batch, read_schema
 
 _MARK = b"\x00"
 VERSION = 1
@@ -29,11 +30,16 @@ def split_output(data: bytes) -> tuple[bytes, dict[str, bytes]]:
     """(main, tag → record batch message)."""
     if not data.startswith(_MARK):
         return data, {}
-    version, main, side = msgpack.unpackb(data[1:])
+    try:
+        version, main, side = msgpack.unpackb(data[1:])
+    except (ValueError, TypeError) as error:
+        raise DecodeError("an output cannot be read", remedy="see what runs at the replica's address") from error
     if version != VERSION:
         raise DecodeError(
             f"an output has format {version}, this program reads {VERSION}", remedy="run a newer stateflow"
         )
+    if not (type(main) is bytes and type(side) is dict and all(type(each) is bytes for each in side.values())):
+        raise DecodeError("an output is none", remedy="see what runs at the replica's address")
     return main, side
 
 
@@ -46,7 +52,7 @@ class OutputReader:
 
     @classmethod
     def of(cls, schema: bytes, side: Iterable[tuple[str, bytes]]) -> OutputReader:
-        return cls(_read_schema(schema), {tag: _read_schema(encoded) for tag, encoded in side})
+        return cls(read_schema(schema), {tag: read_schema(encoded) for tag, encoded in side})
 
     def join(self, earlier: bytes, later: bytes) -> bytes:
         """One output of two, in this order."""
@@ -78,14 +84,3 @@ def _append(one: bytes, two: bytes, schema: pa.Schema) -> bytes:
     table = pa.Table.from_batches([read_batch(one, schema), read_batch(two, schema)])
     message: bytes = table.combine_chunks().to_batches()[0].serialize().to_pybytes()
     return message
-
-
-def read_batch(message: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of a record batch message; an empty batch for ``b""``."""
-    if not message:
-        return pa.RecordBatch.from_pylist([], schema=schema)
-    return pa.ipc.read_record_batch(pa.py_buffer(message), schema)
-
-
-def _read_schema(encoded: bytes) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(encoded))

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
 
-from stateflow.errors import BatchChanged, OperatorUsedTwice, PositionGap, StaleBatch, TasksMerged
-from stateflow.runtime.layout import UNKNOWN_ATTEMPT, Attempt, Position
+from stateflow.errors import (
+    BatchChanged,
+    OperatorUsedTwice,
+    PositionGap,
+    SourceRetired,
+    SourceTaken,
+    StaleBatch,
+    TasksMerged,
+)
+from stateflow.runtime.layout import BATCH_RUN, UNKNOWN_ATTEMPT, Attempt, Position, Session
+from stateflow.runtime.retirement import LOOKED_AT, Retention, Retired, idle
+from stateflow.runtime.timers import to_datetime
 from stateflow.types import PartitionId
 
 #: sources whose names begin so are not the user's
 RESERVED = "stateflow:"
 #: the source whose rows are not processed but become the operator's first state
 INITIAL = "stateflow:initial"
-#: what the source of one run of a batch DataFrame begins with
-BATCH_RUN = "batch:"
 #: the source of the change set that migrates a partition's state; its number is the new state version
 MIGRATION = "stateflow:migration"
 
@@ -28,7 +37,8 @@ class Batch:
 
     ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
     ``event_us``: the newest event time among the rows its sender has, for all partitions, µs.
-    ``attempt``: who sends it, where that is known.
+    ``attempt``: who sends it, where that is known. ``session``: of the client, where a source belongs to one at a
+    time; its rows must then be the same whenever the batch is sent. ``known``: what it tells a successor.
     """
 
     source: str
@@ -38,36 +48,132 @@ class Batch:
     attempt: Attempt = UNKNOWN_ATTEMPT
     event_us: int | None = None
     rewind: bool = False
+    session: Session | None = None
+    known: bytes = b""
 
 
 class Positions:
     """Of one partition, by source."""
 
-    def __init__(self, partition: PartitionId, known: Mapping[str, Position]) -> None:
+    def __init__(
+        self, partition: PartitionId, known: Mapping[str, Position], sessions: Mapping[str, Session] | None = None
+    ) -> None:
         self.partition = partition
-        self._known = dict(known)
+        self._sessions = dict(sessions or {})
+        opened = {s: Position(-1, at_us=session.generation_us) for s, session in self._sessions.items()}
+        #: by when their last batch came; a client that has sent nothing yet counts from its start
+        self._known = dict(sorted({**opened, **known}.items(), key=lambda each: each[1].at_us))
+        self._recalled: set[str] = set()
 
     def last(self, source: str) -> int | None:
         """The last batch of ``source`` the partition contains; None when it has seen none."""
         known = self._known.get(source)
-        return None if known is None else known.batch
+        return None if known is None or known.batch < 0 else known.batch
+
+    def knows(self, source: str) -> bool:
+        return source in self._known
+
+    def recall(self, source: str, retired: Retired) -> None:
+        """It was retired, and comes back. Its tombstone stays until a batch is committed."""
+        self._known[source] = retired.position
+        self._recalled.add(source)
+        if retired.session is not None:
+            self._sessions[source] = max(retired.session, self._sessions.get(source, retired.session))
+
+    def session(self, source: str) -> Session | None:
+        """Its newest client."""
+        return self._sessions.get(source)
+
+    def is_recalled(self, source: str) -> bool:
+        return source in self._recalled
+
+    def refuse_forgotten(self, batch: Batch, after: int | None, forgotten_us: int) -> None:
+        """Nothing is known of the source of ``batch``, as of those that were silent since ``forgotten_us``. Raises
+        SourceRetired unless it must be a new one, or begins as one does."""
+        later = batch.number > 0 and not batch.sparse
+        older = batch.session is not None and batch.session.generation_us <= forgotten_us
+        if later or older or after is not None:
+            raise SourceRetired(
+                "the source was retired so long ago that nobody knows which of its batches are contained",
+                remedy="send what is new under another source name",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                source=batch.source,
+            )
+
+    def idle(self, now_us: int, retention: Retention, serving: str) -> dict[str, Retired]:
+        """Sources to retire with a batch of ``serving``."""
+        oldest = next(iter(self._known.values()), None)
+        count = len(self._known) + (serving not in self._known)
+        if oldest is None or (count <= retention.sources_max and not 0 < retention.idle_us <= now_us - oldest.at_us):
+            return {}
+        if oldest.at_us == 0:  # as written before positions had a time: it begins now
+            stamped = {s: p if p.at_us else replace(p, at_us=now_us) for s, p in self._known.items()}
+            self._known = dict(sorted(stamped.items(), key=lambda each: each[1].at_us))
+            return {}
+        found = idle(islice(self._known.items(), LOOKED_AT), count, now_us, retention)
+        spared = {serving, INITIAL} | self._recalled
+        return {source: self.tombstone(source) for source in found if source not in spared}
+
+    def tombstone(self, source: str) -> Retired:
+        return Retired.of(self._known[source], self._sessions.get(source))
+
+    def retired(self, sources: Iterable[str]) -> None:
+        """It is committed."""
+        for source in sources:
+            self._known.pop(source, None)
+            self._sessions.pop(source, None)
+            self._recalled.discard(source)
+
+    def reached_by(self, source: str) -> Position | None:
+        return self._known.get(source)
 
     def rows(self, source: str) -> int:
         """Of its last batch."""
         return self._known[source].rows
+
+    def is_newer(self, source: str, session: Session) -> bool:
+        """Whether ``session`` is to be written down. Raises SourceTaken for one that an even newer client follows."""
+        present = self._sessions.get(source)
+        if present is None or session > present:
+            return True
+        if session == present:
+            return False
+        since = to_datetime(present.generation_us)
+        raise SourceTaken(
+            f"a newer client has taken the source, at {since:%Y-%m-%d %H:%M:%S} UTC",
+            remedy="send under another source name, or start a client anew to take it back",
+            operator=self.partition.operator,
+            partition=self.partition.partition,
+            source=source,
+            generation_us=present.generation_us,
+        )
+
+    def taken(self, source: str, session: Session) -> None:
+        """It is committed."""
+        self._sessions[source] = session
+        self._known.setdefault(source, Position(-1, at_us=session.generation_us))
 
     def contains(self, batch: Batch) -> bool:
         """One that is sent again in a rewind, with later ones behind it."""
         last = self.last(batch.source)
         return batch.rewind and last is not None and batch.number < last
 
-    def is_replay(self, batch: Batch, after: int | None) -> bool:
+    @property
+    def others(self) -> bool:
+        """Has it rows that are no initial state?"""
+        return any(source != INITIAL and position.batch >= 0 for source, position in self._known.items())
+
+    def is_replay(self, batch: Batch, after: int | None, started: bool = False) -> bool:
         """Whether it is the newest one again. ``after``: see :meth:`~stateflow.runtime.host.PartitionHost.apply`.
 
-        Raises StaleBatch, PositionGap, OperatorUsedTwice or TasksMerged.
+        Args:
+            started: the operator has processed rows, and takes no first state any more.
+
+        Raises StaleBatch, PositionGap, SourceRetired, OperatorUsedTwice or TasksMerged.
         """
         last = self.last(batch.source)
-        if batch.source == INITIAL and self._known.keys() - {INITIAL}:
+        if batch.source == INITIAL and started:
             if last is not None and batch.number <= last:
                 return True
             raise StaleBatch(
@@ -75,6 +181,14 @@ class Positions:
                 remedy="load initial state before the first query or stream starts",
                 operator=self.partition.operator,
                 partition=self.partition.partition,
+            )
+        if batch.number == last and batch.source in self._recalled:
+            raise SourceRetired(
+                f"batch {batch.number} was applied, but its source was retired since, and its output with it",
+                remedy=f"go on with batch {batch.number + 1} (STATEFLOW_REPLICA_SOURCE_IDLE_S keeps more)",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                source=batch.source,
             )
         if batch.number == last:
             self._refuse_others(self._known[batch.source].attempt, batch.attempt)
@@ -98,7 +212,7 @@ class Positions:
                 expected=expected,
                 **where,
             )
-        if after is not None and after >= expected:  # a sparse source may skip, but not what was acknowledged
+        if after is not None and after >= expected:  # a sparse source may skip, but not what it knows to be here
             raise PositionGap(
                 f"batch {after} was acknowledged, the state contains none after {expected - 1}",
                 remedy=f"send the batches from {expected} on again, with rewind",
@@ -141,6 +255,18 @@ class Positions:
                 source=batch.source,
             )
 
+    def check_digest(self, batch: Batch, now: int | None) -> None:
+        """Of a replay whose rows have the digest ``now``. Raises BatchChanged when others were applied."""
+        then = self._known[batch.source].digest
+        if now is not None and then is not None and now != then:
+            raise BatchChanged(
+                f"batch {batch.number} was applied with other rows",
+                remedy="other rows are another batch: send them under the next number",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                source=batch.source,
+            )
+
     def watermark_us(self, batch: Batch) -> int | None:
         """The minimum over the sources that have one, this batch's with it; None when none has."""
         watermarks = {source: position.watermark_us for source, position in self._known.items()}
@@ -148,7 +274,7 @@ class Positions:
             watermarks[batch.source] = max(batch.watermark_us, watermarks.get(batch.source) or batch.watermark_us)
         return min((watermark for watermark in watermarks.values() if watermark is not None), default=None)
 
-    def behind(self, batch: Batch, rows: int) -> Position:
+    def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
         """The source's position once the batch is applied."""
         before = self._known.get(batch.source, Position(-1))
         promised = [w for w in (batch.watermark_us, before.watermark_us) if w is not None]
@@ -160,8 +286,13 @@ class Positions:
             batch.attempt,
             max(events, default=None),
             before.event_before_us if before.batch == batch.number else before.event_us,
+            now_us,
+            digest,
+            batch.known or before.known,
         )
 
     def reached(self, source: str, position: Position) -> None:
         """It is committed."""
-        self._known[source] = position
+        self._known.pop(source, None)
+        self._known[source] = position  # the one whose last batch came last
+        self._recalled.discard(source)

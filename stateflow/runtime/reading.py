@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from stateflow.errors import UnknownState
-from stateflow.runtime.operator import Operator
+from stateflow.errors import SchemaMismatch, UnknownState
+from stateflow.runtime.keys import kinds_of
+from stateflow.runtime.operator import Operator, key_columns
 from stateflow.state import CellReader, Declaration, declarations_of, scan_state
 from stateflow.state.cells import CELL, row_part
+from stateflow.state.typed import signature_of_coder, typed, typed_of
 
 SCAN_ROWS = 10_000
 SCAN_BYTES = 3 << 20
@@ -53,40 +55,85 @@ class _Below:
         return self._store.scan(self._prefix)
 
 
-def scan_pages(entries: Iterator[tuple[object, object, object]], partition: int) -> list[bytes]:
-    """Up to SCAN_ROWS entries as Arrow IPC streams that fit messages; none at the end."""
-    rows = list(itertools.islice(entries, SCAN_ROWS))
-    return list(_fitting(rows, partition)) if rows else []
+class StateColumns:
+    """What entries of a state are as columns: key, map_key, value, partition. Types come from the declaration, those of
+    keys from what is stored, for nothing declares them: one key column is that, several are a struct.
+    """
+
+    def __init__(self, cls: type[Operator], state: str, operator: str) -> None:
+        self.declaration = declaration_of(cls, state, operator)
+        self._names, self._operator = key_columns(cls), operator
+        key_coder = self.declaration.key_coder
+        self._entry = typed(_NONE if key_coder is None else signature_of_coder(key_coder))
+        self._value = typed_of(self.declaration.coder)
+
+    def pages(self, entries: Iterator[tuple[object, object, object]], partition: int) -> Iterator[list[bytes]]:
+        """Up to SCAN_ROWS entries at a time as Arrow IPC streams that fit messages; one without entries of none, which
+        says the types."""
+        rows = list(itertools.islice(entries, SCAN_ROWS))
+        if not rows:
+            yield [self._page([], partition)]
+        while rows:
+            yield list(self._fitting(rows, partition))
+            rows = list(itertools.islice(entries, SCAN_ROWS))
+
+    def _fitting(self, rows: list[tuple[object, object, object]], partition: int) -> Iterator[bytes]:
+        page = self._page(rows, partition)
+        if len(page) <= SCAN_BYTES or len(rows) == 1:
+            yield page
+            return
+        half = len(rows) // 2
+        yield from self._fitting(rows[:half], partition)
+        yield from self._fitting(rows[half:], partition)
+
+    def _page(self, rows: list[tuple[object, object, object]], partition: int) -> bytes:
+        keys, entry_keys, values = ([row[column] for row in rows] for column in range(3))
+        table = pa.table(
+            {
+                "key": self._keys(keys),
+                "map_key": self._entry.array(entry_keys),
+                "value": self._value.array(values),
+                "partition": pa.array([partition] * len(rows), pa.int32()),
+            }
+        )
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return bytes(sink.getvalue().to_pybytes())
+
+    def _keys(self, keys: list[object]) -> pa.Array:
+        kinds = list(dict.fromkeys(map(kinds_of, keys)))
+        if len(kinds) > 1:
+            raise several_kinds(self._operator, *(", ".join(each) for each in kinds))
+        if not kinds:
+            return pa.nulls(0)
+        columns = [typed(_KEYS.get(kind, kind)) for kind in kinds[0]]
+        if len(columns) == 1 and len(self._names) == 1:
+            return columns[0].array(keys)
+        values = zip(*(key if isinstance(key, tuple) else (key,) for key in keys), strict=True)
+        arrays = [column.array(each) for column, each in zip(columns, values, strict=True)]
+        return pa.StructArray.from_arrays(arrays, names=list(self._names))
 
 
-def _fitting(rows: list[tuple[object, object, object]], partition: int) -> Iterator[bytes]:
-    page = _scan_page(rows, partition)
-    if len(page) <= SCAN_BYTES or len(rows) == 1:
-        yield page
-        return
-    half = len(rows) // 2
-    yield from _fitting(rows[:half], partition)
-    yield from _fitting(rows[half:], partition)
+_NONE = "None"
+#: of kinds of keys that are not called as their types are
+_KEYS = {"timestamp": "datetime", "timestamp without time zone": "datetime"}
 
 
-def _scan_page(rows: list[tuple[object, object, object]], partition: int) -> bytes:
-    keys, entry_keys, values = (list(column) for column in zip(*rows, strict=True))
-    table = pa.table(
-        {
-            "key": [list(key) if isinstance(key, tuple) else key for key in keys],
-            "map_key": entry_keys,
-            "value": values,
-            "partition": pa.array([partition] * len(rows), pa.int32()),
-        }
+def several_kinds(operator: str, *kinds: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"keys of several types are stored: {'; '.join(kinds)}",
+        remedy="read them one by one by their key; rows had keys of several types, of which each is another key",
+        operator=operator,
     )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue().to_pybytes())
 
 
 def joined(pages: list[pa.Table]) -> pa.Table:
-    """One table of pages whose types were told from their values, each by itself."""
+    """One table. Raises SchemaMismatch when partitions have keys of several types."""
     if not pages:
         return pa.table({"key": [], "map_key": [], "value": [], "partition": pa.array([], pa.int32())})
+    kinds = {str(page.schema.field("key").type): None for page in pages if page.num_rows}
+    if len(kinds) > 1:
+        raise several_kinds("", *kinds)
+    pages = [page for page in pages if page.num_rows] or pages[:1]
     return pa.concat_tables(pages, promote_options="permissive")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from stateflow.changes import ChangeSet, Mutations, chain
-from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, TransferCorrupt
+from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, StateMissing, TransferCorrupt
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lifecycle import State
@@ -41,10 +41,13 @@ class Receiver:
         self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int, newest_epoch: int = 0
     ) -> Kept | None:
         """Become the target of a move. A second call for the same move starts its transfer again. Returns what an
-        earlier stay of the partition left here, sealed."""
+        earlier stay of the partition left here, sealed.
+        """
         self._shelf.learn(spec)
         slot = self._shelf.slot(partition)
         with slot.work, slot.mutex:
+            if slot.incoming is None:
+                self._shelf.expect(1)
             slot.lifecycle.prepare(move_id, source_epoch, newest_epoch)
             if slot.incoming is not None:
                 self._shelf.discard(slot.incoming)
@@ -59,23 +62,67 @@ class Receiver:
         self._shelf.on_change(partition)
         return slot.kept
 
+    def lost(self, partition: PartitionId, move_id: str) -> StateMissing | None:
+        """What this move brought here was owned, may have taken batches, and was put aside since. What its source
+        sealed is not the whole of it any more, so that the move cannot begin anew: it has ended."""
+        home = self._shelf.slot(partition).home
+        for copy in self._shelf.evidence.of_move(move_id, partition.operator, home.name):
+            if not self._shelf.is_incoming(copy):
+                return StateMissing(
+                    "the move's target owned the partition, and lost it by damage",
+                    remedy="mend what was put aside, put it back, and start the replica again; or restore a checkpoint",
+                    partition=partition,
+                    replica=self._shelf.info.name,
+                    evidence=copy,
+                )
+        return None
+
     def warm_base(self, partition: PartitionId) -> dict[str, Path]:
         """Digest → file, of what an earlier stay of this partition, or a transfer cut short, left here."""
         slot = self._shelf.slot(partition)
-        found: dict[str, Path] = {}
-        for directory in (slot.home / RECEIVED, slot.directory):
-            if directory is not None and directory.is_dir():
-                found |= {file.digest: directory / file.name for file in self._shelf.digests.files(directory)}
+        found = {self._shelf.digests.of(path): path for path in self._received(slot) if path.suffix != PART}
+        if slot.directory is not None and slot.directory.is_dir():
+            found |= {file.digest: slot.directory / file.name for file in self._shelf.digests.files(slot.directory)}
         return found
 
+    def begun(self, partition: PartitionId) -> dict[str, int]:
+        """Digest → bytes, of what a transfer cut short left of a file here."""
+        parts = (path for path in self._received(self._shelf.slot(partition)) if path.suffix == PART)
+        return {path.stem: path.stat().st_size for path in parts}
+
+    @staticmethod
+    def _received(slot: Slot) -> list[Path]:
+        received = slot.home / RECEIVED
+        return [path for path in received.iterdir() if path.is_file()] if received.is_dir() else []
+
+    def forget_received(self, partition: PartitionId, digests: Collection[str]) -> None:
+        """What transfers cut short left here stays as far as it is one of these."""
+        for path in self._received(self._shelf.slot(partition)):
+            if path.stem not in digests:
+                path.unlink()
+
+    def arriving(self, partition: PartitionId, move_id: str, file: BaseFile) -> Path:
+        """Where a base file is built from what arrives. It may hold its beginning, from this attempt or an earlier one;
+        only :meth:`keep_received` proves that it does."""
+        if file.size < KEPT_BYTES_MIN:
+            return self.incoming_directory(partition, move_id) / file.name
+        received = self._shelf.slot(partition).home / RECEIVED
+        received.mkdir(exist_ok=True)
+        return received / (file.digest + PART)
+
     def keep_received(self, partition: PartitionId, move_id: str, file: BaseFile) -> None:
-        """A base file is here whole: it stays for the next attempt, whatever becomes of this one."""
+        """A base file has arrived: it is proved, becomes part of the copy, and stays for the next attempt, whatever
+        becomes of this one. Raises TransferCorrupt; what arrived is then gone."""
         if file.size < KEPT_BYTES_MIN:
             return
-        kept = self._shelf.slot(partition).home / RECEIVED / file.digest
-        kept.parent.mkdir(exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            kept.hardlink_to(self.incoming_directory(partition, move_id) / file.name)
+        arrived = self.arriving(partition, move_id, file)
+        if self._shelf.digests.of(arrived) != file.digest:
+            arrived.unlink()
+            raise TransferCorrupt(
+                "a base file arrived damaged", remedy="it is sent again", partition=partition, file=file.name
+            )
+        kept = arrived.rename(arrived.parent / file.digest)
+        (self.incoming_directory(partition, move_id) / file.name).hardlink_to(kept)
 
     def check_room(self, partition: PartitionId, bytes_needed: int) -> None:
         """Raises DiskFull when so much more does not fit here."""
@@ -154,6 +201,8 @@ class Receiver:
         with self._shelf.slot(partition).work:
             incoming = self._incoming(partition, move_id)
             home = incoming.directory.parent
+            self._shelf.mark_incoming(incoming.directory)
+            self._shelf.machine.sync([incoming.directory])  # whatever a loss of power leaves, it says what it is
             incoming.directory = incoming.directory.rename(home / incoming.directory.name.removesuffix(PART))
             self._shelf.machine.sync([home, home.parent])
             incoming.store = self._shelf.machine.open(incoming.directory)
@@ -207,11 +256,12 @@ class Receiver:
                     evidence=self._keep_evidence(incoming),
                 )
 
-    def own(self, partition: PartitionId, move_id: str, seal: Seal) -> list[Path]:
+    def own(self, partition: PartitionId, move_id: str, seal: Seal) -> list[Path] | None:
         """The commit point of a move: prove the copy, make the ownership durable, serve.
 
-        Returns what is on disk beside it, to be given to :meth:`tidy` when nobody waits any more. Raises DigestMismatch
-        when the copy is not what the source sealed; nothing is owned then.
+        Returns what is on disk beside it, to be given to :meth:`tidy` when nobody waits any more. None: the copy is a
+        standby's, and the seal for somebody else or for a move that was cancelled here; it stays, for a take-over.
+        Raises DigestMismatch when the copy is not what the source sealed; nothing is owned then.
         """
         slot = self._shelf.slot(partition)
         with slot.work:
@@ -228,8 +278,18 @@ class Receiver:
                     copied=f"{incoming.sequence}:{digest}",
                     evidence=self._keep_evidence(incoming),
                 )
+            if seal.move_id != move_id:
+                with slot.mutex:
+                    if seal.owner is not None and seal.owner.name != self._shelf.info.name:
+                        incoming.seal = seal
+                        return None
+                    if seal.move_id in slot.lifecycle.cancelled:
+                        return None
+                    slot.lifecycle.adopt(move_id, seal.move_id)
+                    incoming.move_id = move_id = seal.move_id
             ownership = layout.Ownership(self._shelf.info.name, State.OWNED, seal.epoch, move_id)
             store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            self._shelf.unmark_incoming(incoming.directory)
             with slot.mutex:
                 slot.lifecycle.own(move_id, seal.epoch)
                 former, slot.incoming = slot.replace(incoming.directory, store), None
@@ -243,30 +303,56 @@ class Receiver:
         self._shelf.on_change(partition)
         return beside
 
-    def tidy(self, leftovers: Iterable[Path]) -> None:
+    def tidy(self, partition: PartitionId, leftovers: Iterable[Path]) -> None:
+        slot = self._shelf.slot(partition)
+        if slot.directory is not None:
+            with contextlib.suppress(FileNotFoundError):  # it has gone on
+                self._shelf.machine.sync([slot.directory])  # that it is no copy on its way any more
         for directory in leftovers:
             self._shelf.remove(directory)
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
-        """Give an unfinished move in up. What was here before stays as a warm base."""
+        """Give an unfinished move in up. What was here before stays as a warm base, or a standby's copy that ends with
+        a seal: from there on its owner has the changes."""
         slot = self._shelf.slot(partition)
+        if slot.incoming is None:  # and nothing waits for a batch in hand
+            return
         with slot.work, slot.mutex:
             self._abandon(slot, move_id)
 
     def _abandon(self, slot: Slot, move_id: str) -> None:
         if slot.incoming is not None and slot.incoming.move_id == move_id:
-            self._shelf.discard(slot.incoming)
-            slot.incoming = None
-            slot.lifecycle.abandon(move_id)
+            incoming, slot.incoming = slot.incoming, None
+            if incoming.seal is not None:
+                self._keep(slot, incoming, incoming.seal)
+            else:
+                self._shelf.discard(incoming)
+                slot.lifecycle.abandon(move_id)
             self._shelf.on_change(slot.id)
 
+    def _keep(self, slot: Slot, incoming: Incoming, seal: Seal) -> None:
+        store, owner = incoming.store, seal.owner
+        assert store is not None
+        assert owner is not None
+        ownership = layout.Ownership(
+            self._shelf.info.name, State.SEALED, seal.epoch, seal.move_id, owner.name, owner.site, owner.address
+        )
+        store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+        slot.lifecycle.keep(incoming.move_id, seal.move_id, seal.epoch, owner)
+        former = slot.replace(incoming.directory, store)
+        slot.kept = Kept(seal.move_id, seal.epoch, seal.sequence)
+        self._shelf.unmark_incoming(incoming.directory)
+        if former is not None:
+            self._shelf.remove(former)
+
     def _keep_evidence(self, incoming: Incoming) -> Path:
-        """Put a copy that is not what it should be aside, for whoever looks into it; the oldest go. Returns where."""
+        """Put a copy that is not what it should be aside, for whoever looks into it; the oldest go: it is nobody's
+        state, its source serves on. Returns where."""
         if incoming.store is not None:
             incoming.store.close()
             incoming.store = None
-        folder = self._shelf.root / "evidence"
-        folder.mkdir(exist_ok=True)
+        folder = self._shelf.evidence.transfers
+        folder.mkdir(parents=True, exist_ok=True)
         kept = folder / f"{incoming.directory.parent.parent.name}-{incoming.directory.parent.name}-{incoming.move_id}"
         self._shelf.machine.remove_tree(kept)
         incoming.directory.rename(kept)

@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from stateflow.changes import Mutations
+from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import AlreadyDeployed, NotOwner
+from stateflow.errors import (
+    AlreadyDeployed,
+    DiskFull,
+    DiskRefused,
+    InvalidArgument,
+    NotOwner,
+    OperatorFailed,
+    OperatorStuck,
+    StateDamaged,
+    StateMissing,
+    TooFewFiles,
+)
 from stateflow.runtime import layout
+from stateflow.runtime.authority import Authority, Command
 from stateflow.runtime.checkpointing import Checkpointer
-from stateflow.runtime.host import Applied, PartitionHost
+from stateflow.runtime.dropping import drop
+from stateflow.runtime.failures import failure
+from stateflow.runtime.host import Applied, PartitionHost, is_evolved
+from stateflow.runtime.identity import Identity
+from stateflow.runtime.known_store import remember
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
 from stateflow.runtime.machine import Machine
 from stateflow.runtime.positions import Batch
-from stateflow.runtime.reading import declaration_of, entries_of
+from stateflow.runtime.reading import StateColumns, declaration_of, entries_of
 from stateflow.runtime.receiving import Receiver
 from stateflow.runtime.restoring import Restorer
+from stateflow.runtime.retirement import Retention, Retired, SourceView, sources_in
 from stateflow.runtime.sending import Sender
-from stateflow.runtime.shelf import Shelf, Slot
+from stateflow.runtime.shelf import UNFINISHED, Shelf, Slot
 from stateflow.runtime.takeover import Successor
+from stateflow.runtime.watchdog import InHand, Interrupted
 from stateflow.settings import ReplicaSettings
 from stateflow.state import CachePool
 from stateflow.storage import PartitionStore
+from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
+log = logging.getLogger(__name__)
 #: a rate says nothing any more when no batch came for so long
 RATE_FORGOTTEN_S = 60.0
+#: requests of an operator are held for so long at a time: whoever holds them may be gone
+HOLD_S_MAX = 10.0
+T = TypeVar("T")
 
 
 class ReplicaNode:
@@ -37,6 +63,7 @@ class ReplicaNode:
 
     Args:
         lease: without one it needs no controller to serve.
+        recover: at once; else :meth:`recover` is to be called.
 
     Raises what :class:`~stateflow.runtime.shelf.Shelf` raises for its data directory.
     """
@@ -49,6 +76,8 @@ class ReplicaNode:
         clock: Clock = SYSTEM_CLOCK,
         machine: Machine | None = None,
         lease: Lease | None = None,
+        *,
+        recover: bool = True,
     ) -> None:
         self.info = info
         self.lease = lease or Lease()
@@ -56,21 +85,55 @@ class ReplicaNode:
         self._clock = clock
         self.cache = CachePool(self.settings.cache_bytes)
         self._shelf = Shelf(info, data_dir, self.settings, clock, machine)
-        self.sender = Sender(self._shelf, self.lease)
+        self.lost_some = False
+        self._shelf.on_lost = self._note_loss
+        self.authority = Authority(self._shelf.read_term(), self._shelf.keep_term, alone=lease is None)
+        self.sender = Sender(self._shelf, self.authority)
         self.receiver = Receiver(self._shelf)
         self.checkpointer = Checkpointer(self._shelf)
-        self.restorer = Restorer(self._shelf)
-        self.successor = Successor(self._shelf, self.lease, clock)
+        self.restorer = Restorer(self._shelf, self.authority)
+        self.successor = Successor(self._shelf, self.lease, self.authority, clock)
+        self._retention = Retention(
+            round(self.settings.source_idle_s * 1e6), self.settings.sources_max, self.settings.sources_retired_max
+        )
+        self._in_hand: dict[int, InHand] = {}  # by thread
         self._held: dict[str, float] = {}  # operator → until, monotonic
+        if recover:
+            self.recover()
+
+    def recover(self) -> None:
+        """Find what the data directory holds. To be called once, before anything else is asked of it."""
+        self._shelf.recover()
+
+    def give_up_recovery(self) -> None:
+        """This process is to end, whatever it has found."""
+        self._shelf.recovering = False
+
+    def _note_loss(self) -> None:
+        """The controller must hear of it: by a registration without that partition."""
+        self.lost_some = True
 
     @property
     def served_at(self) -> float:
         """When a batch was last in hand, monotonic seconds; minus infinity: never."""
         return self._shelf.served_at
 
+    def operators(self) -> list[OperatorSpec]:
+        """Those it knows."""
+        return self._shelf.operators()
+
+    @property
+    def identity(self) -> Identity:
+        """Of its data directory."""
+        return self._shelf.identity
+
     def on_change(self, listener: Callable[[PartitionId], None]) -> None:
         """Have ``listener`` called, from any thread, after each change of a partition's lifecycle."""
         self._shelf.on_change = listener
+
+    def remember(self, store: CheckpointStore) -> None:
+        """Keep checkpoints in this store from now on, and in no other that is there in its place."""
+        remember(self._shelf.machine, self._shelf.root, store)
 
     # -- operators and partitions -----------------------------------------------------------------------
 
@@ -78,14 +141,40 @@ class ReplicaNode:
         """Know an operator: load its code and keep its description. Raises OperatorNotImportable."""
         self._shelf.learn(spec)
 
-    def create(self, spec: OperatorSpec, partitions: Iterable[int], epoch: int) -> None:
-        """Empty partitions owned from ``epoch`` on. Those that are there already at this epoch stay as they are."""
+    def check(self, spec: OperatorSpec, total: int) -> None:
+        """Could this version of an operator, and so many of its partitions, be here? Nothing is changed. Raises
+        OperatorNotImportable, OperatorOutdated, TooFewFiles."""
+        self._shelf.check(spec)
+        self._shelf.expect(max(0, total - len(self._here(spec.name))))
+
+    def _here(self, operator: str) -> set[int]:
+        """Partitions that have a database here."""
+        return {slot.id.partition for slot in self._shelf.slots() if slot.id.operator == operator and slot.directory}
+
+    def create(self, spec: OperatorSpec, partitions: Iterable[int], epoch: int, total: int = 0) -> None:
+        """Empty partitions owned from ``epoch`` on. Those that are there already at this epoch stay as they are.
+
+        Args:
+            total: so many partitions of the operator are to be here in the end.
+
+        Raises TooFewFiles, before anything is created.
+        """
         self.learn(spec)
+        partitions = list(partitions)
+        here = self._here(spec.name)
+        self._shelf.expect(max(len(set(partitions) - here), total - len(here)))
         for number in partitions:
             slot = self._shelf.slot(PartitionId(spec.name, number))
             with slot.work, slot.mutex:
                 if slot.lifecycle.state is State.OWNED and slot.lifecycle.epoch == epoch:
                     continue
+                if slot.lifecycle.state is State.ABSENT and self._shelf.evidence.has(spec.name, slot.home.name):
+                    raise StateMissing(
+                        "the partition was here, and what is left of it was put aside",
+                        remedy="restore it from a checkpoint; to begin empty, remove the evidence first",
+                        partition=slot.id,
+                        replica=self.info.name,
+                    )
                 if slot.lifecycle.state is not State.ABSENT or slot.lifecycle.epoch >= epoch:
                     raise AlreadyDeployed(
                         "the partition is here already",
@@ -94,20 +183,30 @@ class ReplicaNode:
                         epoch=slot.lifecycle.epoch,
                     )
                 slot.directory = slot.home / f"created-{epoch}"
+                slot.directory.mkdir(parents=True, exist_ok=True)
+                (slot.directory / UNFINISHED).write_bytes(b"")  # cut short, it is created again …
+                self._shelf.machine.sync([slot.directory])  # … which a loss of power may not make it forget
                 slot.store = self._shelf.machine.open(slot.directory, create=True)
                 self._shelf.machine.sync([slot.home, slot.home.parent])
                 ownership = layout.Ownership(self.info.name, State.OWNED, epoch)
                 slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+                (slot.directory / UNFINISHED).unlink()
+                self._shelf.machine.sync([slot.directory])
                 slot.lifecycle.create(epoch)
             self._shelf.on_change(slot.id)
 
+    def drop(self, operator: str, epoch: int) -> int:
+        """See :func:`~stateflow.runtime.dropping.drop`."""
+        return drop(self._shelf, operator, epoch)
+
     def lifecycle(self, partition: PartitionId) -> Lifecycle:
         """What this replica holds of a partition. To be read, not changed."""
-        return self._shelf.slot(partition).lifecycle
+        return self._shelf.look(partition).lifecycle
 
-    def begin_session(self, session: str) -> None:
-        """What was asked for in an earlier one is refused from now on, or done when this returns."""
-        self.lease.begin(session)
+    def begin_session(self, command: Command, adopted: str = "") -> None:
+        """Obey this controller, in this session. What was asked for in an earlier one is refused from now on, or done
+        when this returns. Raises StaleTerm, ForeignLedger."""
+        self.authority.obey(command, adopted)
         for slot in self._shelf.slots():
             with slot.mutex:
                 pass
@@ -120,22 +219,22 @@ class ReplicaNode:
 
     def quiet_in(self, partition: PartitionId, pause_s: float) -> float:
         """How long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
-        return self._shelf.slot(partition).rhythm.wait_s(self._clock.monotonic(), pause_s)
+        return self._shelf.look(partition).rhythm.wait_s(self._clock.monotonic(), pause_s)
 
     def batch_rate(self, partition: PartitionId) -> float:
         """Batches a second, as averaged while they came."""
-        rhythm = self._shelf.slot(partition).rhythm
+        rhythm = self._shelf.look(partition).rhythm
         return rhythm.rate if self._clock.monotonic() - rhythm.began_at < RATE_FORGOTTEN_S else 0.0
 
     def bytes_on_disk(self, partition: PartitionId) -> int:
-        directory = self._shelf.slot(partition).directory
+        directory = self._shelf.look(partition).directory
         if directory is None or not directory.is_dir():
             return 0
         return sum(path.stat().st_size for path in directory.iterdir() if path.name.endswith(".sst"))
 
     def sequence(self, partition: PartitionId) -> int:
         """Of the last commit, as far as the partition is at work here; else 0."""
-        host = self._shelf.slot(partition).host
+        host = self._shelf.look(partition).host
         return host.sequence if host else 0
 
     def owned(self, operator: str | None = None) -> list[PartitionId]:
@@ -149,7 +248,12 @@ class ReplicaNode:
         )
 
     def hold(self, operator: str, seconds: float) -> None:
-        """Let requests of an operator wait, for so long at most; 0: go on."""
+        """Let requests of an operator wait, for so long at most; 0: go on. Raises InvalidArgument."""
+        if not 0 <= seconds <= HOLD_S_MAX:
+            raise InvalidArgument(
+                f"requests cannot be held for {seconds:g} s",
+                remedy=f"hold them for {HOLD_S_MAX:g} s at most, and again",
+            )
         self._held[operator] = self._clock.monotonic() + seconds
         if not seconds:
             for slot in self._shelf.slots():
@@ -187,38 +291,164 @@ class ReplicaNode:
         again after the next ``on_change``. Raises LeaseLost, and what is wrong with sender, rows or operator.
         ``after``: see :meth:`~stateflow.runtime.host.PartitionHost.apply`.
         """
-        slot = self._shelf.slot(partition)
+        slot = self._shelf.look(partition)
         self.lease.check(self._clock.monotonic())
         if self._is_held(partition.operator):
             return None
+        try:
+            return self._apply(slot, epoch, batch, input_schema, rows, after)
+        except Exception as error:
+            self._judge(slot, error)
+            raise
+
+    def _apply(
+        self, slot: Slot, epoch: int, batch: Batch, input_schema: bytes, rows: bytes, after: int | None
+    ) -> Applied | ReplicaInfo | None:
         with slot.work:
             with slot.mutex:
+                if slot.lost is not None and slot.lifecycle.state is State.ABSENT:
+                    raise slot.lost
+                if slot.stuck is not None:
+                    raise slot.stuck.refusal()
                 verdict = slot.lifecycle.begin(epoch)
             if verdict is not Verdict.SERVE:
                 return slot.lifecycle.successor if verdict is Verdict.MOVED else None
             self._shelf.served_at = began = self._clock.monotonic()
             slot.rhythm.began(began)
+            hand = self._take_in_hand(slot, began)
             try:
-                applied = self._host(slot).apply(batch, input_schema, rows, self._clock.now_us(), after)
+                applied = self._host(slot).apply(batch, input_schema, rows, self._clock.now_us(), after, hand)
                 now = self._clock.monotonic()
                 slot.rhythm.ended(now)
                 self._shelf.served_at = now
                 # the process may have been stopped meanwhile: what was committed after the lease is not said
                 self.lease.check(now)
                 return applied
+            except Interrupted as error:
+                raise _stuck(hand, error) from error
             finally:
-                with slot.mutex:
-                    if slot.lifecycle.finish():
-                        self.sender.seal(slot)
+                self._end(slot, hand)
+
+    def _take_in_hand(self, slot: Slot, began: float) -> InHand:
+        hand = InHand(slot.id, began)
+        self._in_hand[hand.thread] = hand
+        return hand
+
+    def _end(self, slot: Slot, hand: InHand) -> None:
+        del self._in_hand[hand.thread]
+        if hand.end():
+            with slot.mutex:
+                if hand.interrupted and slot.host is not None:
+                    slot.host.discard()
+                    slot.host = None
+                if slot.lifecycle.finish():
+                    self.sender.seal(slot)
+            return
+        with slot.mutex:  # it was taken away, and comes back at last
+            if hand.host is not None:
+                hand.host.discard()
+            if slot.stuck is hand:
+                slot.stuck = None
+        log.warning("%s is served again: its operator came back", slot.id)
+        self._shelf.on_change(slot.id)
+
+    def in_hand(self) -> list[InHand]:
+        """Batches that are being worked on."""
+        return [hand for hand in list(self._in_hand.values()) if not hand.left]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Does a thread work on a batch that was given up?"""
+        return any(hand.left for hand in list(self._in_hand.values()))
+
+    def refusal(self, partition: PartitionId) -> OperatorStuck | None:
+        """Why a partition's batches are refused, since one of them was taken away; None: they are not."""
+        stuck = self._shelf.look(partition).stuck
+        return None if stuck is None else stuck.refusal()
+
+    def overdue(self, limit_s: float) -> InHand | None:
+        """A batch that has been in hand for longer than that."""
+        before = self._clock.monotonic() - limit_s
+        return next((hand for hand in self.in_hand() if hand.began < before), None)
+
+    def take_away(self, hand: InHand) -> bool:
+        """Give a batch up that cannot be interrupted: it never commits, and its partition is not served here before its
+        thread comes back. It may move away, be checkpointed, and taken over, as it was before the batch. False: it has
+        ended, or is just being committed."""
+        slot = self._shelf.slot(hand.partition)
+        with slot.mutex:
+            if not hand.take_away():
+                return False
+            slot.stuck, hand.host, slot.host = hand, slot.host, None
+            slot.work.take_away()
+            if slot.lifecycle.finish():
+                self.sender.seal(slot)
+        self._shelf.on_change(slot.id)
+        return True
+
+    def open_source(self, partition: PartitionId, source: str, session: layout.Session) -> None:
+        """See :meth:`~stateflow.runtime.host.PartitionHost.open_source`. Raises NotOwner, LeaseLost, SourceTaken."""
+        self._beside_batches(partition, lambda host: host.open_source(source, session))
+
+    def retire_source(self, partition: PartitionId, source: str) -> bool:
+        """See :meth:`~stateflow.runtime.host.PartitionHost.retire`. Raises NotOwner, LeaseLost."""
+        return self._beside_batches(partition, lambda host: host.retire(source))
+
+    def _beside_batches(self, partition: PartitionId, work: Callable[[PartitionHost], T]) -> T:
+        """What commits to a partition and is no batch."""
+        slot = self._shelf.look(partition)
+        try:
+            return self._commit_beside(slot, work)
+        except Exception as error:
+            self._judge(slot, error)
+            raise
+
+    def _commit_beside(self, slot: Slot, work: Callable[[PartitionHost], T]) -> T:
+        self.lease.check(self._clock.monotonic())
+        with slot.work:
+            with slot.mutex:
+                if slot.stuck is not None:
+                    raise slot.stuck.refusal()
+                serves = slot.lifecycle.state is State.OWNED
+                serves = serves and slot.lifecycle.begin(slot.lifecycle.epoch) is Verdict.SERVE
+            if not serves:
+                raise NotOwner("the partition is not owned here", remedy="refresh the assignment", partition=slot.id)
+            hand = self._take_in_hand(slot, self._clock.monotonic())
+            try:
+                host = self._host(slot)  # the operator may have to open
+                hand.begin_commit()
+                done = work(host)
+                self.lease.check(self._clock.monotonic())
+                return done
+            except Interrupted as error:
+                raise _stuck(hand, error) from error
+            finally:
+                self._end(slot, hand)
+
+    def _judge(self, slot: Slot, error: Exception) -> None:
+        """Raises what ``error`` means, if that is something else. A partition that cannot be read is lost: it goes to
+        another owner, rather than to fail again and again. One that could not be written is opened anew: its database
+        takes no more writes."""
+        meant = meaning(error)
+        if isinstance(meant, StateDamaged) and meant is not slot.lost:
+            meant.located(partition=slot.id)
+            self._shelf.lose(slot, meant)
+        elif isinstance(meant, DiskFull | DiskRefused | TooFewFiles):
+            self._shelf.close_store(slot)
+        if meant is not None and meant is not error:
+            raise meant from error
 
     def _host(self, slot: Slot) -> PartitionHost:
+        """At work, with the code that is deployed by now. Called with ``work`` held."""
+        spec, cls = self._shelf.operator(slot.id.operator)
+        if slot.host is not None and not slot.host.runs(cls):
+            slot.host.let_go(self._shelf.machine.aside)
+            slot.host = None
         if slot.host is None:
-            _, cls = self._shelf.operator(slot.id.operator)
-            assert slot.store is not None
             slot.host = PartitionHost(
                 cls,
                 slot.id,
-                slot.store,
+                self._shelf.store(slot),
                 slot.lifecycle.epoch,
                 cached_keys=self.settings.cached_keys,
                 cache=self.cache,
@@ -226,6 +456,9 @@ class ReplicaNode:
                 sync=self.settings.acknowledge != "wal",
                 on_commit=partial(self._committed, slot),
                 clock=self._clock,
+                retention=self._retention,
+                deployed=partial(self._shelf.deployed, slot.id.operator),
+                partitions=spec.partitions,
             )
         return slot.host
 
@@ -255,22 +488,75 @@ class ReplicaNode:
         store = self._owned_store(partition)  # first: one that has lost its data knows no operator either
         _, cls = self._shelf.operator(partition.operator)
         declaration = declaration_of(cls, state, partition.operator)
+        if not is_evolved(cls, store, self._shelf.deployed(partition.operator)):
+            store = self._evolved(partition)
         try:
             yield from entries_of(declaration, store, keys)
-        except Exception:
+        except Exception as error:
             self._owned_store(partition)  # it left in the middle: NotOwner says it better
+            self._judge(self._shelf.slot(partition), error)
             raise
+
+    def scan_pages(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[list[bytes]]:
+        """The same as Arrow IPC streams, see :class:`~stateflow.runtime.reading.StateColumns`."""
+        self._owned_store(partition)
+        _, cls = self._shelf.operator(partition.operator)
+        columns = StateColumns(cls, state, partition.operator)
+        yield from columns.pages(self.scan(partition, state, keys), partition.partition)
+
+    def _evolved(self, partition: PartitionId) -> PartitionStore:
+        """Its states as they are declared now, which else its first batch would see to. Raises what that raises."""
+        slot = self._shelf.slot(partition)
+        with slot.work:
+            self.lease.check(self._clock.monotonic())
+            self._owned_store(partition)
+            self._host(slot).evolve(self._clock.now_us())
+            return self._owned_store(partition)
+
+    def whole_before(self, operator: str, partitions: Iterable[int], source: str, batch: int) -> layout.Position | None:
+        """The batch before ``batch``, where all these partitions contain it, with the newest event time up to it. From
+        memory: None also where one of them is not at work here."""
+        times: list[int] = []
+        for number in partitions:
+            slot = self._shelf.slot(PartitionId(operator, number))
+            reached = slot.host.reached(source) if slot.host is not None else None
+            if reached is None or reached.batch < batch - 1 or slot.lifecycle.state is not State.OWNED:
+                return None
+            event_us = reached.event_us if reached.batch < batch else reached.event_before_us
+            if event_us is not None:
+                times.append(event_us)
+        return layout.Position(batch - 1, event_us=max(times, default=None))
 
     def position(self, partition: PartitionId, source: str) -> layout.Position | None:
         """How far ``source`` has come in the partition. Raises NotOwner."""
-        stored = self._owned_store(partition).get(layout.POSITION + source.encode())
-        return None if stored is None else layout.Position.decode(stored)
+        store = self._owned_store(partition)
+        stored = store.get(layout.POSITION + source.encode())
+        if stored is not None:
+            return layout.Position.decode(stored)
+        retired = store.get(layout.RETIRED + source.encode())
+        contained = None if retired is None else Retired.decode(retired).position
+        return None if contained is None or contained.batch < 0 else contained
+
+    def sources(self, partition: PartitionId) -> list[SourceView]:
+        """Whoever has sent to a partition, as far as it is known. Raises NotOwner."""
+        return sources_in(self._owned_store(partition))
 
     def _owned_store(self, partition: PartitionId) -> PartitionStore:
-        slot = self._shelf.slot(partition)
+        slot = self._shelf.look(partition)
         if slot.lifecycle.state is not State.OWNED:
-            raise NotOwner("the partition is not owned here", remedy="refresh the assignment", partition=partition)
-        return self._shelf.store(slot)
+            raise slot.lost or NotOwner(
+                "the partition is not owned here", remedy="refresh the assignment", partition=partition
+            )
+        try:
+            return self._shelf.store(slot)
+        except StateDamaged as error:
+            self._judge(slot, error)
+            raise
 
     def close(self) -> None:
         self._shelf.close()
+
+
+def _stuck(hand: InHand, error: Interrupted) -> OperatorFailed:
+    hand.shield()
+    return failure("the operator", error, "", operator=hand.partition.operator, partition=hand.partition.partition)

@@ -24,15 +24,18 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.runtime import layout
+from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import Operator
-from stateflow.runtime.shelf import RESTORING, Restoring, Shelf, Slot
-from stateflow.state import Evolution, declarations_of
+from stateflow.runtime.shelf import UNFINISHED, Restoring, Shelf, Slot
+from stateflow.state import DeployedStates, Evolution, declarations_of
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
+#: so often a store is looked at again when what it listed was collected before it was fetched
+LISTED_AGAIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ class Restored:
 class Restorer:
     """Called from several threads."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, shelf: Shelf, authority: Authority) -> None:
+        self._shelf, self._authority = shelf, authority
 
     def prepare(
         self,
@@ -73,7 +76,8 @@ class Restorer:
         """Fetch and prove the newest checkpoint that can be used. Nothing changes for the partition yet.
 
         Args:
-            own: where this replica keeps its checkpoints: what is restored must be newer than all that is there.
+            own: where this replica keeps its checkpoints. What is restored, wherever it comes from, is newer than all
+                that is there, and is there before it is owned: a disk that is lost right after loses nothing of it.
 
         Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
         one of another operator, and what the store raises.
@@ -83,6 +87,31 @@ class Restorer:
         if slot.lifecycle.state is State.OWNED and slot.lifecycle.move_id == restore_id:
             return self._as_it_is(slot)
         self.abandon(partition)
+        self._shelf.expect(1)
+        for _ in range(LISTED_AGAIN):
+            collected, restored = self._prepare(spec, slot, restore_id, store, own, wanted)
+            if restored is not None:
+                return restored
+            if not collected:
+                break
+        raise CheckpointMissing(
+            f"there is no checkpoint of the partition that can be used in {store.url}",
+            remedy="see `stateflow checkpoint list`; another store can be named with --from",
+            partition=partition,
+        )
+
+    def _prepare(
+        self,
+        spec: OperatorSpec,
+        slot: Slot,
+        restore_id: str,
+        store: CheckpointStore,
+        own: CheckpointStore | None,
+        wanted: Wanted,
+    ) -> tuple[bool, Restored | None]:
+        """(whether some were collected while they were fetched, what was fetched)."""
+        partition = slot.id
+        collected = False
         passed_over: list[StateflowError] = []
         for manifest in self._candidates(store, spec, partition, wanted, passed_over):
             check_fits(manifest, *self._shelf.operator(spec.name))
@@ -90,13 +119,23 @@ class Restorer:
             directory = slot.home / f"restored-{restore_id}-{slot.snapshots}"
             try:
                 directory.mkdir(parents=True)
-                (directory / RESTORING).touch()
+                (directory / UNFINISHED).touch()
                 self._shelf.machine.sync([directory, slot.home, slot.home.parent])
                 store.restore(manifest, directory, durable=True)
                 self._shelf.machine.sync([directory])
-                db = self._open(manifest, directory)
+                # before it is opened, which changes files
+                adoption = None if own is None else own.adopt(manifest, directory)
+                try:
+                    db = self._open(manifest, directory)
+                except BaseException:
+                    if adoption is not None:
+                        adoption.release()
+                    raise
             except CheckpointCorrupt as error:
                 self._shelf.remove(directory)
+                if not wanted.savepoint and not store.has(manifest):
+                    collected = True
+                    continue
                 if wanted.savepoint:
                     raise
                 log.error("restore passes over %s of %s: %s", manifest.order, partition, error)
@@ -111,17 +150,19 @@ class Restorer:
                 self._shelf.remove(directory)
                 raise
             newest = [manifest.epoch, *_newest_epoch(store, partition)]
-            if own is not None and own.url != store.url:
+            if own is not None:
                 newest += _newest_epoch(own, partition)
-            same = own is not None and own.url == store.url
-            slot.restoring = Restoring(restore_id, directory, db, manifest, max(newest) + 1, own if same else None)
-            return Restored(max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over)
-        raise CheckpointMissing(
-            "there is no checkpoint of the partition that can be used"
-            + (f": {passed_over[0]}" if passed_over else f" in {store.url}"),
-            remedy="see `stateflow checkpoint list`; another store can be named with --from",
-            partition=partition,
-        )
+            slot.restoring = Restoring(restore_id, directory, db, manifest, max(newest) + 1, adoption)
+            return collected, Restored(
+                max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over
+            )
+        if passed_over and not collected:
+            raise CheckpointMissing(
+                f"there is no checkpoint of the partition that can be used: {passed_over[0]}",
+                remedy="see `stateflow checkpoint list`; another store can be named with --from",
+                partition=partition,
+            )
+        return collected, None
 
     @staticmethod
     def _candidates(
@@ -158,11 +199,11 @@ class Restorer:
             )
         return db
 
-    def own(self, partition: PartitionId, restore_id: str, epoch: int) -> Restored:
+    def own(self, partition: PartitionId, restore_id: str, epoch: int, command: Command = NOBODY) -> Restored:
         """Serve what was prepared, at ``epoch`` or a newer one. The commit point of a restore.
 
         Raises MoveUnknown when nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint when
-        a later owner published meanwhile.
+        a later owner published meanwhile, LeaseLost when the controller may have given this restore up.
         """
         slot = self._shelf.slot(partition)
         if slot.lifecycle.state is State.OWNED and slot.lifecycle.move_id == restore_id:
@@ -172,29 +213,34 @@ class Restorer:
             raise MoveUnknown("this restore is not under way here", remedy="start it again", restore=restore_id)
         epoch = max(epoch, restoring.epoch_min, slot.lifecycle.epoch + 1)
         self._check_still(slot)
-        if restoring.fence is not None:  # from here on nothing of an earlier epoch can become the newest
-            restoring.fence.adopt(restoring.manifest, epoch, self._shelf.info.name)
+        if restoring.adoption is not None:  # from here on nothing of an earlier epoch can become the newest
+            restoring.adoption.publish(epoch, self._shelf.info.name)
         ownership = layout.Ownership(self._shelf.info.name, State.OWNED, epoch, restore_id)
         restoring.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
         with slot.work, slot.mutex:
+            self._authority.check(command)
             self._check_still(slot)
             replace(slot.lifecycle).restore(restore_id, epoch)  # raises if it must not be, before anything is done
-            (restoring.directory / RESTORING).unlink()
+            (restoring.directory / UNFINISHED).unlink()
             self._shelf.machine.sync([restoring.directory])
             slot.lifecycle.restore(restore_id, epoch)
             host, store = slot.host, slot.store
             old = slot.replace(restoring.directory, restoring.store)
             slot.host = slot.restoring = None
             slot.checkpointed = (
-                ("", 0, 0) if restoring.fence is None else (restoring.fence.url, epoch, restoring.manifest.sequence)
+                ("", 0, 0)
+                if restoring.adoption is None
+                else (restoring.adoption.url, epoch, restoring.manifest.sequence)
             )
             if host is not None:
-                host.close()
+                host.let_go(self._shelf.machine.aside)
             if store is not None:
                 store.close()
         self._shelf.on_change(partition)
         if old is not None:
             self._shelf.remove(old)
+        if restoring.adoption is not None:
+            restoring.adoption.release()
         manifest = restoring.manifest
         return Restored(epoch, manifest.sequence, manifest.positions, manifest.size)
 
@@ -205,6 +251,8 @@ class Restorer:
         if restoring is not None:
             restoring.store.close()
             self._shelf.remove(restoring.directory)
+            if restoring.adoption is not None:
+                restoring.adoption.release()
 
     @staticmethod
     def _check_still(slot: Slot) -> None:
@@ -239,7 +287,8 @@ def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> N
     if manifest.schema:
         migrates = cls.migrate_state is not Operator.migrate_state
         version = int(manifest.version or 1)
-        Evolution(spec.name, manifest.schema, version, declarations_of(cls), cls.state_version, migrates)
+        deployed = DeployedStates.of(spec.state_schema, spec.dropped)
+        Evolution(spec.name, manifest.schema, version, declarations_of(cls), cls.state_version, migrates, deployed)
 
 
 def _newest_epoch(store: CheckpointStore, partition: PartitionId) -> list[int]:

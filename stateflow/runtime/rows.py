@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from operator import itemgetter
+from types import NoneType
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
+from stateflow.runtime.arrow import BatchReader, read_schema
+from stateflow.runtime.unreadable import Unreadable
 
 
 @functools.cache
@@ -28,6 +36,7 @@ _WHOLE = frozenset({int, type(None)})
 
 class RowReader:
     """Decodes record batches of one input schema. Row fields that are no identifiers are called ``_0``, ``_1``, …
+    A map is a dict. A value that Python has not is refused when it is looked at, and as a key at once.
 
     Raises KeyColumnMissing when the schema lacks a key column.
     """
@@ -41,15 +50,17 @@ class RowReader:
                 operator=operator,
             )
         self.schema = schema
+        self._batches = BatchReader(schema)
         self.operator = operator
         self.key = key
         self._key = [schema.get_field_index(column) for column in key]
+        self._maps = {index for index, field in enumerate(schema) if _holds_map(field.type)}
         row: Any = namedtuple("Row", schema.names, rename=True)  # type: ignore[misc]
         self._make = row._make
 
     @classmethod
     def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
-        return cls(pa.ipc.read_schema(pa.py_buffer(schema)), key, operator)
+        return cls(read_schema(schema), key, operator)
 
     def getter(self, column: str | None) -> Callable[[Any], Any] | None:
         """Reads one field of a row; None for no column. Raises KeyColumnMissing when the input lacks it."""
@@ -65,19 +76,55 @@ class RowReader:
         return itemgetter(index)
 
     def batch(self, message: bytes) -> pa.RecordBatch:
-        """Raises NullKey."""
-        batch = pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
+        """A key of -0.0 is 0.0, as it is stored: grouping by it would part them. Raises NullKey, InvalidArgument."""
+        batch = self._batches.read(message)
         for index in self._key:
-            if batch.column(index).null_count:
-                raise null_key(self.schema.names[index], batch.column(index).null_count, self.operator)
+            column = batch.column(index)
+            if column.null_count:
+                raise null_key(self.schema.names[index], column.null_count, self.operator)
+            if pa.types.is_float32(column.type) or pa.types.is_float64(column.type):
+                batch = batch.set_column(index, batch.schema.field(index), pc.add(column, pa.scalar(0.0, column.type)))
         return batch
 
     def read(self, message: bytes) -> Iterator[tuple[Any, Any]]:
         """(key, row) pairs of one record batch message; the key of several columns is a tuple. Raises NullKey."""
         batch = self.batch(message)
-        columns = [column.to_pylist() for column in batch.columns]
+        columns = [self._values(batch.column(index), index) for index in range(batch.num_columns)]
+        for index in self._key:
+            if (wrong := next((value for value in columns[index] if type(value) is Unreadable), None)) is not None:
+                raise wrong.refusal()
         keys = columns[self._key[0]] if len(self._key) == 1 else zip(*(columns[i] for i in self._key), strict=True)
         return zip(keys, map(self._make, zip(*columns, strict=True)), strict=True)
+
+    def _values(self, column: pa.Array, index: int) -> list[Any]:
+        try:
+            values: list[Any] = column.to_pylist(maps_as_pydicts="strict" if index in self._maps else None)
+            return values
+        except _NOT_PYTHONS:  # some of them; the operator may never look at those
+            return [self._value(column[row], index, row) for row in range(len(column))]
+
+    def _value(self, scalar: pa.Scalar, index: int, row: int) -> Any:
+        why: Exception | None = None
+        for read in _WAYS:
+            try:
+                return read(scalar)
+            except _NOT_PYTHONS as error:
+                why = why or error
+        assert why is not None
+        return Unreadable(self.schema.names[index], row, str(scalar.type), _first_line(why))
+
+
+_NOT_PYTHONS = (pa.ArrowException, ValueError, ArithmeticError, LookupError, TypeError)
+#: as it is; a map whose keys no dict can have; near the ends of time, where another zone's year is beyond them
+_WAYS: tuple[Callable[[pa.Scalar], Any], ...] = (
+    lambda scalar: scalar.as_py(maps_as_pydicts="strict"),
+    lambda scalar: scalar.as_py(),
+    lambda scalar: scalar.cast(pa.timestamp("us", tz="UTC")).as_py(),
+)
+
+
+def _holds_map(type_: pa.DataType) -> bool:
+    return pa.types.is_map(type_) or any(_holds_map(type_.field(n).type) for n in range(type_.num_fields))
 
 
 def null_key(column: str, count: int, operator: str) -> NullKey:
@@ -95,6 +142,18 @@ class OutputWriter:
         self.schema = schema
         self._operator = operator
         self._names = schema.names
+        self._changeable = frozenset(i for i, field in enumerate(schema) if _may_change(field.type))
+
+    @property
+    def freeze(self) -> Callable[[Any], Any] | None:
+        """Makes of a row that is produced what stays so, whatever becomes of the state it was made from; None where
+        every declared type is of values that never change."""
+        return self._freeze if self._changeable else None
+
+    def _freeze(self, row: Any) -> Any:
+        if isinstance(row, tuple):
+            return tuple([_frozen(value) if i in self._changeable else value for i, value in enumerate(row)])
+        return {name: _frozen(value) for name, value in row.items()} if isinstance(row, dict) else row
 
     def write(self, rows: list[Any], columns: pa.RecordBatch | None = None) -> bytes:
         """``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch naming the row or the field."""
@@ -181,6 +240,22 @@ class OutputWriter:
             remedy="make process() produce what `output` declares, in that order",
             operator=self._operator,
         )
+
+
+def _may_change(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(type_) or pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
+
+
+_NEVER_CHANGE = frozenset({NoneType, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID})
+
+
+def _frozen(value: Any) -> Any:
+    """A copy, as deep as it has to be."""
+    if value.__class__ in _NEVER_CHANGE:
+        return value
+    if value.__class__ is list:
+        return [_frozen(each) for each in value]
+    return copy.deepcopy(value)  # a tracked one becomes a plain one
 
 
 def _short(value: Any) -> str:

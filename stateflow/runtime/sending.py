@@ -9,8 +9,8 @@ from pathlib import Path
 from stateflow.changes import ChangeSet, Mutations, net
 from stateflow.errors import MoveUnknown
 from stateflow.runtime import layout
+from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.host import read_sequence
-from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import FenceAnswer, State
 from stateflow.runtime.shelf import Shelf, Slot
 from stateflow.runtime.transfer import (
@@ -29,8 +29,8 @@ from stateflow.types import PartitionId, ReplicaInfo
 class Sender:
     """The source's side of moves. Called from several threads."""
 
-    def __init__(self, shelf: Shelf, lease: Lease) -> None:
-        self._shelf, self._lease = shelf, lease
+    def __init__(self, shelf: Shelf, authority: Authority) -> None:
+        self._shelf, self._authority = shelf, authority
 
     def snapshot(
         self, partition: PartitionId, move_id: str, standby: bool = False, kept: Kept | None = None
@@ -40,7 +40,7 @@ class Sender:
         Args:
             kept: what the target has of the partition. It is the base where every change since is known here.
         """
-        slot = self._shelf.slot(partition)
+        slot = self._shelf.look(partition)
         goes_back = kept is not None and slot.since is not None and slot.since.kept == kept
         if slot.lifecycle.state is State.OWNED and slot.store is not None and not goes_back:
             slot.store.flush()  # outside the lock: what is left to flush inside is little
@@ -78,8 +78,9 @@ class Sender:
         files = self._shelf.digests.files(directory)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
-        if sealed:
-            changes.end(self._seal_of(changes, epoch, sequence))
+        with slot.mutex:
+            if slot.lifecycle.state is State.SEALED and slot.kept is not None:  # perhaps meanwhile, and not for it
+                self._end(slot, changes, slot.kept)
         return changes.base
 
     def snapshot_file(self, snapshot_id: str, name: str) -> Path:
@@ -117,10 +118,10 @@ class Sender:
                         if slot.logs.get(move_id) is changes:
                             self._shelf.drop_log(slot, move_id)
 
-    def is_followed(self, partition: PartitionId, move_id: str) -> bool:
-        """Does the target of this move read the change log now?"""
-        changes = self._shelf.slot(partition).logs.get(move_id)
-        return changes is not None and changes.readers > 0
+    def is_followed(self, partition: PartitionId, *moves: str) -> bool:
+        """Does the target of one of these moves read the change log now?"""
+        logs = self._shelf.look(partition).logs
+        return any(move_id in logs and logs[move_id].readers > 0 for move_id in moves)
 
     def confirm(self, snapshot_id: str, sequence: int) -> None:
         changes = self.change_log(snapshot_id)
@@ -131,13 +132,13 @@ class Sender:
 
     def confirmed(self, partition: PartitionId, sequence: int) -> bool:
         """Has a standby of this partition everything up to ``sequence``?"""
-        logs = list(self._shelf.slot(partition).logs.values())
+        logs = list(self._shelf.look(partition).logs.values())
         return any(changes.standby and changes.confirmed >= sequence for changes in logs)
 
     def settle(self, partition: PartitionId) -> float:
         """Force what the partition has to disk while it is served, so that its seal has only itself to write. Returns
         what that took, milliseconds."""
-        store = self._shelf.slot(partition).store
+        store = self._shelf.look(partition).store
         return 0.0 if store is None else self._shelf.settle(store)
 
     def fence(
@@ -148,20 +149,21 @@ class Sender:
         target: ReplicaInfo,
         *,
         cold: bool = False,
-        session: str = "",
+        standby_move: str = "",
+        command: Command = NOBODY,
     ) -> bool:
         """Stop serving for this move, after the batch in hand. True: sealed; False: will be when that batch is done.
 
         Args:
-            cold: the target copies behind the seal; else it must follow by now.
+            cold: the target copies behind the seal; else it must follow by now, for the move or as this standby.
 
         Raises when the move cannot seal; the partition is then served as before.
         """
         slot = self._shelf.slot(partition)
         with slot.mutex:
-            self._lease.check_asked(session)
-            changes = slot.logs.get(move_id)
-            follows = changes is not None and changes.base is not None and not changes.overflowed
+            self._authority.check(command)
+            logs = [slot.logs[each] for each in (move_id, standby_move) if each in slot.logs]
+            follows = any(changes.base is not None and not changes.overflowed for changes in logs)
             if slot.lifecycle.state is State.OWNED and not (follows or cold):
                 raise MoveUnknown(
                     "the target does not follow this partition", remedy="start the move again", move=move_id
@@ -171,13 +173,24 @@ class Sender:
                 self.seal(slot)
             return answer is not FenceAnswer.SEAL_AFTER_BATCH
 
-    def surrender(self, partition: PartitionId, restore_id: str, epoch: int, target: ReplicaInfo) -> bool:
+    def surrender(
+        self,
+        partition: PartitionId,
+        restore_id: str,
+        epoch: int,
+        target: ReplicaInfo,
+        *,
+        command: Command = NOBODY,
+    ) -> bool:
         """Serve no more, for the partition is restored elsewhere. True: sealed, or not owned here at this time anyway;
-        False: will be when the batch in hand is done. Raises MoveConflict while a move is being fenced."""
+        False: will be when the batch in hand is done.
+
+        Raises MoveConflict while a move is being fenced, StaleEpoch where it is owned at this epoch or a newer one."""
         slot = self._shelf.slot(partition)
         with slot.mutex:
+            self._authority.check(command)
             lifecycle = slot.lifecycle
-            if lifecycle.state not in (State.OWNED, State.FENCING) or lifecycle.epoch >= epoch:
+            if lifecycle.state not in (State.OWNED, State.FENCING):
                 return True
             answer = lifecycle.fence(restore_id, epoch, target)
             if answer is FenceAnswer.SEAL_NOW:
@@ -197,23 +210,26 @@ class Sender:
         lifecycle.sealed()
         sequence = slot.host.sequence if slot.host else read_sequence(store)
         slot.kept = Kept(lifecycle.move_id, epoch, sequence)
-        changes = slot.logs.get(lifecycle.move_id)
-        if changes is not None:
-            changes.end(self._seal_of(changes, epoch, sequence))
+        for changes in slot.logs.values():
+            if changes.base is not None:  # else it ends when that is known
+                self._end(slot, changes, slot.kept)
         if slot.host is not None:
-            slot.host.close()
+            slot.host.let_go(self._shelf.machine.aside)
             slot.host = None
         self._shelf.on_change(slot.id)
 
-    def _seal_of(self, changes: ChangeLog, epoch: int, sequence: int) -> Seal:
+    def _end(self, slot: Slot, changes: ChangeLog, kept: Kept) -> None:
         assert changes.base is not None
         digest = cutover_digest(changes.base.digest, changes.changes)
-        return Seal(changes.move_id, epoch, sequence, digest, self._shelf.clock.now_us())
+        now_us = self._shelf.clock.now_us()
+        changes.end(Seal(kept.move_id, kept.epoch, kept.sequence, digest, now_us, slot.lifecycle.successor))
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
-        """Never seal for this move. False: it has sealed already and goes forward. Raises StateMissing."""
+        """Never seal for this move. False: it has sealed already and goes forward. Raises StateMissing.
+
+        A batch in hand is not waited for."""
         slot = self._shelf.slot(partition)
-        with slot.work, slot.mutex:
+        with slot.mutex:
             possible = slot.lifecycle.cancel(move_id, owned_at)
             if possible:
                 self._shelf.drop_log(slot, move_id)

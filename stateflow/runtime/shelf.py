@@ -7,33 +7,57 @@ mutex.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stateflow.checkpoint import CheckpointStore, Manifest
+from stateflow.checkpoint import Adoption, Manifest
 from stateflow.clock import Clock
-from stateflow.errors import InvalidArgument, OperatorNotDeployed, OperatorOutdated, StateMissing
+from stateflow.errors import (
+    DecodeError,
+    OperatorNotDeployed,
+    OperatorNotImportable,
+    OperatorOutdated,
+    StateDamaged,
+    StateflowError,
+    StateMissing,
+    Unavailable,
+)
 from stateflow.runtime import layout
-from stateflow.runtime.host import PartitionHost, read_sequence
+from stateflow.runtime.evidence import Evidence
+from stateflow.runtime.host import PartitionHost, evolution_of, read_sequence
+from stateflow.runtime.identity import identify
 from stateflow.runtime.lifecycle import Lifecycle, State
-from stateflow.runtime.machine import Machine
-from stateflow.runtime.operator import Operator, describe, load
+from stateflow.runtime.machine import Machine, WorkLock
+from stateflow.runtime.operator import Operator, class_of, describe, spec_from_json, spec_to_json
 from stateflow.runtime.rhythm import Rhythm
 from stateflow.runtime.rows import get_ready
-from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests, Kept
+from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests, Kept, Seal
+from stateflow.runtime.watchdog import InHand
 from stateflow.settings import ReplicaSettings
+from stateflow.state import DeployedStates
 from stateflow.storage import PartitionStore
+from stateflow.storage.faults import damage
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
-#: in the directory of a copy that is being restored and must not be taken for one that is owned
-RESTORING = "RESTORING"
+log = logging.getLogger(__name__)
+#: in the directory of a copy that is on its way in: without an ownership of this replica's in it, it is nobody's state
+INCOMING = "INCOMING"
+#: how long operators may take together to close when the replica stops
+CLOSE_S_MAX = 3.0
+#: in the directory of a copy that is being restored or created, and was never served; it goes before that is
+UNFINISHED = "RESTORING"
 #: end of the name of a directory that does not hold a whole copy of a partition; removed at start
 PART = ".part"
+#: the greatest term of a controller that this replica has heard of, and of which ledger
+TERM = "TERM"
 #: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
 RECEIVED = "received"
 
@@ -45,7 +69,7 @@ class Slot:
     id: PartitionId
     lifecycle: Lifecycle
     home: Path
-    work: AbstractContextManager[Any]
+    work: WorkLock
     mutex: AbstractContextManager[Any]
     directory: Path | None = None
     store: PartitionStore | None = None
@@ -58,11 +82,14 @@ class Slot:
     rhythm: Rhythm = field(default_factory=Rhythm)
     kept: Kept | None = None  # what ``directory`` is, once it was sealed for a move
     since: Since | None = None  # it moved in, and might move back
+    lost: StateDamaged | None = None  # it was here, and cannot be read
+    stuck: InHand | None = None  # a batch that was taken away, and has not come back
+    schema: bytes | None = None  # its states as they are in ``directory``, while that is not open
 
     def replace(self, directory: Path, store: PartitionStore) -> Path | None:
         """Another copy is the partition from now on. Returns where the former one is. Called with ``mutex`` held."""
         former, self.directory, self.store = self.directory, directory, store
-        self.kept = self.since = None
+        self.kept = self.since = self.lost = None
         return former if former != directory else None
 
 
@@ -77,7 +104,8 @@ class Since:
 
 @dataclass(slots=True)
 class Incoming:
-    """A partition on its way in. ``changes`` chains the change sets applied on the base so far."""
+    """A partition on its way in. ``changes`` chains the change sets applied on the base so far; ``seal``: of a
+    standby's source, for another replica, with which the copy ends."""
 
     move_id: str
     directory: Path
@@ -85,18 +113,20 @@ class Incoming:
     base: str = ""  # digest
     changes: bytes = NO_CHANGES
     store: PartitionStore | None = None
+    seal: Seal | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """A checkpoint that was fetched and proved. ``fence``: the store where owning it must be published first."""
+    """A checkpoint that was fetched and proved. ``adoption``: by the replica's own store, where owning it is published
+    first; None: it has no store."""
 
     id: str
     directory: Path
     store: PartitionStore
     manifest: Manifest
     epoch_min: int
-    fence: CheckpointStore | None
+    adoption: Adoption | None
 
 
 class Shelf:
@@ -104,8 +134,9 @@ class Shelf:
 
     Raises DataDirLocked when another process does, InvalidArgument when it is another replica's.
 
-    Layout: ``LOCK``, ``REPLICA`` (its name), ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB;
-    ``<copy>.part/`` while it is not whole), ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
+    Layout: ``LOCK``, ``REPLICA`` (see :mod:`stateflow.runtime.identity`), ``TERM``, ``operators/<name>/operator.json``,
+    ``…/p00003/<copy>/`` (RocksDB; ``<copy>.part/`` while it is not whole), ``snapshots/<id>/`` (hard links that serve a
+    transfer; emptied at start).
     """
 
     def __init__(
@@ -117,59 +148,104 @@ class Shelf:
         self.root = root
         self.machine = machine or Machine(settings)
         self._claim = self.machine.claim(root)
-        self._check_identity(root / "REPLICA")
+        self.identity = identify(self.machine, root, info.name)
         self.digests = FileDigests()
         self._operators: dict[str, tuple[OperatorSpec, type[Operator]]] = {}
+        self._deployed: dict[str, DeployedStates] = {}
+        self._unloadable: dict[str, StateflowError] = {}
         self._learning = self.machine.mutex()
         self._slots: dict[PartitionId, Slot] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
+        #: called, from any thread, when a partition was lost
+        self.on_lost: Callable[[], None] = lambda: None
+        self.recovering = True
         self.served_at = -math.inf  # when a batch was last in hand, monotonic
         self.snapshots = root / "snapshots"
         self.machine.remove_tree(self.snapshots)
         self.snapshots.mkdir(parents=True)
-        self._recover()
+        self.evidence = Evidence(root, self.machine)
 
-    def _recover(self) -> None:
-        for spec_file in sorted((self.root / "operators").glob("*/operator.json")):
+    def recover(self) -> None:
+        """Find what is here. Nothing that might be state is removed: what cannot be used is put aside, and said."""
+        self.evidence.say()
+        for folder in sorted(path for path in (self.root / "operators").glob("*") if path.is_dir()):
             # what is seen here may not be durable yet: the process may have been killed before it saw to that
-            self.machine.sync([spec_file.parent, spec_file.parent.parent, self.root])
-            spec = _spec_from_json(spec_file.read_text())
-            self._operators[spec.name] = spec, load(spec.target)
-            get_ready()
-            for home in sorted(spec_file.parent.glob("p[0-9]*")):
+            self.machine.sync([folder, folder.parent, self.root])
+            self._recover_operator(folder)
+            for home in sorted(folder.glob("p[0-9][0-9][0-9][0-9][0-9]")):
+                if not self.recovering:
+                    return
                 rests = list(home.glob("*" + PART))
                 if rests:
                     self.machine.sync([home])  # else a half removed one may come back under the name of a whole one
                 for rest in rests:
                     self.machine.remove_tree(rest)
-                self._recover_partition(PartitionId(spec.name, int(home.name[1:])), home)
+                self._recover_partition(PartitionId(folder.name, int(home.name[1:])), home)
+        self.expect(0)
+
+    def _recover_operator(self, folder: Path) -> None:
+        """Its description and code. Without them its partitions are here all the same: the controller knows it, too."""
+        file = folder / "operator.json"
+        self._unloadable[folder.name] = Unavailable(
+            "the operator's description is missing here", remedy="it comes from the controller", operator=folder.name
+        )
+        if not file.exists():
+            log.error("%s: its description is missing; the controller is asked for it", folder.name)
+            return
+        try:
+            spec = spec_from_json(file.read_text())
+            if spec.name != folder.name:
+                raise ValueError(f"it describes {spec.name!r}")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            kept = self.evidence.put_aside(file, folder.name)
+            log.error(
+                "%s: its description is damaged, or of another version (%s); it is put aside as %s, and the controller "
+                "asked for it",
+                folder.name,
+                error,
+                kept,
+            )
+            return
+        try:
+            self._know(spec, self._load(spec))
+            del self._unloadable[spec.name]
+        except StateflowError as error:
+            log.error("%s cannot be served: %s", spec.name, error)
+            self._unloadable[spec.name] = error
+        get_ready()
 
     def _recover_partition(self, partition: PartitionId, home: Path) -> None:
-        """Of the copies on disk the newest that is this replica's own counts; the others were transfers cut short."""
-        found: list[tuple[layout.Ownership, Path, PartitionStore]] = []
+        """Of the copies on disk the newest that is this replica's own counts.
+
+        They are only looked at here, which takes a third of what opening them takes: that is done when they are needed.
+        """
+        found: list[tuple[layout.Ownership, bool, Path, int, bytes | None]] = []
         for directory in sorted(path for path in home.iterdir() if path.is_dir() and path.name != RECEIVED):
-            if (directory / RESTORING).exists():
+            if (directory / UNFINISHED).exists():
                 self.remove(directory)
                 continue
             try:
-                store = self.machine.open(directory)
-            except StateMissing:
-                self.remove(directory)
+                ownership, sequence, schema = self._look_at(directory)
+            except (StateMissing, StateDamaged, DecodeError) as error:
+                if _held_nothing(directory):
+                    self.remove(directory)
+                else:
+                    self._put_aside(partition, directory, str(error))
                 continue
-            record = store.get(layout.OWNERSHIP)
-            ownership = layout.Ownership.decode(record) if record else None
-            if ownership is None or ownership.replica != self.info.name:
-                store.close()
+            incoming = (directory / INCOMING).exists()
+            if ownership is not None and ownership.replica == self.info.name:
+                found.append((ownership, not incoming, directory, sequence, schema))
+            elif incoming:
                 self.remove(directory)
-                continue
-            found.append((ownership, directory, store))
+            else:
+                owner = "nobody" if ownership is None else repr(ownership.replica)
+                self._put_aside(partition, directory, f"it says that it is {owner}'s copy")
         if not found:
             return
-        found.sort(key=lambda copy: copy[0].epoch)
-        *older, (ownership, directory, newest) = found
-        for _, superseded, old in older:
-            old.close()
+        found.sort(key=lambda copy: (copy[0].epoch, copy[1]))  # a copy of what is sealed comes before that
+        *older, (ownership, _, directory, sequence, schema) = found
+        for _, _, superseded, *_ in older:  # as is done when a newer copy is owned
             self.remove(superseded)
         slot = self.slot(partition)
         successor = ReplicaInfo(ownership.target, ownership.target_site, ownership.target_address)
@@ -179,54 +255,198 @@ class Shelf:
             ownership.move_id,
             successor if ownership.state == State.SEALED else None,
         )
-        slot.replace(directory, newest)
+        slot.directory, slot.schema = directory, schema
         if ownership.state == State.SEALED and ownership.move_id:
-            slot.kept = Kept(ownership.move_id, ownership.epoch, read_sequence(newest))
+            slot.kept = Kept(ownership.move_id, ownership.epoch, sequence)
+
+    def _look_at(self, directory: Path) -> tuple[layout.Ownership | None, int, bytes | None]:
+        """Whose a copy is, its sequence and its states. Raises StateMissing, StateDamaged, DecodeError."""
+        store = self.machine.open_read_only(directory)
+        try:
+            record = store.get(layout.OWNERSHIP)
+            ownership = layout.Ownership.decode(record) if record else None
+            return ownership, read_sequence(store), store.get(layout.SCHEMA)
+        except Exception as error:
+            raise damage(error) or error from error
+        finally:
+            store.close()
+
+    def _put_aside(self, partition: PartitionId, directory: Path, why: str) -> None:
+        kept = self.evidence.put_aside(directory, partition.operator, directory.parent.name)
+        log.error("%s is not served from %s, which is put aside as %s: %s", partition, directory.name, kept, why)
+
+    def lose(self, slot: Slot, why: StateDamaged) -> None:
+        """A partition cannot be read any more: it is put aside, and neither served nor promised for from here on."""
+        with slot.work, slot.mutex:
+            if not slot.lifecycle.lose():
+                return
+            host, slot.host = slot.host, None
+            store, slot.store = slot.store, None
+            directory, slot.directory = slot.directory, None
+            slot.kept = slot.since = None
+            slot.lost = why
+            if host is not None:
+                host.close()
+            if store is not None:
+                with contextlib.suppress(Exception):  # what could be written is written
+                    store.close()
+            for move_id in list(slot.logs):
+                self.drop_log(slot, move_id)
+            if directory is not None:
+                self._put_aside(slot.id, directory, str(why))
+        self.on_change(slot.id)
+        self.on_lost()
+
+    def read_term(self) -> tuple[str, int]:
+        """The greatest term of a controller that was heard here, and of which ledger. Raises DecodeError."""
+        file = self.root / TERM
+        if not file.exists():
+            return "", 0
+        try:
+            kept = json.loads(file.read_text())
+            return str(kept["ledger"]), int(kept["term"])
+        except (ValueError, KeyError, TypeError):
+            raise DecodeError(
+                "the record of which controller this replica obeys is damaged",
+                remedy="remove the file when only one controller runs, and start the replica again",
+                path=file,
+            ) from None
+
+    def keep_term(self, ledger: str, term: int) -> None:
+        self.machine.write_durably(self.root / TERM, json.dumps({"ledger": ledger, "term": term}))
+
+    def expect(self, more: int) -> None:
+        """So many databases are to be opened beside those that are here. Raises TooFewFiles when they cannot be."""
+        here = sum(
+            (slot.directory is not None) + (slot.incoming is not None) + (slot.restoring is not None)
+            for slot in self.slots()
+        )
+        self.machine.expect(here + more)
 
     def learn(self, spec: OperatorSpec) -> None:
-        """Know an operator: load its code and keep its description. Raises OperatorNotImportable, OperatorOutdated."""
+        """Know an operator: load its code and keep its description.
+
+        Raises OperatorNotImportable, OperatorOutdated, and SchemaMismatch when a partition that is here has states that
+        nobody makes those of this code.
+        """
         with self._learning:
             known = self._operators.get(spec.name)
             if known is not None and known[0] == spec:
                 return
-            cls = load(spec.target)
-            _check_version(spec, cls)
+            cls = self.check(spec)
             get_ready()
             folder = self.root / "operators" / spec.name
             folder.mkdir(parents=True, exist_ok=True)
-            self.machine.write_durably(folder / "operator.json", json.dumps(_spec_to_json(spec)))
+            self.machine.write_durably(folder / "operator.json", json.dumps(spec_to_json(spec)))
             self.machine.sync([folder.parent, self.root])  # a file is only as durable as the way to it
-            self._operators[spec.name] = spec, cls
+            self._know(spec, cls)
+            self._unloadable.pop(spec.name, None)
+
+    def _know(self, spec: OperatorSpec, cls: type[Operator]) -> None:
+        self._deployed[spec.name] = DeployedStates.of(spec.state_schema, spec.dropped)
+        self._operators[spec.name] = spec, cls
+
+    def _stored_schemas(self, operator: str) -> set[bytes]:
+        """Of the operator's partitions that are served here, each once. No database is opened for it."""
+        found: set[bytes] = set()
+        for slot in self.slots():
+            if slot.id.operator == operator and slot.lifecycle.state is State.OWNED:
+                with slot.mutex:
+                    schema = slot.schema if slot.store is None else slot.store.get(layout.SCHEMA)
+                if schema is not None:
+                    found.add(schema)
+        return found
+
+    def unlearn(self, operator: str) -> None:
+        """Nothing of it is here any more."""
+        with self._learning:
+            self._operators.pop(operator, None)
+            self._deployed.pop(operator, None)
+            self._unloadable.pop(operator, None)
+            self.machine.remove_tree(self.root / "operators" / operator)
+
+    def _load(self, spec: OperatorSpec) -> type[Operator]:
+        """Raises OperatorNotImportable, which says that it is here where it cannot be imported."""
+        try:
+            return class_of(spec)
+        except OperatorNotImportable as error:
+            error.where["process"] = f"replica {self.info.name}"
+            raise
+
+    def check(self, spec: OperatorSpec) -> type[Operator]:
+        """The class of this version, which need not become the one that serves. Raises what :meth:`learn` does."""
+        cls = self._load(spec)
+        _check_version(spec, cls)
+        for stored in self._stored_schemas(spec.name):
+            evolution_of(spec.name, cls, stored, DeployedStates.of(spec.state_schema, spec.dropped))
+        return cls
 
     def operator(self, operator: str) -> tuple[OperatorSpec, type[Operator]]:
         try:
             return self._operators[operator]
         except KeyError:
+            if (error := self._unloadable.get(operator)) is not None:
+                raise error from None
             raise OperatorNotDeployed(
                 f"there is no operator {operator!r} here",
                 remedy="deploy it with `stateflow deploy module:Class`",
                 replica=self.info.name,
             ) from None
 
+    def deployed(self, operator: str) -> DeployedStates:
+        """What is decided of a known operator's states; the same object until it is deployed anew."""
+        return self._deployed[operator]
+
+    def operators(self) -> list[OperatorSpec]:
+        return [spec for spec, _ in list(self._operators.values())]
+
     def slot(self, partition: PartitionId) -> Slot:
         """The slot of a partition; an empty one when nothing of it is here."""
         slot = self._slots.get(partition)
         if slot is None:
-            home = self.root / "operators" / partition.operator / f"p{partition.partition:05d}"
-            slot = Slot(partition, Lifecycle(partition), home, self.machine.mutex(), self.machine.mutex())
-            slot = self._slots.setdefault(partition, slot)
+            slot = self._slots.setdefault(partition, self._empty(partition))
         return slot
+
+    def look(self, partition: PartitionId) -> Slot:
+        """The same to look at: one of a partition that nothing is here of is forgotten again. Whoever may ask for any
+        partition has nothing kept for it."""
+        return self._slots.get(partition) or self._empty(partition)
+
+    def _empty(self, partition: PartitionId) -> Slot:
+        home = self.root / "operators" / partition.operator / f"p{partition.partition:05d}"
+        return Slot(partition, Lifecycle(partition), home, self.machine.work_lock(), self.machine.mutex())
 
     def slots(self) -> Iterator[Slot]:
         return iter(list(self._slots.values()))
 
     def store(self, slot: Slot) -> PartitionStore:
-        """Open, when a release closed it. Raises StateMissing."""
-        if slot.store is None:
-            if slot.directory is None:
-                raise StateMissing("the partition is not here", remedy="ask its owner", partition=slot.id)
-            slot.store = self.machine.open(slot.directory)
-        return slot.store
+        """Open, since the first who asks. Raises StateMissing, StateDamaged."""
+        store = slot.store
+        if store is None:
+            with slot.mutex:  # whoever reads holds no lock
+                store = slot.store
+                if store is None:
+                    if slot.directory is None:
+                        raise StateMissing("the partition is not here", remedy="ask its owner", partition=slot.id)
+                    store = slot.store = self.machine.open(slot.directory)
+        return store
+
+    def close_store(self, slot: Slot) -> None:
+        """It is opened again by the next who needs it. Those who followed begin anew: whether the last write is in it
+        nobody knows before."""
+        with slot.work, slot.mutex:
+            if slot.lifecycle.in_hand or slot.store is None:
+                return
+            host, store = slot.host, slot.store
+            with contextlib.suppress(Exception):
+                slot.schema = store.get(layout.SCHEMA)
+            slot.host = slot.store = slot.since = None
+            for move_id in list(slot.logs):
+                self.drop_log(slot, move_id)
+            if host is not None:
+                host.close()
+            with contextlib.suppress(Exception):
+                store.close()
 
     def settle(self, store: PartitionStore) -> float:
         """Force it to disk, however long that takes: milliseconds."""
@@ -242,9 +462,13 @@ class Shelf:
             self.machine.remove_tree(self.snapshots / changes.snapshot_id)
 
     def close(self) -> None:
+        closing: list[Callable[[], None]] = []
         for slot in self._slots.values():
             if slot.host is not None:
-                slot.host.close()
+                slot.host.let_go(closing.append)
+        if closing:  # operators that never come back from it keep nothing open
+            self.machine.aside(partial(_all, closing), CLOSE_S_MAX)
+        for slot in self._slots.values():
             if slot.incoming is not None:
                 self.discard(slot.incoming)
             if slot.restoring is not None:
@@ -266,24 +490,36 @@ class Shelf:
             self.machine.sync([directory.parent])
         self.machine.remove_tree(directory)
 
-    def _check_identity(self, file: Path) -> None:
-        """State says which replica it belongs to: under another name it would be taken for unfinished transfers."""
-        if not file.exists():
-            self.machine.write_durably(file, self.info.name)
-        elif (known := file.read_text()) != self.info.name:
-            raise InvalidArgument(
-                f"the data directory belongs to replica {known!r}",
-                remedy=f"start it with --name {known}, or give {self.info.name!r} its own --data-dir",
-                path=file.parent,
-            )
+    def mark_incoming(self, directory: Path) -> None:
+        """Nothing to anybody before it is owned; what an ownership makes of it is decided by the database in it."""
+        (directory / INCOMING).write_bytes(b"")
+
+    def is_incoming(self, directory: Path) -> bool:
+        return (directory / INCOMING).exists()
+
+    def unmark_incoming(self, directory: Path) -> None:
+        with contextlib.suppress(OSError):  # it says nothing beside an ownership
+            (directory / INCOMING).unlink()
+
+
+def _held_nothing(directory: Path) -> bool:
+    """Was the process killed before anything was written there?"""
+    names = [path.name for path in directory.iterdir()]
+    return not any(name.startswith("MANIFEST-") or name.endswith((".sst", ".log")) for name in names)
+
+
+def _all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
     """Newer code may have more states than what is deployed; with fewer of them it would lose some."""
     here = describe(cls, spec.partitions, spec.name)
     differs = [name for name in ("key", "output_schema") if getattr(here, name) != getattr(spec, name)]
-    have = {each["name"] for each in json.loads(here.state_schema)}
-    differs += [f"state {each['name']}" for each in json.loads(spec.state_schema) if each["name"] not in have]
+    have = {each["name"]: each for each in json.loads(here.state_schema)}
+    states: list[dict[str, Any]] = json.loads(spec.state_schema)
+    differs += [f"state {each['name']}" for each in states if not _is_same(each, have.get(each["name"]))]
     if differs:
         raise OperatorOutdated(
             "the operator's code here is another version than the one that is deployed",
@@ -294,18 +530,6 @@ def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
         )
 
 
-def _spec_to_json(spec: OperatorSpec) -> dict[str, object]:
-    return {
-        **asdict(spec),
-        "key": list(spec.key),
-        "output_schema": spec.output_schema.hex(),
-        "side_schemas": {tag: schema.hex() for tag, schema in spec.side_schemas},
-    }
-
-
-def _spec_from_json(text: str) -> OperatorSpec:
-    fields = json.loads(text)
-    fields["key"] = tuple(fields["key"])
-    fields["output_schema"] = bytes.fromhex(fields["output_schema"])
-    fields["side_schemas"] = tuple((tag, bytes.fromhex(s)) for tag, s in sorted(fields["side_schemas"].items()))
-    return OperatorSpec(**fields)
+def _is_same(state: dict[str, Any], here: dict[str, Any] | None) -> bool:
+    """By what it stores. One that an earlier version described says nothing of its types."""
+    return here is not None and all(state[part] == here.get(part) for part in ("tag", "types") if part in state)

@@ -8,15 +8,15 @@ granted epoch is the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest
 from stateflow.clock import Clock
-from stateflow.errors import CheckpointCorrupt, MoveUnknown, StaleEpoch, StateMissing
+from stateflow.errors import CheckpointCorrupt, MoveUnknown, StaleEpoch, StateDamaged, StateMissing
 from stateflow.runtime import layout
+from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
@@ -40,15 +40,16 @@ class TakenOver:
 class Successor:
     """Called from several threads."""
 
-    def __init__(self, shelf: Shelf, lease: Lease, clock: Clock) -> None:
-        self._shelf, self._lease, self._clock = shelf, lease, clock
+    def __init__(self, shelf: Shelf, lease: Lease, authority: Authority, clock: Clock) -> None:
+        self._shelf, self._lease, self._authority, self._clock = shelf, lease, authority, clock
 
-    def _check_asked(self, session: str) -> None:
-        """Raises LeaseLost where the controller may have given this take-over up."""
-        self._lease.check_session(self._clock.monotonic(), session)
+    def _check_asked(self, command: Command) -> None:
+        """Raises LeaseLost, StaleTerm where the controller may have given this take-over up."""
+        self._lease.check(self._clock.monotonic())
+        self._authority.check(command)
 
     def from_standby(
-        self, partition: PartitionId, move_id: str, epoch: int, standby_move: str, session: str = ""
+        self, partition: PartitionId, move_id: str, epoch: int, standby_move: str, command: Command = NOBODY
     ) -> TakenOver:
         """Serve the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch, LeaseLost."""
         slot = self._shelf.slot(partition)
@@ -59,21 +60,25 @@ class Successor:
                     raise MoveUnknown(
                         "no copy follows here for that standby", remedy="restore a checkpoint", move=standby_move
                     )
-                self._check_asked(session)
+                self._check_asked(command)
                 with slot.mutex:
                     slot.lifecycle.adopt(standby_move, move_id)
                     incoming.move_id = move_id  # its transfer applies nothing more
                 self._own(slot, move_id, epoch, incoming.store, incoming.directory)
             return self._view(slot, epoch)
 
-    def from_local(self, partition: PartitionId, move_id: str, epoch: int, session: str = "") -> TakenOver:
+    def from_local(self, partition: PartitionId, move_id: str, epoch: int, command: Command = NOBODY) -> TakenOver:
         """Serve again what was sealed here. Raises StateMissing, StaleEpoch, LeaseLost."""
         slot = self._shelf.slot(partition)
         with slot.work:
             if not self._owns(slot, epoch):
-                store = self._shelf.store(slot)
+                try:
+                    store = self._shelf.store(slot)
+                except StateDamaged as error:  # else it would be asked for it again and again
+                    self._shelf.lose(slot, error)
+                    raise
                 assert slot.directory is not None
-                self._check_asked(session)
+                self._check_asked(command)
                 with slot.mutex:
                     if epoch <= slot.lifecycle.epoch:  # before anything changes: what is sealed must stay so
                         raise StaleEpoch(
@@ -92,29 +97,35 @@ class Successor:
         move_id: str,
         epoch: int,
         checkpoints: CheckpointStore,
-        session: str = "",
+        command: Command = NOBODY,
+        oldest_epoch: int = 1,
     ) -> TakenOver:
         """Restore the newest readable checkpoint, and publish it under the new epoch before it is served: an old owner
         that comes back can then checkpoint no more.
 
-        Raises StateMissing when there is none, StaleEpoch when a newer owner has checkpointed already, LeaseLost.
+        Args: oldest_epoch: checkpoints of older ones are a former deployment's, of the same name.
+
+        Raises StateMissing when there is none, CheckpointStoreMissing when there is no store, StaleEpoch when a newer
+        owner has checkpointed already, LeaseLost.
         """
         self._shelf.learn(spec)
         slot = self._shelf.slot(partition)
         with slot.work:
             if self._owns(slot, epoch):
                 return self._view(slot, epoch)
-            self._check_asked(session)
+            self._check_asked(command)
+            self._shelf.expect(1)
             with slot.mutex:
                 slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
             try:
                 slot.snapshots += 1
                 part = slot.home / f"{move_id}-{slot.snapshots}{PART}"
-                manifest = self._restore(partition, epoch, checkpoints, part)
+                manifest = self._restore(partition, (oldest_epoch, epoch), checkpoints, part)
+                self._shelf.mark_incoming(part)
                 self._shelf.machine.sync([*part.iterdir(), part])
                 directory = part.rename(part.with_name(part.name.removesuffix(PART)))
                 self._shelf.machine.sync([slot.home, slot.home.parent])
-                self._check_asked(session)  # that may have taken minutes
+                self._check_asked(command)  # that may have taken minutes
                 if slot.store is not None:
                     slot.store.close()
                     slot.store = None
@@ -125,8 +136,13 @@ class Successor:
                 raise
             return self._view(slot, epoch, manifest)
 
-    def _restore(self, partition: PartitionId, epoch: int, checkpoints: CheckpointStore, directory: Path) -> Manifest:
+    def _restore(
+        self, partition: PartitionId, epochs: tuple[int, int], checkpoints: CheckpointStore, directory: Path
+    ) -> Manifest:
+        oldest, epoch = epochs
         for manifest in checkpoints.newest(partition):
+            if manifest.epoch < oldest:
+                break
             if manifest.epoch > epoch:
                 raise StaleEpoch(
                     f"a checkpoint of epoch {manifest.epoch} is there, {epoch} was granted",
@@ -137,10 +153,13 @@ class Successor:
             try:
                 checkpoints.restore(manifest, directory, durable=True)
             except CheckpointCorrupt as error:
+                if not checkpoints.has(manifest):  # collected, since a newer one was published
+                    return self._restore(partition, epochs, checkpoints, directory)
                 log.error("an older checkpoint is taken: %s", error)
                 continue
             if manifest.epoch < epoch:
-                checkpoints.adopt(manifest, epoch, self._shelf.info.name)
+                with checkpoints.adopt(manifest, directory) as adoption:
+                    adoption.publish(epoch, self._shelf.info.name)
             return manifest
         raise StateMissing(
             "there is no checkpoint to restore it from",
@@ -160,6 +179,7 @@ class Successor:
             store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
             slot.lifecycle.own(move_id, epoch)
             old, slot.incoming = slot.replace(directory, store), None
+        self._shelf.unmark_incoming(directory)
         if old is not None:
             self._shelf.remove(old)
         self._shelf.on_change(slot.id)
@@ -181,10 +201,10 @@ class Successor:
                 self._shelf.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address
             )
             self._shelf.store(slot).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-            close: Callable[[], None] = slot.host.close if slot.host else lambda: None
+            if slot.host is not None:
+                slot.host.let_go(self._shelf.machine.aside)
             slot.host = slot.kept = slot.since = None
             for follower in list(slot.logs):
                 self._shelf.drop_log(slot, follower)
-        close()
         self._shelf.on_change(partition)
         return True

@@ -25,6 +25,8 @@ from stateflow.storage import PartitionStore
 
 BY_TIME = b"t"
 BY_NAME = b"u"
+#: names that begin so belong to window helpers
+WINDOW = "window "
 _PRESENT = b"\x01"
 _ORDERED = struct.Struct(">Q")
 _SIGN = 1 << 63
@@ -69,6 +71,18 @@ def to_datetime(us: int) -> datetime:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:
         return datetime.max.replace(tzinfo=UTC) if us > 0 else datetime.min.replace(tzinfo=UTC)
+
+
+def check_timer_name(name: object) -> str:
+    """Of a timer that is the operator's own. Raises InvalidArgument."""
+    try:
+        name.encode()  # type: ignore[attr-defined]
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidArgument(f"{ascii(name)[:80]} cannot name a timer", remedy="use valid Unicode text") from None
+    assert isinstance(name, str)
+    if name.startswith(WINDOW):
+        raise InvalidArgument(f"{name[:80]!r} names a window's timer", remedy=f"do not begin it with {WINDOW!r}")
+    return name
 
 
 #: (domain, encoded key, name)

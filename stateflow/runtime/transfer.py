@@ -20,6 +20,7 @@ import xxhash
 
 from stateflow.changes import chain
 from stateflow.errors import MoveUnknown
+from stateflow.types import ReplicaInfo
 
 READ_BYTES = 4 << 20
 #: chain before the first change set
@@ -54,13 +55,15 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The source's last word on a move. ``epoch`` is the one granted to the target."""
+    """The source's last word on a move, to its target and to every standby. ``epoch``: granted to ``owner``, the
+    target; ``digest``: of what this follower was sent."""
 
     move_id: str
     epoch: int
     sequence: int
     digest: str
     sealed_at_us: int
+    owner: ReplicaInfo | None = None
 
 
 class FileDigests:

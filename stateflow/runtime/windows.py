@@ -28,13 +28,12 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from stateflow.errors import DeclarationError, InvalidArgument
-from stateflow.runtime.operator import Context
-from stateflow.runtime.timers import Timer, to_datetime, to_us
+from stateflow.runtime.operator import Context, Helper
+from stateflow.runtime.timers import WINDOW, Timer, to_datetime, to_us
 from stateflow.state import Namespace
 from stateflow.state import map as state_map
 
 T = TypeVar("T")
-_TIMER = "window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +58,32 @@ class Window:
         return self._ctx.state(tag, self.namespace)
 
 
-class Windows(ABC):
+class Windows(Helper, ABC):
     """Assigned to a class attribute of an operator with ``event_time``.
 
     Args:
         allowed_lateness: how long after its end a window still takes rows; it ends that much later.
-        name: part of what is stored, by default the attribute's.
+        name: part of what is stored, by default the attribute's; any text, no two helpers of an operator have the same.
     """
 
     def __init__(self, allowed_lateness: timedelta = timedelta(), *, name: str | None = None) -> None:
         self._lateness_us = _micros(allowed_lateness, "allowed_lateness", least=0)
-        self._name = name or ""
+        self.name = name or ""
+        Namespace.named(self.name)  # is it text?
 
     def __set_name__(self, owner: type, attribute: str) -> None:
-        self._name = self._name or attribute
+        self.name = self.name or attribute
+
+    def _timer(self, *numbers: int) -> str:
+        """The name of a window's timer. The helper's is one word of it, whatever text that is."""
+        word = self.name.replace("%", "%25").replace(" ", "%20")
+        return " ".join([f"{WINDOW}{word}", *map(str, numbers)])
+
+    def _numbers(self, timer: Timer) -> list[int] | None:
+        """What :meth:`_timer` was called with; None for a timer that is none of this helper's."""
+        word, *numbers = timer.name.removeprefix(WINDOW).split(" ")
+        mine = timer.name.startswith(WINDOW) and self._timer() == WINDOW + word
+        return [int(number) for number in numbers] if mine else None
 
     @abstractmethod
     def of(self, ctx: Context) -> list[Window]:
@@ -101,7 +112,7 @@ class Windows(ABC):
 
 
 class _Aligned(Windows):
-    """Windows whose bounds do not depend on the rows. Timer names: ``window <name> <start> <end>``."""
+    """Windows whose bounds do not depend on the rows."""
 
     def __init__(self, size: timedelta, every: timedelta, offset: timedelta, lateness: timedelta, name: str | None):
         super().__init__(lateness, name=name)
@@ -120,7 +131,7 @@ class _Aligned(Windows):
         for start_us in range(last, at_us - self._size_us, -self._every_us):
             end_us = start_us + self._size_us
             if self._open(end_us, ctx):
-                ctx.set_timer(end_us + self._lateness_us, name=f"{_TIMER} {self._name} {start_us} {end_us}")
+                ctx._set_timer(end_us + self._lateness_us, self._timer(start_us, end_us))
                 windows.append(self._window(start_us, end_us, ctx))
         return windows[::-1]
 
@@ -129,16 +140,15 @@ class _Aligned(Windows):
         return not self._open(at_us - (at_us - self._offset_us) % self._every_us + self._size_us, ctx)
 
     def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
-        kind, _, rest = timer.name.partition(" ")
-        name, _, bounds = rest.partition(" ")
-        if kind == _TIMER and name == self._name:
-            start_us, end_us = map(int, bounds.split())
+        bounds = self._numbers(timer)
+        if bounds is not None:
+            start_us, end_us = bounds
             window = self._window(start_us, end_us, ctx)
             yield window
             ctx.clear_state(window.namespace)
 
     def _window(self, start_us: int, end_us: int, ctx: Context) -> Window:
-        return Window(start_us, end_us, Namespace.window(start_us, end_us, self._name), ctx)
+        return Window(start_us, end_us, Namespace.window(start_us, end_us, self.name), ctx)
 
 
 class TumblingWindows(_Aligned):
@@ -193,7 +203,7 @@ class SessionWindows(Windows):
     @cached_property
     def _tag(self) -> Any:
         """The open sessions of a key: when the first row came → (start, end)."""
-        return state_map(int, tuple[int, int], name=f"sessions of {self._name}")
+        return state_map(int, tuple[int, int], name=f"sessions of {self.name}")
 
     def of(self, ctx: Context) -> list[Window]:
         at_us = self._row_time(ctx)
@@ -210,9 +220,9 @@ class SessionWindows(Windows):
             other = self._session(id_, sessions.pop(id_), ctx)
             self._merge(window, other)
             ctx.clear_state(other.namespace)
-            ctx.delete_timer(name=self._timer(id_))
+            ctx._delete_timer(self._timer(id_))
         sessions[first_id] = start_us, end_us
-        ctx.set_timer(end_us + self._lateness_us, name=self._timer(first_id))
+        ctx._set_timer(end_us + self._lateness_us, self._timer(first_id))
         return [window]
 
     def is_late(self, ctx: Context) -> bool:
@@ -222,19 +232,16 @@ class SessionWindows(Windows):
         return not self._open(end_us, ctx) and not any(first <= end_us and at_us <= last for first, last in sessions)
 
     def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
-        kind, _, rest = timer.name.partition(" ")
-        name, _, number = rest.partition(" ")
-        if kind == _TIMER and name == self._name:
-            window = self._session(int(number), ctx.state(self._tag).pop(int(number)), ctx)
+        numbers = self._numbers(timer)
+        if numbers is not None:
+            (id_,) = numbers
+            window = self._session(id_, ctx.state(self._tag).pop(id_), ctx)
             yield window
             ctx.clear_state(window.namespace)
 
-    def _timer(self, id_: int) -> str:
-        return f"{_TIMER} {self._name} {id_}"
-
     def _session(self, id_: int, bounds: tuple[int, int], ctx: Context) -> Window:
         # not named by its bounds, which change
-        return Window(*bounds, Namespace.window(id_, id_, self._name), ctx)
+        return Window(*bounds, Namespace.window(id_, id_, self.name), ctx)
 
 
 def _micros(span: timedelta, what: str, least: int) -> int:

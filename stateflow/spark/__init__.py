@@ -1,6 +1,7 @@
 """Operators in PySpark pipelines.
 
-``apply_operator(df, Operator, cluster=…)`` works on streaming and on batch DataFrames; ``read_state`` reads an
+``apply_operator(df, Operator, cluster=…)`` works on streaming and on batch DataFrames; ``main_output`` and
+``side_output`` take its outputs apart; ``read_state`` reads an
 operator's state as a DataFrame; ``register_jetstream`` makes NATS JetStream a source. ``record_queries`` and
 ``run_stage`` record what pipelines do as stages of a ledger. ``rewind`` puts a query back to a batch, when its state
 was restored to an older one. ``query_metrics`` tells what queries did and what it took.
@@ -8,6 +9,7 @@ was restored to an older one. ``query_metrics`` tells what queries did and what 
 
 from stateflow.spark.apply import apply_operator
 from stateflow.spark.metrics import BatchMetrics, OperatorMetrics, QueryMetrics, Seconds
+from stateflow.spark.outputs import main_output, side_output
 from stateflow.spark.reading import read_state
 from stateflow.spark.recording import End, record_queries, run_stage
 from stateflow.spark.reporting import query_metrics
@@ -23,6 +25,7 @@ __all__ = [
     "Seconds",
     "apply_operator",
     "local_session",
+    "main_output",
     "query_metrics",
     "read_state",
     "record_queries",
@@ -30,4 +33,5 @@ __all__ = [
     "require_java",
     "rewind",
     "run_stage",
+    "side_output",
 ]

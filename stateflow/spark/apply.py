@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
-
-import pyarrow as pa
 
 from stateflow.client.stream import positions
 from stateflow.errors import (
@@ -20,13 +19,19 @@ from stateflow.errors import (
 from stateflow.ledger import StateManager
 from stateflow.router import Router
 from stateflow.rpc.clients import ControllerClient
-from stateflow.runtime.operator import Operator, key_columns, output_schema
+from stateflow.runtime.arrow import read_schema
+from stateflow.runtime.operator import Operator, check_class, key_columns, output_schema
 from stateflow.runtime.positions import INITIAL
-from stateflow.spark.checks import check_classic, check_executors, check_key
+from stateflow.spark.checks import check_columns, check_executors, check_frame, check_initial_keys, check_key
+from stateflow.spark.outputs import marked, with_outputs
 from stateflow.spark.recording import record_queries
 from stateflow.spark.reporting import remember, reports_to
 from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, with_side_columns
+from stateflow.spark.telling import tell_briefly
+from stateflow.spark.whole import complete_batches
 from stateflow.types import OperatorSpec
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -37,7 +42,13 @@ class HasAddress(Protocol):
 
 
 def address_of(cluster: str | HasAddress) -> str:
-    return cluster if isinstance(cluster, str) else cluster.address
+    """Raises InvalidArgument."""
+    address = cluster if isinstance(cluster, str) else getattr(cluster, "address", None)
+    if not isinstance(address, str) or not address:
+        raise InvalidArgument(
+            f"{cluster!r} is no running cluster", remedy="pass the controller's host:port, or a started LocalCluster"
+        )
+    return address
 
 
 def apply_operator(
@@ -58,11 +69,13 @@ def apply_operator(
     """Run a deployed operator over a DataFrame, streaming or batch; returns its output rows.
 
     An operator with ``side_outputs`` gives one more struct column for each tag: a row of that side output has it
-    filled and all others null, main rows have it null (``out.where("late is not null").select("late.*")``).
+    filled and all others null, main rows have it null. ``out.main()`` and ``out.side("late")`` of a batch take them
+    apart, and :func:`main_output` and :func:`side_output` what ``foreachBatch`` is given.
 
     A streaming query applies each micro-batch exactly once, by (query id, batch id): retried tasks, speculative
-    attempts and replayed batches get the stored output. A batch DataFrame is applied once however often it is
-    evaluated; calling ``apply_operator`` again applies it again, unless ``source`` is the same.
+    attempts and replayed batches get the stored output. What a Python ``foreachBatch`` does not evaluate of a batch is
+    evaluated when it has returned, see :mod:`stateflow.spark.whole`. A batch DataFrame is applied once, however
+    often it is evaluated; calling ``apply_operator`` again applies it again, unless ``source`` is the same.
 
     Args:
         cluster: ``host:port`` of the controller, or a Cluster or LocalCluster.
@@ -84,18 +97,22 @@ def apply_operator(
     this package on the executors), InvalidArgument (Spark Connect, wrong arguments) or Unavailable here; what a
     replica refuses later fails the Spark task with the error's line in it.
     """
-    check_classic(df)
+    from pyspark.sql import functions as F  # noqa: N812
+
+    check_frame(df)
+    check_class(operator)
+    tell_briefly()
     address = address_of(cluster)
     deployment = ControllerClient(address)
     operator_name = name or operator.__name__
     try:
-        spec = deployment.deployment(operator_name)[0]
+        spec = deployment.deployment(operator_name).spec
     except OperatorNotDeployed as error:
         error.remedy = f"deploy it first: Cluster({address!r}).deploy({operator.__name__})"
         raise
     key = key_columns(operator)
     schema = output_schema(operator)
-    if spec.key != key or not pa.ipc.read_schema(pa.py_buffer(spec.output_schema)).equals(schema):
+    if spec.key != key or not read_schema(spec.output_schema).equals(schema):
         raise SchemaMismatch(
             "the deployed operator has another key or output than this class",
             remedy="deploy this class under another name and pass name=",
@@ -132,18 +149,27 @@ def apply_operator(
         watermark=_time_column(df, watermark),
         lateness_us=_micros(allowed_lateness),
         reports=reports_to(df.sparkSession),
+        streaming=df.isStreaming,
     )
+    check_columns(df)
     rows, spark_schema = _routed(df, task), _spark_schema(operator, spec)
     check_key(df, operator, operator_name, deployment)
     check_executors(df.sparkSession)
     if initial_state is not None:
+        check_initial_keys(initial_state, df, key, operator_name)
         _load(initial_state, task, spark_schema)
     if state_manager is not None:
         record_queries(df.sparkSession, state_manager)
     out = rows.mapInArrow(task, spark_schema)
-    if not df.isStreaming:
-        remember(out, task.batch_query)
-    return out
+    if df.isStreaming:
+        complete_batches(task)
+        return with_outputs(out) if spec.side_schemas else out
+    if count > 1:
+        # Spark runs all tasks in front of a shuffle before the first behind it, so that whoever wants five rows has
+        # the operator given all. It costs the outputs' way through local files; a micro-batch is spared it.
+        out = out.repartitionById(count, F.spark_partition_id())
+    remember(out, task.batch_query)
+    return with_outputs(out) if spec.side_schemas else out
 
 
 def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
@@ -159,7 +185,22 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
     # A generator, not a plain column: where Spark knows the input to be empty (a union's source without new data) it
     # would leave out the shuffle and with it the tasks, and the batch would not be seen by any partition.
     numbered = df.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
-    return numbered.coalesce(1) if task.tasks == 1 else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
+    plain = task.tasks == 1 and not _ends_in_operator(df)
+    return numbered.coalesce(1) if plain else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
+
+
+def _ends_in_operator(df: DataFrame) -> bool:
+    """Are its rows an operator's, without a shuffle in between? Fewer tasks behind would run several of that one's."""
+    left = [df._jdf.queryExecution().analyzed()]
+    while left:
+        node = left.pop()
+        name = node.nodeName()
+        if name.startswith("MapInArrow"):
+            return True
+        if not name.startswith(("Repartition", "Rebalance")):
+            children = node.children()
+            left += [children.apply(number) for number in range(children.size())]
+    return False
 
 
 def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
@@ -167,7 +208,9 @@ def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
     if rows.isStreaming:
         raise InvalidArgument("initial_state is a streaming DataFrame", remedy="pass a batch DataFrame")
     loaded = positions(Router(task.controller, task.operator), INITIAL)
-    if len(loaded) < task.partitions:
+    if len(loaded) == task.partitions:
+        log.warning("%s has had its first state: the rows of initial_state= are not looked at", task.operator)
+    else:
         task = replace(task, order_by=None, initial=True, watermark=None, reports=None)
         _routed(rows, task).mapInArrow(task, schema).write.format("noop").mode("overwrite").save()
 
@@ -231,4 +274,5 @@ def _spark_schema(operator: type[Operator], spec: OperatorSpec) -> Any:
         return operator.output
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(with_side_columns(spec.output_schema, spec.side_schemas))
+    schema = from_arrow_schema(with_side_columns(spec.output_schema, spec.side_schemas))
+    return marked(schema, tuple(tag for tag, _ in spec.side_schemas))

@@ -20,6 +20,7 @@ from stateflow.errors import (
     UnknownState,
 )
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
+from stateflow.runtime.arrow import read_table
 from stateflow.runtime.operator import Operator
 from stateflow.state import declarations_of
 
@@ -47,6 +48,23 @@ def check_classic(frame: Any) -> None:
         raise InvalidArgument(
             "this is Spark Connect, whose client cannot number the operator's tasks",
             remedy="use a classic session: SparkSession.builder.master(…), not remote(…)",
+        )
+
+
+def check_frame(frame: Any) -> None:
+    """Raises InvalidArgument for what is no DataFrame of a classic session that runs."""
+    check_classic(frame)
+    session = getattr(frame, "sparkSession", None)
+    if session is None or not hasattr(frame, "isStreaming"):
+        raise InvalidArgument(f"{type(frame).__name__} is no DataFrame", remedy="pass a DataFrame of PySpark")
+    check_running(session)
+
+
+def check_running(spark: SparkSession) -> None:
+    """Raises InvalidArgument for a session that was stopped."""
+    if spark.sparkContext._jsc is None:
+        raise InvalidArgument(
+            "the Spark session was stopped", remedy="make another, and the DataFrame with it: local_session(…)"
         )
 
 
@@ -86,7 +104,8 @@ def not_importable(said: str) -> OperatorNotImportable | None:
         return None
     return OperatorNotImportable(
         f"the executors' Python lacks what the operator's tasks need: {missing[-1]}",
-        remedy="install stateflow[spark] there, or name a Python that has it: spark.pyspark.python, PYSPARK_PYTHON",
+        remedy="install stateflow-streams[spark] there, or name a Python that has it: spark.pyspark.python, "
+        "PYSPARK_PYTHON",
     )
 
 
@@ -95,7 +114,7 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
 
     Of operators with one key column, as one stored key shows it; replicas that are away are not waited for.
     """
-    _, _, owners, _ = controller.deployment(name)
+    owners = controller.deployment(name).owners
     key = operator.key if isinstance(operator.key, str) else operator.key[0] if len(operator.key) == 1 else None
     if key is None or key not in df.columns:
         return
@@ -112,17 +131,43 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
         )
 
 
+def check_columns(df: DataFrame) -> None:
+    """Raises InvalidArgument for a column of a type that Python's Arrow has not."""
+    for field in df.schema:
+        kind = field.dataType.simpleString()
+        if "interval year" in kind or "interval month" in kind:
+            raise InvalidArgument(
+                f"the column {field.name!r} is {kind}, which does not reach Python",
+                remedy="drop it, or cast it, e.g. to a number of months",
+            )
+
+
+def check_initial_keys(rows: DataFrame, df: DataFrame, key: tuple[str, ...], operator: str) -> None:
+    """Raises SchemaMismatch when first state has keys of other types than the input: they would never meet."""
+    for column in key:
+        if column not in rows.columns or column not in df.columns:
+            continue  # is said by whoever needs it
+        first, later = (frame.schema[column].dataType.simpleString() for frame in (rows, df))
+        if _STORED.get(first) is not _STORED.get(later):
+            raise SchemaMismatch(
+                f"the key column {column!r} is {first} in initial_state, {later} in the input",
+                remedy="cast one of them",
+                operator=operator,
+            )
+
+
 def _stored_key(by_owner: dict[str, list[int]], operator: type[Operator], name: str) -> pa.DataType | None:
     for state in declarations_of(operator):
         for address, partitions in by_owner.items():
             pages = ReplicaClient(address).scan(name, state, partitions)
             try:
-                page = next(iter(pages), None)
+                tables = (read_table(page) for page in pages)
+                table = next((table for table in tables if table.num_rows), None)
             except UnknownState:  # new in this class
                 break
             except (NotOwner, Unavailable):  # the others have keys, too
                 continue
-            if page is not None:
-                found: pa.DataType = pa.ipc.open_stream(page).schema.field("key").type
+            if table is not None:
+                found: pa.DataType = table.schema.field("key").type
                 return found
     return None

@@ -326,6 +326,15 @@ class Book:
                 if batch is not None and batch.run == each.run:
                     batch.input_rows, batch.trigger_s = each.input_rows, each.seconds
 
+    def is_whole(self, query: str, run: str, number: int, operator: str, source: str | None, partitions: int) -> bool:
+        """Whether tasks of this run have reported for all of the operator's partitions. Some report nothing, so that
+        it may be whole all the same."""
+        with self._lock:
+            known = self._queries.get(query)
+            batch = None if known is None else known.batches.get(number)
+            use = None if batch is None or batch.run != run else batch.uses.get((operator, source))
+            return use is not None and sum(visits for _, visits in use.tasks.values()) == partitions
+
     def query(self, named: str) -> QueryMetrics | None:
         """By id, or by name: the one of that name that reported last. None when no task has reported."""
         with self._lock:

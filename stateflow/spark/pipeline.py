@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +12,19 @@ from stateflow.errors import PipelineFailed, StateflowError, from_wire
 from stateflow.runtime.operator import load
 from stateflow.spark.apply import apply_operator
 from stateflow.spark.metrics import BatchMetrics, OperatorMetrics
-from stateflow.spark.pipeline_file import PipelineConfig, PipelineFile, Reading, Secrets, Step
-from stateflow.spark.recording import record_queries
+from stateflow.spark.pipeline_file import PipelineConfig, PipelineFile, Reading, Secrets, Sink, Step
+from stateflow.spark.recording import End, record_queries, run_stage
 from stateflow.spark.reporting import BOOK, note, query_metrics
 from stateflow.spark.session import local_session, register_jetstream
+from stateflow.spark.telling import raised_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from stateflow.ledger import StateManager
+
 POLL_S = 0.25
-_RAISED = re.compile(r"stateflow\.errors\.\w+: (\w+): (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``stopped``: before its end, because it was told to. ``rows`` and ``batches`` of a batch pipeline are unknown.
+    ``done_before``: by an earlier run, as the ledger has it; nothing was run.
 
     ``operators``: what they did in this run, in the order in which they first reported.
     """
@@ -53,6 +55,7 @@ class Outcome:
     rows: int | None = None
     batches: int | None = None
     operators: tuple[OperatorMetrics, ...] = ()
+    done_before: bool = False
 
 
 def run_pipeline(
@@ -72,15 +75,20 @@ def run_pipeline(
     """
     config = file.config
     try:
+        for step in config.operators:
+            load(step.operator)  # what is wrong with them, or with the ledger, is said before Spark is started
         _check_jetstream(config)
+        manager = file.state_manager()
         settings = {"spark.log.level": "FATAL", **config.spark.settings}  # what fails is told once, by its error
         named = {key.replace(".", "__"): str(value) for key, value in settings.items()}
         spark = local_session(config.name, config.spark.master, **named)
         try:
             started()
-            return _run(spark, file, once=once, stop=stop, tell=tell)
+            return _run(spark, file, manager, once=once, stop=stop, tell=tell)
         finally:
             spark.stop()  # which delivers what its listeners have not seen yet
+            if manager is not None:
+                manager.ledger.close()
     except StateflowError as error:
         raise _masked(error, file.secrets) from None
     except _spark_errors() as error:
@@ -88,18 +96,61 @@ def run_pipeline(
 
 
 def _run(
-    spark: SparkSession, file: PipelineFile, *, once: bool, stop: threading.Event, tell: Callable[[Progress], None]
+    spark: SparkSession,
+    file: PipelineFile,
+    manager: StateManager | None,
+    *,
+    once: bool,
+    stop: threading.Event,
+    tell: Callable[[Progress], None],
 ) -> Outcome:
     config = file.config
-    rows, applied = _build(spark, config)
     if not config.source.streaming:
-        _save(rows, config)
-        operators = [each for frame in applied for each in query_metrics(frame).operators]
-        return Outcome(stopped=False, operators=tuple(operators))
-    manager = file.state_manager()
+        return _run_batch(spark, file, manager)
+    rows, _ = _apply_all(spark, config, _source(spark, config))
     if manager is not None:
-        record_queries(spark, manager, job_id=config.name)
+        source, sink = end_of(config, config.source), end_of(config, config.sink)
+        record_queries(spark, manager, job_id=config.name, source=source, sink=sink, manifest=file.name)
     return _follow(_start(rows, config, once=once), stop, tell)
+
+
+def _run_batch(spark: SparkSession, file: PipelineFile, manager: StateManager | None) -> Outcome:
+    """With a state manager as one stage, which is done once."""
+    config = file.config
+    applied: list[DataFrame] = []
+    pushed = False
+
+    def push(frame: DataFrame) -> None:
+        nonlocal pushed
+        rows, frames = _apply_all(spark, config, frame)
+        _save(rows, config)
+        applied.extend(frames)
+        pushed = True
+
+    if manager is None:
+        push(_source(spark, config))
+    else:
+        run_stage(
+            manager,
+            config.name,
+            source=end_of(config, config.source),
+            sink=end_of(config, config.sink),
+            pull=lambda _: _source(spark, config),
+            push=push,
+            record=config.source.record,
+            manifest=file.name,
+        )
+    operators = [each for frame in applied for each in query_metrics(frame).operators]
+    return Outcome(stopped=False, operators=tuple(operators), done_before=not pushed)
+
+
+def end_of(config: PipelineConfig, end: Reading | Sink) -> End:
+    """A source or a sink as its stages have it: by its connection, or else its format; what is read or written there;
+    and what of it."""
+    options = config.options(end)
+    named = (options[each] for each in ("dbtable", "query", "table", "stream", "topic", "subscribe") if each in options)
+    entity = end.path or next(map(str, named), None)
+    return End(end.connection or end.format, end.format, entity, end.where if isinstance(end, Reading) else None)
 
 
 def _check_jetstream(config: PipelineConfig) -> None:
@@ -116,11 +167,14 @@ def _check_jetstream(config: PipelineConfig) -> None:
         connection.facts()
 
 
-def _build(spark: SparkSession, config: PipelineConfig) -> tuple[DataFrame, list[DataFrame]]:
-    """(what the sink gets, what each operator puts out)."""
+def _source(spark: SparkSession, config: PipelineConfig) -> DataFrame:
     if config.source.format == "jetstream":
         register_jetstream(spark)
-    rows = _read(spark, config, config.source, streaming=config.source.streaming)
+    return _read(spark, config, config.source, streaming=config.source.streaming)
+
+
+def _apply_all(spark: SparkSession, config: PipelineConfig, rows: DataFrame) -> tuple[DataFrame, list[DataFrame]]:
+    """(what the sink gets, what each operator puts out)."""
     applied: list[DataFrame] = []
     for step in config.operators:
         applied.append(_applied(spark, config, step, rows))
@@ -217,10 +271,9 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 def failure_of(error: BaseException) -> StateflowError:
     """What an exception of Spark is about: the error that a task raised, if there is one in it."""
     text = str(error)
-    raised = _RAISED.findall(text)
-    if raised and raised[-1][0] in StateflowError.registry:
-        code, what = raised[-1]
-        return from_wire({"code": code, "what": what, "remedy": "", "where": {}})
+    line, code, _ = raised_in(text) or (text.partition("\n")[0], text.partition(":")[0], "")
+    if code in StateflowError.registry and line.startswith(f"{code}: "):
+        return from_wire({"code": code, "what": line.removeprefix(f"{code}: "), "remedy": "", "where": {}})
     lines = [line for line in text.splitlines() if line.strip()]
     return PipelineFailed(
         lines[0][:500] if lines else type(error).__name__, remedy="set spark.log.level to ERROR for Spark's own log"

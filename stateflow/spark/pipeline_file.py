@@ -29,14 +29,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from stateflow.documents import parse, read_document
 from stateflow.errors import InvalidArgument
-from stateflow.ledger.config import state_manager_from_yaml
+from stateflow.ledger.config import ledger_url, state_manager_from_yaml
 from stateflow.ledger.manager import StateManager
+from stateflow.masking import MASK, masked, names_a_secret
 
-MASK = "***"
 _REFERENCE = re.compile(r"\$\{(ENV:|env\.|param\.|)([A-Za-z_][A-Za-z0-9_]*)\}")
-_SECRET_KEY = re.compile(r"password|secret|token|credential|jaas", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"(?<=://)([^/@:\s]+):[^/@\s]+@")
 Option = str | int | float | bool
 
 
@@ -58,6 +57,7 @@ class Reading(_Section):
 
 class Source(Reading):
     streaming: bool = True
+    record: str | None = Field(default=None, description="column that orders records, for the stage of a batch run")
 
 
 class Step(_Section):
@@ -121,8 +121,10 @@ class Secrets:
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """``shown`` is the effective configuration without secrets."""
+    """``shown`` is the effective configuration without secrets. ``name``: of the file. ``state_manager`` opens the
+    ledger, which must be there."""
 
+    name: str
     config: PipelineConfig
     shown: dict[str, Any]
     secrets: Secrets
@@ -142,26 +144,25 @@ def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[
         return environment[name]
 
     real = {**_resolved(document, parameters, secret), "parameters": parameters}
-    masked = {**_resolved(document, parameters, lambda name, at: MASK), "parameters": parameters}
+    hidden = {**_resolved(document, parameters, lambda name, at: MASK), "parameters": parameters}
     config = _validated(real)
     _check(config)
-    shown = _without_secrets(_validated(masked).model_dump(mode="json", by_alias=True, exclude_none=True))
+    shown = _without_secrets(_validated(hidden).model_dump(mode="json", by_alias=True, exclude_none=True))
     for_ledger = _resolved(document, parameters, lambda name, at: f"${{{name}}}")
 
-    def state_manager() -> StateManager | None:
-        return None if config.state_manager is None else state_manager_from_yaml(for_ledger, environment)
+    if config.state_manager is not None:
+        ledger_url(for_ledger, environment)  # what is wrong with it is said now
 
-    return PipelineFile(config, shown, Secrets(tuple(filter(None, secrets))), state_manager)
+    def state_manager() -> StateManager | None:
+        if config.state_manager is None:
+            return None
+        return state_manager_from_yaml(for_ledger, environment, create=False)
+
+    return PipelineFile(file.name, config, shown, Secrets(tuple(filter(None, secrets))), state_manager)
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgument(f"{file} cannot be read: {error.strerror}", remedy="name a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise InvalidArgument(f"{file} is no YAML: {said[:200]}", remedy="correct it") from error
+    document = read_document(file)
     if not isinstance(document, dict):
         raise InvalidArgument(f"{file} declares no pipeline", remedy="add name:, source:, operators: and sink:")
     return document
@@ -192,8 +193,8 @@ def _typed(name: str, text: str, default: Any) -> Any:
     if not isinstance(default, (bool, int, float)):
         return text
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse(text)
+    except (yaml.YAMLError, ValueError):
         value = None
     value = float(value) if isinstance(default, float) and type(value) is int else value
     if type(value) is not type(default):
@@ -232,9 +233,9 @@ def _without_secrets(value: Any, key: str = "") -> Any:
         return {name: _without_secrets(each, str(name)) for name, each in value.items()}
     if isinstance(value, list):
         return [_without_secrets(each, key) for each in value]
-    if _SECRET_KEY.search(key):
+    if names_a_secret(key):
         return MASK
-    return _URL_PASSWORD.sub(rf"\1:{MASK}@", value) if isinstance(value, str) else value
+    return masked(value) if isinstance(value, str) else value
 
 
 # -- what is wrong with it ------------------------------------------------------------------------------------
@@ -307,5 +308,8 @@ def _check(config: PipelineConfig) -> None:
             "sink.checkpoint is missing: a streaming pipeline could not go on where it stopped",
             remedy="add checkpoint: with a directory of its own that stays, or source: {streaming: false}",
         )
-    if not config.source.streaming and config.state_manager is not None:
-        raise InvalidArgument("state_manager records streaming pipelines", remedy="leave it out, or use run_stage")
+    if config.source.record is not None and (config.source.streaming or config.state_manager is None):
+        raise InvalidArgument(
+            "source.record is for the stage of a batch pipeline",
+            remedy="leave it out, or add streaming: false and state_manager:",
+        )

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
-from stateflow.errors import StateflowError
-from stateflow.ledger import StateManager
+from stateflow.errors import InvalidArgument, LedgerReadOnly, LedgerReplaced, StateflowError, Unavailable
+from stateflow.ledger import StateManager, rules
 from stateflow.ledger.stages import Action, Status, answer, is_done
+from stateflow.spark.filters import filter_of
+from stateflow.spark.swallowed import Swallowed, committed, execution_of, swallowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TEXT_MAX = 255
+#: stages that are kept while the ledger is away
+WAITING_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,102 +44,241 @@ class End:
     entity: str | None = None
     filter: str | None = None
 
+    def columns(self, end: Literal["source", "sink"]) -> dict[str, str | None]:
+        """Of a stage."""
+        named = {"name": self.name, "type": self.type, "entity": self.entity, "filter": self.filter}
+        return {f"{end}_{name}": value for name, value in named.items()}
+
 
 # -- streaming ------------------------------------------------------------------------------------------------
 
 
-def record_queries(spark: SparkSession, manager: StateManager, *, job_id: str | None = None) -> StreamingQueryListener:
+def record_queries(
+    spark: SparkSession,
+    manager: StateManager,
+    *,
+    job_id: str | None = None,
+    source: End | None = None,
+    sink: End | None = None,
+    manifest: str | None = None,
+) -> StreamingQueryListener:
     """From now on each micro-batch with rows, and each failure, of the session's queries is a stage.
 
     Args:
         job_id: of every query; by default the query's name, else its id.
+        source: where they pull from, and sink: push to; by default what Spark calls them.
+        manifest: the file that declares the pipeline.
 
     Returns the listener, which ``spark.streams.removeListener`` takes. Two of them are as good as one: a stage that is
-    there is left as it is. What cannot be recorded is logged: a ledger that is away never stops a query.
+    there is left as it is. A ledger that is away never stops a query: what could not be recorded is recorded with what
+    comes next, and what a killed driver did not record by the query's next run, see ``swallowed``.
     """
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-    class Recorder(StreamingQueryListener):
-        def __init__(self) -> None:
-            self.names: dict[str, str] = {}  # by run id; a termination does not say its query's name
+    recorder = _Recorder(spark, manager, job_id, source, sink, manifest)
 
+    class Listener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-            self.names[str(event.runId)] = job_id or event.name or str(event.id)
+            recorder.started(event)
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-            if event.progress.numInputRows:
-                _logged(lambda: _record_batch(manager, event.progress, job_id))
+            recorder.progressed(event.progress)
 
         def onQueryIdle(self, event: Any) -> None:  # noqa: N802
             pass
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-            name = self.names.pop(str(event.runId), job_id or str(event.id))
-            if event.exception:
-                _logged(lambda: _record_failure(manager, event, name))
+            recorder.terminated(event)
 
-    listener = Recorder()
+    listener = Listener()
     spark.streams.addListener(listener)
     return listener
 
 
-def _logged(record: Callable[[], None]) -> None:
-    try:
-        record()
-    except StateflowError as error:
-        log.error("a stage was not recorded: %s", error)
+@dataclass(slots=True)
+class _Run:
+    """``filter``: what it leaves out of its source. ``execution``: the JVM's, until what an earlier run left was looked
+    for."""
+
+    job: str
+    filter: str | None
+    execution: Any
+
+
+class _Recorder:
+    """Called by one thread, that of Spark's listeners."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        manager: StateManager,
+        job_id: str | None,
+        source: End | None,
+        sink: End | None,
+        manifest: str | None,
+    ) -> None:
+        self._spark, self._manager, self._job_id = spark, manager, job_id
+        self._source, self._sink, self._manifest = source, sink, manifest
+        self._runs: dict[str, _Run] = {}  # by run id
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING_MAX)  # stages to record
+
+    def started(self, event: Any) -> None:
+        job = self._job_id or event.name or str(event.id)
+        execution, left_out = None, None
+        try:
+            execution = execution_of(self._spark, str(event.id))
+            left_out = None if execution is None else filter_of(execution)
+        except _spark_errors() as error:
+            log.warning("what the query leaves out of its source is not recorded: %s", error)
+        self._runs[str(event.runId)] = _Run(job[:TEXT_MAX], left_out, execution)
+
+    def progressed(self, progress: Any) -> None:
+        run = self._runs.get(str(progress.runId))
+        if run is not None:
+            self._look_back(str(progress.id), run, progress.batchId)
+        if progress.numInputRows:
+            job = (self._job_id or progress.name or str(progress.id))[:TEXT_MAX]
+            self._record(stage_of(progress) | self._declared(run) | {"job_id": job})
+
+    def terminated(self, event: Any) -> None:
+        query, run = str(event.id), self._runs.pop(str(event.runId), None)
+        if run is not None:
+            self._look_back(query, run, None)
+        if event.exception:
+            self._record(
+                self._declared(run)
+                | {
+                    "state_id": f"query/{query}/failure of {event.runId}",
+                    "run_id": str(event.runId),
+                    "job_id": (run.job if run else self._job_id or query)[:TEXT_MAX],
+                    "action": Action.PRE_PUSH,
+                    "status": Status.FAILURE,
+                    "error": str(event.exception),
+                }
+            )
+
+    def _declared(self, run: _Run | None) -> dict[str, Any]:
+        """What the query says, and what the caller knows better; None says nothing."""
+        given: dict[str, Any] = {"manifest_name": self._manifest, "source_filter": run.filter if run else None}
+        given |= {} if self._source is None else self._source.columns("source")
+        given |= {} if self._sink is None else self._sink.columns("sink")
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _record(self, *stages: dict[str, Any]) -> None:
+        """These after those that wait, each once; what the ledger cannot take now waits."""
+        self._waiting.extend(stages)
+        try:
+            while self._waiting:
+                stage = self._waiting[0]
+                if self._manager.ledger.item(stage["state_id"]) is None:  # else replayed
+                    self._insert(stage)
+                self._waiting.popleft()
+        except (Unavailable, LedgerReadOnly, LedgerReplaced) as error:
+            log.error("%d stages wait to be recorded: %s", len(self._waiting), error)
+        except StateflowError as error:
+            log.error("a stage was not recorded: %s", error)
+            self._waiting.popleft()
+
+    def _insert(self, stage: dict[str, Any]) -> None:
+        columns = {name: value for name, value in stage.items() if name != "before"}
+        if "before" in stage and self._manager.ledger.item(stage["before"]) is not None:
+            columns["correlation_id_in"] = stage["before"]
+        self._manager.insert_state(**columns)
+
+    def _look_back(self, query: str, run: _Run, before: int | None) -> None:
+        """Once in each run: batches that are committed and have no stage. Those before the first that was recorded are
+        of a time when nobody recorded."""
+        execution, spark_errors = run.execution, _spark_errors()
+        if execution is None:
+            return
+        try:
+            done = {batch_state_id(query, number): number for number in committed(execution, before)}
+            known = {item.item_id for item in self._manager.ledger.items(done)}
+            oldest = min((done[name] for name in known), default=-1)
+            missing = [number for name, number in done.items() if name not in known and number > oldest]
+            found = list(swallowed(self._spark, execution, missing)) if missing else []
+        except StateflowError as error:
+            log.error("batches of an earlier run are looked for when the ledger answers: %s", error)
+            return
+        except spark_errors as error:
+            log.error("batches of an earlier run that were not recorded are not looked for: %s", error)
+            found = []
+        run.execution = None
+        self._record(*(stage_of_swallowed(query, each) | self._declared(run) | {"job_id": run.job} for each in found))
 
 
 def batch_state_id(query_id: str, batch_id: int) -> str:
     return f"query/{query_id}/{batch_id}"
 
 
-def _record_batch(manager: StateManager, progress: Any, job_id: str | None) -> None:
-    state_id = batch_state_id(str(progress.id), progress.batchId)
-    if manager.ledger.item(state_id) is not None:  # replayed
-        return
+def end_of(description: str) -> End:
+    """What Spark calls a source or a sink: ``FileSink[file:/tmp/out]``."""
+    match = re.fullmatch(r"([\w.$]+)\[(.*)\]", description, re.DOTALL)
+    kind = (match[1] if match else description).partition("@")[0].rpartition(".")[2].rstrip("$")
+    entity = match[2] if match and rules.is_item_id(match[2]) else None
+    return End(description, kind or None, entity)
+
+
+def _ends(descriptions: Iterable[str]) -> End:
+    """Of several as of one."""
+    ends = [end_of(each) for each in descriptions]
+    if len(ends) == 1:
+        return ends[0]
+    return End(", ".join(end.name for end in ends), ", ".join(end.type or "" for end in ends) or None)
+
+
+def stage_of(progress: Any) -> dict[str, Any]:
+    """The columns of the stage that a micro-batch is; ``before``: the one whose data it goes on from."""
+    query, batch = str(progress.id), progress.batchId
     started = datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00"))
     took = progress.durationMs
     pulled = started + timedelta(milliseconds=took.get("latestOffset", 0) + took.get("getBatch", 0))
-    ended = started + timedelta(milliseconds=took.get("triggerExecution", 0))
-    sources = list(progress.sources)
-    before = batch_state_id(str(progress.id), progress.batchId - 1)
-    manager.insert_state(
-        state_id=state_id,
-        run_id=str(progress.runId),
-        job_id=(job_id or progress.name or str(progress.id))[:TEXT_MAX],
-        correlation_id_in=before if manager.ledger.item(before) is not None else None,
-        correlation_id_out=state_id,
-        action=Action.POST_PUSH,
-        status=Status.SUCCESS,
-        source_name=", ".join(source.description for source in sources) or None,
-        sink_name=progress.sink.description,
-        first_record_pulled=_joined(source.startOffset for source in sources),
-        last_record_pulled=_joined(source.endOffset for source in sources),
-        sourcing_start_time=started,
-        sourcing_end_time=pulled,
-        sinking_start_time=pulled,
-        sinking_end_time=ended,
-        record_count=int(progress.numInputRows),
-    )
+    return {
+        **_batch(query, batch),
+        "run_id": str(progress.runId),
+        **_ends(source.description for source in progress.sources).columns("source"),
+        **end_of(progress.sink.description).columns("sink"),
+        "first_record_pulled": _joined(source.startOffset for source in progress.sources),
+        "last_record_pulled": _joined(source.endOffset for source in progress.sources),
+        "sourcing_start_time": started,
+        "sourcing_end_time": pulled,
+        "sinking_start_time": pulled,
+        "sinking_end_time": started + timedelta(milliseconds=took.get("triggerExecution", 0)),
+        "record_count": int(progress.numInputRows),
+    }
 
 
-def _joined(offsets: Any) -> str | None:
+def stage_of_swallowed(query: str, found: Swallowed) -> dict[str, Any]:
+    return {
+        **_batch(query, found.batch),
+        **_ends(found.sources).columns("source"),
+        "first_record_pulled": _joined(found.first),
+        "last_record_pulled": _joined(found.last),
+        "sourcing_start_time": found.planned_ms * 1000,
+        "record_count": found.rows,
+    }
+
+
+def _batch(query: str, batch: int) -> dict[str, Any]:
+    name = batch_state_id(query, batch)
+    return {
+        "state_id": name,
+        "before": batch_state_id(query, batch - 1),
+        "correlation_id_out": name,
+        "action": Action.POST_PUSH,
+        "status": Status.SUCCESS,
+    }
+
+
+def _joined(offsets: Iterable[Any]) -> str | None:
     return ", ".join(str(offset) for offset in offsets if offset is not None) or None
 
 
-def _record_failure(manager: StateManager, event: Any, job: str) -> None:
-    state_id = f"query/{event.id}/failure of {event.runId}"
-    if manager.ledger.item(state_id) is not None:
-        return
-    manager.insert_state(
-        state_id=state_id,
-        run_id=str(event.runId),
-        job_id=job[:TEXT_MAX],
-        action=Action.PRE_PUSH,
-        status=Status.FAILURE,
-        manifest_name=str(event.exception).splitlines()[0][:2048] or None,
-    )
+def _spark_errors() -> tuple[type[Exception], ...]:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return Py4JError, PySparkException
 
 
 # -- batch ----------------------------------------------------------------------------------------------------
@@ -147,6 +292,8 @@ def run_stage(
     sink: End,
     pull: Callable[[dict[str, Any] | None], DataFrame],
     push: Callable[[DataFrame], int | None],
+    record: str | None = None,
+    manifest: str | None = None,
 ) -> dict[str, Any]:
     """Pull from a source and push to a sink, once for this job, source and sink: done before, nothing is run.
 
@@ -154,6 +301,10 @@ def run_stage(
         pull: gets the last stage that pulled this entity and was pushed with success, or None; a DataFrame.
         push: writes it, so that writing it again does no harm (``mode("overwrite")``, a merge); may return the row
             count. A crash between the write and its record makes the next run push again.
+        record: the column that orders records: an id, a time. Its least and greatest value are the first and the last
+            record pulled, from which a later ``pull`` may go on, and nothing beyond them is pushed, whatever arrives
+            meanwhile. Rows without a value are pushed, too. Costs a pass over what was pulled.
+        manifest: the file that declares the pipeline.
 
     Returns the stage. What ``pull`` or ``push`` raises is recorded as a failure, and raised.
     """
@@ -163,36 +314,87 @@ def run_stage(
     if known is not None and is_done(known):
         return answer(known)
     if known is not None:
-        manager.update_state(state_id, action=Action.PRE_PULL, status=Status.IN_PROGRESS, sourcing_start_time=_now())
+        manager.update_state(
+            state_id,
+            run_id=manager.ledger.run_id or None,
+            action=Action.PRE_PULL,
+            status=Status.IN_PROGRESS,
+            sourcing_start_time=_now(),
+            manifest_name=manifest,
+        )
     else:
         manager.insert_state(
             state_id=state_id,
             job_id=job_id,
-            source_name=source.name,
-            source_type=source.type,
-            source_entity=source.entity,
-            source_filter=source.filter,
-            sink_name=sink.name,
-            sink_type=sink.type,
-            sink_entity=sink.entity,
-            sink_filter=sink.filter,
+            **source.columns("source"),
+            **sink.columns("sink"),
             sourcing_start_time=_now(),
+            manifest_name=manifest,
         )
     try:
-        frame = pull(manager.get_last_record(source.entity) if source.entity else None)
-    except BaseException:
-        manager.update_state(state_id, action=Action.POST_PULL, status=Status.FAILURE, sourcing_end_time=_now())
+        frame = pull(manager.get_last_stage(source.entity) if source.entity else None)
+        pulled = Pulled() if record is None else measured(frame, record)
+        if record is not None and pulled.last is not None:
+            frame = frame.where(frame[record].isNull() | (frame[record] <= pulled.last))
+    except BaseException as error:
+        _failed(manager, state_id, error, action=Action.POST_PULL, sourcing_end_time=_now())
         raise
-    manager.update_state(state_id, action=Action.POST_PULL, status=Status.SUCCESS, sourcing_end_time=_now())
+    manager.update_state(
+        state_id,
+        action=Action.POST_PULL,
+        status=Status.SUCCESS,
+        sourcing_end_time=_now(),
+        first_record_pulled=as_text(pulled.first),
+        last_record_pulled=as_text(pulled.last),
+        record_count=pulled.rows,
+    )
     manager.update_state(state_id, action=Action.PRE_PUSH, status=Status.IN_PROGRESS, sinking_start_time=_now())
     try:
         count = push(frame)
-    except BaseException:
-        manager.update_state(state_id, action=Action.POST_PUSH, status=Status.FAILURE, sinking_end_time=_now())
+    except BaseException as error:
+        _failed(manager, state_id, error, action=Action.POST_PUSH, sinking_end_time=_now())
         raise
     return manager.update_state(
         state_id, action=Action.POST_PUSH, status=Status.SUCCESS, sinking_end_time=_now(), record_count=count
     )
+
+
+def _failed(manager: StateManager, state_id: str, error: BaseException, **columns: Any) -> None:
+    try:
+        manager.update_state(state_id, status=Status.FAILURE, error=error, **columns)
+    except StateflowError as second:
+        error.add_note(f"and the stage's failure could not be recorded: {second}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The least and the greatest value of the column that orders records; None where there is none."""
+
+    first: Any = None
+    last: Any = None
+    rows: int | None = None
+
+
+def measured(frame: DataFrame, record: str) -> Pulled:
+    """Raises InvalidArgument for a column that is not there."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if record not in frame.columns:
+        raise InvalidArgument(
+            f"there is no column {record!r} that orders records", remedy=f"use {', '.join(frame.columns)}"
+        )
+    column = frame[record]
+    row = frame.agg(F.min(column), F.max(column), F.count(F.lit(1))).first()
+    assert row is not None
+    first, last, rows = row
+    if first is not None and frame.schema[record].dataType.typeName() == "timestamp":
+        first, last = first.astimezone(UTC), last.astimezone(UTC)  # Spark gives it in this process's zone, unsaid
+    return Pulled(first, last, rows)
+
+
+def as_text(value: Any) -> str | None:
+    """As it is stored: times as ISO text."""
+    return value.isoformat() if isinstance(value, date) else None if value is None else str(value)
 
 
 def _now() -> datetime:

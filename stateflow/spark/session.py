@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stateflow.errors import ExtraMissing, JavaMissing
+from stateflow.runtime.code import check_outside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +32,8 @@ LOG_ON_LOCAL_DISK = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     )
 }
+#: what a failed task is told by: a line, instead of two hundred
+LOGGING = Path(__file__).with_name("log4j2.properties")
 _REMEDY = (
     f"install a Java runtime, version {JAVA_MIN} or newer (Debian/Ubuntu: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17), or set JAVA_HOME to one"
@@ -70,11 +73,12 @@ def local_session(name: str, master: str = "local[2]", **settings: str) -> Spark
 
     Raises JavaMissing, or ExtraMissing without PySpark.
     """
+    check_outside("a Spark session")
     require_java()
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise ExtraMissing("PySpark is not installed", remedy="pip install 'stateflow[spark]'") from error
+        raise ExtraMissing("PySpark is not installed", remedy="pip install 'stateflow-streams[spark]'") from error
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(name)
@@ -83,6 +87,7 @@ def local_session(name: str, master: str = "local[2]", **settings: str) -> Spark
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         **quick_settings(master),
     }
     for key, value in {**fixed, **{key.replace("__", "."): value for key, value in settings.items()}}.items():
@@ -96,6 +101,6 @@ def register_jetstream(spark: SparkSession) -> None:
         from stateflow.spark.jetstream import JetStreamSource
     except ImportError as error:
         raise ExtraMissing(
-            f"the JetStream source lacks {error.name}", remedy="pip install 'stateflow[jetstream]'"
+            f"the JetStream source lacks {error.name}", remedy="pip install 'stateflow-streams[jetstream]'"
         ) from error
     spark.dataSource.register(JetStreamSource)

@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.client.stream import newest_event_us
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import InputIncomplete, TasksMerged
-from stateflow.router import Delivery, Router
+from stateflow.errors import BatchIncomplete, InputIncomplete, InvalidArgument, PositionGap, TasksMerged
+from stateflow.router import Asked, Delivery, Reached, Router, check_whole, newest_event_us
 from stateflow.runtime.allocator import keep_buffers
-from stateflow.runtime.layout import Attempt
+from stateflow.runtime.arrow import BatchReader, read_schema
+from stateflow.runtime.layout import BATCH_RUN, Attempt
 from stateflow.runtime.output import split_output
-from stateflow.runtime.positions import BATCH_RUN, INITIAL, Batch
+from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.runtime.rows import null_key
 from stateflow.settings import RouterSettings
 from stateflow.spark.metrics import Seconds, TaskReport
@@ -33,6 +33,8 @@ from stateflow.state.cells import LATEST_US
 PARTITION_COLUMN = "__stateflow_partition"
 OUTPUT_ROWS = 10_000
 _ROUTERS: dict[tuple[str, str, float], Router] = {}
+#: by router and source: the last batch that this process brought to every partition by itself, as a single task does
+_WHOLE: dict[tuple[str, str, float, str], int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,12 @@ class OperatorTask:
     watermark: str | None = None
     lateness_us: int = 0
     reports: Any = field(default=None, compare=False)
+    streaming: bool = False
+
+    @property
+    def __name__(self) -> str:
+        """As plans show it; :mod:`stateflow.spark.whole` finds it there."""
+        return f"stateflow_{self.operator}_{self.run}"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -68,6 +76,10 @@ class OperatorTask:
             raise self._merged()
         clock = SYSTEM_CLOCK
         began_us, began = clock.now_us(), clock.monotonic()
+        query = context.getLocalProperty("sql.streaming.queryId")
+        number = context.getLocalProperty("streaming.sql.batchId")
+        batch = self._batch(query, number)
+        asked = None if query is None else self._ask(batch)  # answered while the rows are read
         arrived = self._read(batches, task)
         count, read = sum(batch.num_rows for batch in arrived), clock.monotonic()
         visited = range(task, self.partitions, self.tasks)
@@ -75,25 +87,26 @@ class OperatorTask:
         del arrived  # the rows are encoded: no need to have them twice
         for partition in visited:  # with rows or without: positions advance everywhere
             rows.setdefault(partition, b"")
-        query = context.getLocalProperty("sql.streaming.queryId")
-        batch = context.getLocalProperty("streaming.sql.batchId")
         attempt = Attempt(
             run=context.getLocalProperty("spark.jobGroup.id") or "" if query is not None else "",
             use=self.run,
             task=str(context.taskAttemptId()),
             call=uuid.uuid4().hex,
         )
-        sent = replace(self._batch(query, batch), attempt=attempt, event_us=newest_us)
+        sent = replace(batch, attempt=attempt, event_us=newest_us)
         cut = clock.monotonic()
+        reached = {} if asked is None else self._checked(batch, asked)
         if self.watermark is not None:
-            sent = replace(sent, watermark_us=self._watermark_us(sent, query is not None))
+            sent = replace(sent, watermark_us=self._watermark_us(batch, reached, query is not None))
         delivery = self._router().deliver(sent, schema, rows)
         answered = clock.monotonic()
+        if len(visited) == self.partitions:
+            _WHOLE[(*self._identity, sent.source)] = sent.number
         tables = self._tables(delivery.outputs)
         if self.reports is not None:
             routing = cut - read + clock.monotonic() - answered
             report = TaskReport(
-                query=self.batch_query if query is None or batch is None else query,
+                query=self.batch_query if query is None else query,
                 run=attempt.run or self.run,
                 batch=sent.number,
                 operator=self.operator,
@@ -137,23 +150,52 @@ class OperatorTask:
         if self.initial:
             return Batch(INITIAL, 0)
         if query is None or batch is None:
+            if self.streaming:
+                raise no_query(self.operator)
             return Batch(f"{BATCH_RUN}{self.batch_query}", 0)
-        return Batch(f"query:{query}" + (f":{self.source}" if self.source else ""), int(batch))
+        return Batch(self.query_source(query), int(batch))
 
-    def _watermark_us(self, batch: Batch, streaming: bool) -> int | None:
+    def query_source(self, query: str) -> str:
+        """The source that a streaming query is, by its id."""
+        return f"query:{query}" + (f":{self.source}" if self.source else "")
+
+    def _ask(self, batch: Batch) -> Asked | None:
+        """Nothing where it is known that the batch before is everywhere, and no watermark is made of the answers."""
+        if self.watermark is None and _WHOLE.get((*self._identity, batch.source), -1) == batch.number - 1:
+            return None
+        return Asked(self._router(), batch.source, batch.number, self.unavailable_timeout_s)
+
+    def _checked(self, batch: Batch, asked: Asked) -> dict[int, Reached]:
+        """Raises BatchIncomplete or PositionGap."""
+
+        def check(reached: dict[int, Reached]) -> dict[int, Reached]:
+            check_whole(self.operator, batch.source, batch.number, self.partitions, reached)
+            return reached
+
+        reached = asked.answers()
+        try:
+            return check(reached)
+        except (BatchIncomplete, PositionGap):  # a former owner that does not know of its successor may have said so
+            self._router().refresh()
+            return check(Asked(self._router(), batch.source, batch.number, self.unavailable_timeout_s).answers())
+
+    def _watermark_us(self, batch: Batch, reached: dict[int, Reached], streaming: bool) -> int | None:
         """As Spark has it: what came before this batch, less the lateness that is allowed. Nothing follows the rows
         of a batch query."""
         if not streaming:
             return LATEST_US
-        newest_us = newest_event_us(self._router(), batch.source, batch.number)
+        newest_us = newest_event_us(reached, batch.number)
         return None if newest_us is None else newest_us - self.lateness_us
 
+    @property
+    def _identity(self) -> tuple[str, str, float]:
+        return self.controller, self.operator, self.unavailable_timeout_s
+
     def _router(self) -> Router:
-        identity = (self.controller, self.operator, self.unavailable_timeout_s)
-        router = _ROUTERS.get(identity)
+        router = _ROUTERS.get(self._identity)
         if router is None:
             settings = RouterSettings(unavailable_timeout_s=self.unavailable_timeout_s)
-            router = _ROUTERS[identity] = Router(self.controller, self.operator, settings)
+            router = _ROUTERS[self._identity] = Router(self.controller, self.operator, settings)
             # Spark's worker collects garbage between tasks. Passing over everything that was imported took it 95 ms,
             # a fifth of a micro-batch of 100,000 rows, on the cores that the next batch wants.
             gc.collect()
@@ -205,6 +247,14 @@ class OperatorTask:
         return tables
 
 
+def no_query(operator: str) -> InvalidArgument:
+    return InvalidArgument(
+        "the thread that evaluates a micro-batch does not say of which query it is",
+        remedy="start it as pyspark.InheritableThread(target=…, session=batch.sparkSession)",
+        operator=operator,
+    )
+
+
 def _spent(reading: float, routing: float, sending: float, delivery: Delivery) -> Seconds:
     operator, commit = delivery.operator_us / 1e6, delivery.commit_us / 1e6
     return Seconds(reading, routing, max(0.0, sending - operator - commit), operator, commit)
@@ -223,7 +273,7 @@ def _ended() -> bool:
             return bool(frame.f_locals["infile"].peek(1))
     raise InputIncomplete(
         "this PySpark does not show whether a task's input is all there was",
-        remedy="use a version that stateflow[spark] names",
+        remedy="use a version that stateflow-streams[spark] names",
     )
 
 
@@ -242,12 +292,13 @@ def with_side_columns(output: bytes, side: tuple[tuple[str, bytes], ...]) -> pa.
 
 
 def _schema(encoded: bytes) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(encoded))
+    return read_schema(encoded)
 
 
 def _whole(encoded: bytes, messages: list[bytes]) -> pa.Table | None:
     schema = _schema(encoded)
-    batches = [pa.ipc.read_record_batch(pa.py_buffer(message), schema) for message in messages if message]
+    reader = BatchReader(schema)
+    batches = [reader.read(message) for message in messages if message]
     return pa.Table.from_batches(batches) if batches else None
 
 

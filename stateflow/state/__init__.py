@@ -7,11 +7,11 @@ operator sees, ``KeyedState`` is what a partition runs it with.
 from stateflow.state.cache import CachePool
 from stateflow.state.cells import decode_row_key, encode_row_key
 from stateflow.state.choose import coder_for
+from stateflow.state.coder import Coder
 from stateflow.state.coders import (
     UUID,
     Bool,
     Bytes,
-    Coder,
     Date,
     Decimal,
     Float64,
@@ -24,7 +24,7 @@ from stateflow.state.coders import (
 )
 from stateflow.state.columns import ColumnStates, ValueColumn
 from stateflow.state.declare import Declaration, counter, declarations_of, list, map, reducing, set, value
-from stateflow.state.evolution import Evolution
+from stateflow.state.evolution import DeployedStates, Evolution
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
 from stateflow.state.namespace import Namespace
 from stateflow.state.spec import CellReader
@@ -47,6 +47,7 @@ __all__ = [
     "Date",
     "Decimal",
     "Declaration",
+    "DeployedStates",
     "Evolution",
     "Float64",
     "Int64",

@@ -9,8 +9,9 @@ from typing import Any
 from uuid import UUID
 
 from stateflow.state import coders, records
+from stateflow.state.coder import Coder
 
-_SCALARS: dict[Any, type[coders.Coder[Any]]] = {
+_SCALARS: dict[Any, type[Coder[Any]]] = {
     int: coders.Int64,
     float: coders.Float64,
     bool: coders.Bool,
@@ -23,7 +24,7 @@ _SCALARS: dict[Any, type[coders.Coder[Any]]] = {
 }
 
 
-def coder_for(type_: Any) -> coders.Coder[Any]:
+def coder_for(type_: Any) -> Coder[Any]:
     """The coder of a declared type.
 
     ``int float bool str bytes datetime date Decimal UUID`` have a coder each; dataclasses,
@@ -31,9 +32,9 @@ def coder_for(type_: Any) -> coders.Coder[Any]:
     ``tuple[…]`` with item types is a Tuple, every other container, Optional and Any is Msgpack.
     Anything else raises DeclarationError, which names the supported types.
     """
-    if isinstance(type_, coders.Coder):
+    if isinstance(type_, Coder):
         return type_
-    if isinstance(type_, type) and issubclass(type_, coders.Coder):
+    if isinstance(type_, type) and issubclass(type_, Coder):
         return type_()
     type_ = records.bare(type_)
     scalar = _SCALARS.get(type_) if isinstance(type_, type) else None
@@ -46,4 +47,4 @@ def coder_for(type_: Any) -> coders.Coder[Any]:
         if args and args[-1] is Ellipsis:
             return coders.Tuple((coder_for(args[0]),), variadic=True)
         return coders.Tuple(tuple(coder_for(arg) for arg in args))
-    return coders.Msgpack(records.shape_of(type_))
+    return coders.Msgpack(type_)

@@ -1,22 +1,20 @@
-"""Coders: how one value, or one map key, becomes bytes and comes back. Never pickle.
-
-Every coder has a *value form* (``encode``/``decode``) and, when ``deterministic``, a *key form*
-(``encode_key``/``decode_key``) in which equal keys have equal bytes and byte order is value order.
-"""
+"""The coders there are: of simple types, of plain data, of records and of tuples."""
 
 from __future__ import annotations
 
 import decimal
 import struct
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import date, datetime
-from numbers import Number, Real
-from typing import Any, Generic, TypeVar
+from numbers import Number
+from typing import Any, TypeVar
 
-from stateflow.errors import DecodeError, EncodeError
-from stateflow.state import ordered, plain, records
+from stateflow.errors import EncodeError
+from stateflow.state import ordered, plain, shapes
+from stateflow.state.coder import Coder, bad_bytes, wrong_type
+from stateflow.state.numeric import exact_decimal, exact_float
+from stateflow.state.signature import signature_of
 
 T = TypeVar("T")
 
@@ -25,74 +23,6 @@ _FLOAT64 = struct.Struct(">d")
 _ORDINAL = struct.Struct(">I")
 _pack_int, _pack_float = _INT64.pack, _FLOAT64.pack
 _BIAS = 1 << 63
-
-
-def wrong_type(coder: Coder[Any], value: object) -> EncodeError:
-    kind = type(value).__name__
-    return EncodeError(
-        f"a value of type {kind} does not fit coder {coder.name}",
-        remedy="declare the state with the type you store, or convert the value before storing it",
-        value=repr(value)[:80],
-    )
-
-
-class Coder(ABC, Generic[T]):
-    """One type's way into bytes. Subclass it for types of your own and pass it as ``coder=``.
-
-    Attributes:
-        name: stable identity. It is part of the address of every stored cell: change it and the data
-            stored under the old name is another state.
-        deterministic: equal values have equal bytes, so that it may code map keys and set members.
-        natural_order: the key form sorts exactly as Python's ``<`` sorts the decoded keys.
-        fixed_width: every value form is a few bytes long.
-        python_equality: keys with equal bytes are equal in Python too (not so some datetimes in two zones).
-        mutable: a decoded value can be changed in place.
-        exact: values of this very type come back from a round trip as they are, None when any value may
-            come back different (another time zone, a list for a subclass of list).
-        exact_key: the same for the key form.
-    """
-
-    name: str
-    deterministic: bool = False
-    natural_order: bool = False
-    fixed_width: bool = False
-    python_equality: bool = True
-    mutable: bool = True
-    exact: type | None = None
-    exact_key: type | None = None
-
-    @abstractmethod
-    def encode(self, value: T) -> bytes:
-        """Raises EncodeError when the value does not fit."""
-
-    @abstractmethod
-    def decode(self, data: bytes) -> T:
-        """Raises DecodeError when the bytes do not fit."""
-
-    def encode_key(self, value: T) -> bytes:
-        """Raises EncodeError when the value does not fit or has no place in an order (NaN)."""
-        if not self.deterministic:
-            raise EncodeError(f"coder {self.name} cannot code keys", remedy="choose a key type with an order")
-        return self.encode(value)
-
-    def decode_key(self, data: bytes) -> T:
-        return self.decode(data)
-
-    def find_key(self, value: object) -> T | None:
-        """The key of this coder that *equals* a value of another type (1 for 1.0), None without one."""
-        return None
-
-    def __repr__(self) -> str:
-        return f"<coder {self.name}>"
-
-
-def _bad_bytes(coder: Coder[Any], data: bytes, error: Exception | None = None) -> DecodeError:
-    return DecodeError(
-        f"stored bytes do not fit coder {coder.name}",
-        remedy="the data was written under another declaration or is damaged; restore a checkpoint",
-        bytes=data[:32].hex(),
-        reason=error,
-    )
 
 
 class _Scalar(Coder[T]):
@@ -136,7 +66,7 @@ class Int64(_Scalar[int]):
         try:
             number: int = _INT64.unpack(data)[0]
         except struct.error as error:
-            raise _bad_bytes(self, data, error) from error
+            raise bad_bytes(self, data, error) from error
         return number - _BIAS
 
     def find_key(self, value: object) -> int | None:
@@ -144,7 +74,7 @@ class Int64(_Scalar[int]):
 
 
 class Float64(_Scalar[float]):
-    """8 bytes IEEE 754; an int becomes a float. As a key NaN is refused and -0.0 becomes 0.0."""
+    """8 bytes IEEE 754; an int that a float holds becomes one. As a key NaN is refused and -0.0 becomes 0.0."""
 
     name = "float64"
     fixed_width = True
@@ -159,7 +89,7 @@ class Float64(_Scalar[float]):
         try:
             number: float = _FLOAT64.unpack(data)[0]
         except struct.error as error:
-            raise _bad_bytes(self, data, error) from error
+            raise bad_bytes(self, data, error) from error
         return number
 
     def encode_key(self, value: float) -> bytes:
@@ -169,18 +99,16 @@ class Float64(_Scalar[float]):
         try:
             return ordered.unorder_float(data)
         except struct.error as error:
-            raise _bad_bytes(self, data, error) from error
+            raise bad_bytes(self, data, error) from error
 
     def find_key(self, value: object) -> float | None:
         return _equal_number(float, value)
 
     def _float(self, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise wrong_type(self, value)
         try:
-            return float(value)
-        except OverflowError:
-            raise EncodeError("an int is too large for a float", value=repr(value)[:80]) from None
+            return exact_float(value)
+        except TypeError:
+            raise wrong_type(self, value) from None
 
 
 class Bool(_Scalar[bool]):
@@ -197,7 +125,7 @@ class Bool(_Scalar[bool]):
 
     def decode(self, data: bytes) -> bool:
         if data not in (b"\x00", b"\x01"):
-            raise _bad_bytes(self, data)
+            raise bad_bytes(self, data)
         return data == b"\x01"
 
     def find_key(self, value: object) -> bool | None:
@@ -220,7 +148,7 @@ class Utf8(_Scalar[str]):
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise _bad_bytes(self, data, error) from error
+            raise bad_bytes(self, data, error) from error
 
 
 class Bytes(_Scalar[bytes]):
@@ -260,7 +188,7 @@ class Timestamp(_Scalar[datetime]):
         try:
             return ordered.datetime_of(ordered.unorder_int(data), aware=True)
         except struct.error as error:
-            raise _bad_bytes(self, data, error) from error
+            raise bad_bytes(self, data, error) from error
 
 
 class Date(_Scalar[date]):
@@ -279,7 +207,7 @@ class Date(_Scalar[date]):
         try:
             return date.fromordinal(_ORDINAL.unpack(data)[0])
         except (struct.error, ValueError, OverflowError) as error:
-            raise _bad_bytes(self, data, error) from error
+            raise bad_bytes(self, data, error) from error
 
 
 class Decimal(_Scalar[decimal.Decimal]):
@@ -295,7 +223,7 @@ class Decimal(_Scalar[decimal.Decimal]):
         try:
             return decimal.Decimal(data.decode("ascii"))
         except (UnicodeDecodeError, decimal.InvalidOperation) as error:
-            raise _bad_bytes(self, data, error) from error
+            raise bad_bytes(self, data, error) from error
 
     def encode_key(self, value: decimal.Decimal) -> bytes:
         return ordered.order_decimal(self._decimal(value))
@@ -304,17 +232,16 @@ class Decimal(_Scalar[decimal.Decimal]):
         try:
             return ordered.unorder_decimal(data)
         except (struct.error, ValueError, IndexError) as error:
-            raise _bad_bytes(self, data, error) from error
+            raise bad_bytes(self, data, error) from error
 
     def find_key(self, value: object) -> decimal.Decimal | None:
         return _equal_number(decimal.Decimal, value)
 
     def _decimal(self, value: object) -> decimal.Decimal:
-        if isinstance(value, decimal.Decimal):
-            return value
-        if isinstance(value, int) and not isinstance(value, bool):
-            return decimal.Decimal(int(value))
-        raise wrong_type(self, value)
+        try:
+            return exact_decimal(value)
+        except TypeError:
+            raise wrong_type(self, value) from None
 
 
 class UUID(_Scalar[uuid.UUID]):
@@ -333,21 +260,19 @@ class UUID(_Scalar[uuid.UUID]):
         try:
             return uuid.UUID(bytes=data)
         except ValueError as error:
-            raise _bad_bytes(self, data, error) from error
+            raise bad_bytes(self, data, error) from error
 
 
-def _lower(coder: Coder[Any], shape: records.Shape | records.RecordShape, value: Any) -> Any:
+def _misfit(coder: Coder[Any], value: Any, error: Exception) -> EncodeError:
+    why = str(error)
+    return wrong_type(coder, value, "" if why.startswith(f"{type(value).__name__} instead") else why)
+
+
+def _lift(coder: Coder[Any], lift: Callable[[Any], Any], value: Any, data: bytes) -> Any:
     try:
-        return shape.lower(value)
-    except (TypeError, ValueError, AttributeError):
-        raise wrong_type(coder, value) from None
-
-
-def _lift(coder: Coder[Any], shape: records.Shape | records.RecordShape, value: Any, data: bytes) -> Any:
-    try:
-        return shape.lift(value)
+        return lift(value)
     except (TypeError, ValueError, AttributeError) as error:
-        raise _bad_bytes(coder, data, error) from error
+        raise bad_bytes(coder, data, error) from error
 
 
 class Msgpack(Coder[Any]):
@@ -355,48 +280,69 @@ class Msgpack(Coder[Any]):
     Decimal, UUID and bytearray. Subclasses of these come back as the plain type, a memoryview as bytes.
 
     Args:
-        shape: how values that msgpack does not know (records) become plain data, and its identity.
+        type_: what values are. Others are EncodeError; an int becomes the float or the Decimal that is declared, if
+            that is exact. Of what is read it is not asked again.
     """
 
     name = "msgpack"
 
-    def __init__(self, shape: records.Shape | None = None) -> None:
-        self._shape = shape
-        if shape is not None:
-            self.name = f"msgpack[{shape.name}]"
+    def __init__(self, type_: Any = Any) -> None:
+        self._shape = shapes.shape_of(type_)
+        self._lower = self._shape.lower
+        self.types = signature_of(type_)
+        if self._shape.name:
+            self.name = f"msgpack[{self._shape.name}]"
 
     def encode(self, value: Any) -> bytes:
-        return plain.dumps(value if self._shape is None else _lower(self, self._shape, value))
+        try:
+            return plain.dumps(self._lower(value))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _misfit(self, value, error) from None
 
     def decode(self, data: bytes) -> Any:
-        value = plain.loads(data)
-        return value if self._shape is None else _lift(self, self._shape, value, data)
+        value, lift = plain.loads(data), self._shape.lift
+        return value if lift is None else _lift(self, lift, value, data)
+
+    def lifted(self, plain: Any) -> Any:
+        return plain if self._shape.lift is None else self._shape.lift(plain)
 
 
 class Struct(Coder[T]):
     """A dataclass, msgspec.Struct or pydantic model as a msgpack map of its fields by name.
 
-    A field holds what it is declared as, or EncodeError; an int becomes the float or Decimal that is declared.
-    Reading ignores stored fields the class no longer has, gives defaults to fields that are not stored and widens
-    stored ints; anything else (no default, another type) is a DecodeError that names the field. The identity is
+    A field holds what it is declared as, or EncodeError; an int becomes the float or Decimal that is declared, if that
+    is exact. Reading ignores stored fields the class no longer has, gives defaults to fields that are not stored and
+    widens stored ints; anything else (no default, another type) is a DecodeError that names the field. The identity is
     the class *name*, so that fields may be added.
     Dataclasses are rebuilt field by field, models by ``model_construct``, without their ``__init__`` and
     validation; private attributes of a model are not stored.
     """
 
     def __init__(self, cls: type[T]) -> None:
-        self._shape = records.RecordShape.of(cls)
+        self._shape = shapes.RecordShape.of(cls)
         self.cls = cls
         self.name = self._shape.name
         self.mutable = not self._shape.immutable
+        self.types = signature_of(cls)
+
+    @property
+    def declared(self) -> str:
+        return f"coder {self.name}"
 
     def encode(self, value: T) -> bytes:
         if not isinstance(value, self.cls):
             raise wrong_type(self, value)
-        return plain.dumps(_lower(self, self._shape, value))
+        try:
+            return plain.dumps(self._shape.lower(value))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _misfit(self, value, error) from None
 
     def decode(self, data: bytes) -> T:
-        value: T = _lift(self, self._shape, plain.loads(data), data)
+        value: T = _lift(self, self._shape.lift, plain.loads(data), data)
+        return value
+
+    def lifted(self, plain: Any) -> T:
+        value: T = self._shape.lift(plain) if isinstance(plain, dict) else plain
         return value
 
 
@@ -422,7 +368,10 @@ class Tuple(Coder[tuple[Any, ...]]):
         self.natural_order = all(item.natural_order for item in items)
         self.mutable = any(item.mutable for item in items)
         letters = "" if variadic else "".join(_PACKED.get(type(item), "?") for item in items)
-        self._types = tuple(item.exact for item in items)
+        self._exact = tuple(item.exact for item in items)
+        if any(item.types is not None for item in items):
+            kind = "tuple..." if variadic else "tuple"
+            self.types = [kind, *(item.name if item.types is None else item.types for item in items)]
         self._packed = struct.Struct(">" + letters) if letters and "?" not in letters else None
         if self._packed is not None:
             self.name = f"packed {self.name}"
@@ -430,7 +379,7 @@ class Tuple(Coder[tuple[Any, ...]]):
 
     def encode(self, value: tuple[Any, ...]) -> bytes:
         if self._packed is not None:
-            if value.__class__ is not tuple or tuple(map(type, value)) != self._types:
+            if value.__class__ is not tuple or tuple(map(type, value)) != self._exact:
                 value = tuple([coder.decode(coder.encode(item)) for coder, item in self._pairs(value)])
             try:
                 return self._packed.pack(*value)
@@ -445,8 +394,11 @@ class Tuple(Coder[tuple[Any, ...]]):
             try:
                 return self._packed.unpack(data)
             except struct.error:
-                raise _bad_bytes(self, data) from None
+                raise bad_bytes(self, data) from None
         return tuple([coder.decode(part) for coder, part in self._parts(data)])
+
+    def lifted(self, plain: Any) -> tuple[Any, ...]:
+        return tuple([coder.lifted(item) for coder, item in self._pairs(plain)])
 
     def encode_key(self, value: tuple[Any, ...]) -> bytes:
         return ordered.join_ordered([coder.encode_key(item) for coder, item in self._pairs(value)])
@@ -476,7 +428,7 @@ class Tuple(Coder[tuple[Any, ...]]):
     def _parts(self, data: bytes) -> list[tuple[Coder[Any], bytes]]:
         parts = ordered.split_ordered(data)
         if not self._variadic and len(parts) != len(self._items):
-            raise _bad_bytes(self, data)
+            raise bad_bytes(self, data)
         return list(zip(self._coders(len(parts)), parts, strict=True))
 
     def _coders(self, length: int) -> tuple[Coder[Any], ...]:

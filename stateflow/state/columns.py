@@ -6,7 +6,7 @@ and back, over the same stored state. What is known of a key lies in a *slot*: o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from datetime import date
 from decimal import Decimal
 from types import SimpleNamespace
@@ -64,8 +64,9 @@ class _IntSlots:
 class KeySlots:
     """Key → slot, shared by the columns of one partition."""
 
-    def __init__(self, operator: str) -> None:
+    def __init__(self, operator: str, belongs: Callable[[Hashable], None] | None = None) -> None:
         self._operator = operator
+        self._belongs = belongs
         self._slots: dict[type, dict[Any, int]] = {}
         self._ints = _IntSlots()
         self._last: tuple[pa.Array, Array] | None = None
@@ -92,7 +93,11 @@ class KeySlots:
         if len(slots) and slots.min() < 0:
             new = np.unique(keys[slots < 0])
             first = len(self.rows)
-            self.rows += [row_part(encode_row_key(key)) for key in new.tolist()]
+            added: list[int] = new.tolist()
+            if self._belongs is not None:
+                for key in added:
+                    self._belongs(key)
+            self.rows += [row_part(encode_row_key(key)) for key in added]
             self._ints.add(new, np.arange(first, len(self.rows)))
             slots = self._ints.find(keys)
         return slots
@@ -114,7 +119,10 @@ class KeySlots:
     def _add(self, known: dict[Any, int], place: Any, key: Hashable) -> int:
         slot = known.get(place)
         if slot is None:
-            self.rows.append(row_part(encode_row_key(key)))
+            row = row_part(encode_row_key(key))
+            if self._belongs is not None:
+                self._belongs(key)
+            self.rows.append(row)
             slot = known[place] = len(self.rows) - 1
         return slot
 
@@ -181,7 +189,7 @@ class ValueColumn:
         self._coder = declaration.coder
         payload = declaration.default_payload
         self._lanes: Lanes = lanes_of(declaration.coder, max_value_bytes)
-        self._default = None if payload is None else self._lanes.of_value(declaration.coder.decode(payload))
+        self._default = None if payload is None else self._lanes.single(declaration.coder.decode(payload))
         self._head = CELL + declaration.tag
         self._reader = reader
         self._slots = slots
@@ -335,8 +343,9 @@ class ColumnStates:
         cached_keys: int = 262_144,
         cache: CachePool | None = None,
         max_value_bytes: int = MAX_VALUE_BYTES,
+        belongs: Callable[[Hashable], None] | None = None,
     ) -> None:
-        self._slots = KeySlots(operator)
+        self._slots = KeySlots(operator, belongs)
         self.columns = {
             name: ValueColumn(operator, declaration, reader, self._slots, max_value_bytes)
             for name, declaration in declarations.items()

@@ -11,7 +11,8 @@ from typing import Any, Final, Literal, TypeVar, cast
 from stateflow.errors import DeclarationError, EncodeError, UnknownState
 from stateflow.state.cells import tag_of
 from stateflow.state.choose import coder_for
-from stateflow.state.coders import Coder, Int64
+from stateflow.state.coder import Coder
+from stateflow.state.coders import Int64
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import TrackedMap
 from stateflow.state.tracked_reducing import TrackedCounter, TrackedReducing
@@ -44,6 +45,13 @@ NOTHING: Final = Nothing()
 _PLACES: Final = Int64()
 
 
+def _is_name(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode() and text != ""
+    except UnicodeEncodeError:
+        return False
+
+
 class Declaration:
     """One declared state.
 
@@ -74,8 +82,10 @@ class Declaration:
         ttl: Ttl | None = None,
         reduce: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        if name is not None and (not isinstance(name, str) or not name or "\0" in name):
-            raise DeclarationError(f"{name!r} cannot name a state", remedy="use a non-empty str without NUL")
+        if name is not None and not (isinstance(name, str) and _is_name(name)):
+            raise DeclarationError(
+                f"{ascii(name)[:80]} cannot name a state", remedy="use non-empty Unicode text without NUL"
+            )
         if key_coder is not None and not key_coder.deterministic:
             raise DeclarationError(
                 f"coder {key_coder.name} cannot code {'map keys' if kind == 'map' else 'set members'}: "
@@ -94,7 +104,7 @@ class Declaration:
             self.default_payload = None if default is None else coder.encode(default)
         except EncodeError as error:
             raise DeclarationError(
-                f"the default {default!r} does not fit coder {coder.name}",
+                f"the default {default!r} does not fit {coder.declared}",
                 remedy="declare the state with the type of its default",
             ) from error
 
@@ -109,7 +119,7 @@ class Declaration:
             return self
         raise UnknownState(
             f"state {self.name!r} was read while no key is bound",
-            remedy="use it in process(), on_timer() or on_watermark(), where a key is being processed",
+            remedy="use it in process() or on_timer(); in on_watermark(), open() and close() there is no current key",
             operator=builtins.type(instance).__name__,
         )
 
@@ -128,10 +138,13 @@ class Declaration:
         return self._tag
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able: ``{"name", "kind", "coders": [names], "tag": hex}``, with a ttl also
+        """JSON-able: ``{"name", "kind", "coders": [names], "tag": hex}``; where those names do not tell all of the
+        types also ``"types"``, one for each coder, see :mod:`stateflow.state.signature`, and with a ttl
         ``"ttl": {"us", "domain", "refresh"}``."""
         coders = [coder.name for coder in self.coders]
         described: dict[str, Any] = {"name": self.name, "kind": self.kind, "coders": coders, "tag": self.tag.hex()}
+        if any(coder.types is not None for coder in self.coders):
+            described["types"] = [coder.name if coder.types is None else coder.types for coder in self.coders]
         if self.ttl is not None:
             described["ttl"] = {"us": self.ttl.us, "domain": self.ttl.domain, "refresh": self.ttl.refresh}
         return described

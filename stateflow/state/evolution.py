@@ -1,26 +1,32 @@
 """From the states a partition has stored to those its operator declares now.
 
 Added states need nothing, dropped ones are removed, numbers are widened (int to float or Decimal, also as map values,
-list elements and tuple items). Everything else is for the operator's ``migrate_state``. All of it becomes one set of
-mutations, so that a crash leaves either the old states or the new ones.
+list elements and tuple items). Everything else is for the operator's ``migrate_state``, which finds what was widened in
+its new form, and may write over it. All of it becomes one set of mutations, so that a crash leaves either the old
+states or the new ones.
 """
 
 from __future__ import annotations
 
-import decimal
-from collections.abc import Callable, Iterator, Mapping
+import heapq
+import itertools
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
-from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, SchemaMismatch
+from stateflow.changes import Mutations, net
+from stateflow.errors import DeclarationError, EncodeError, SchemaMismatch
 from stateflow.state import coders
 from stateflow.state.cells import CELL, COUNT, range_end, unpack_cell
-from stateflow.state.coders import Coder
+from stateflow.state.coder import Coder
 from stateflow.state.declare import NOTHING, Declaration
 from stateflow.state.keyed import KeyedState
+from stateflow.state.signature import Verdict, spelled
 from stateflow.state.spec import CellReader
-from stateflow.state.stored import check_schema, scan_entries
+from stateflow.state.stored import check_schema, scan_entries, types_become
 
 _SIMPLE: dict[str, type[Coder[Any]]] = {
     cls.name: cls
@@ -36,13 +42,43 @@ _SIMPLE: dict[str, type[Coder[Any]]] = {
         coders.UUID,
     )
 }
-_WIDER: dict[tuple[type[Any], type[Any]], Callable[[Any], Any]] = {
-    (coders.Int64, coders.Float64): float,
-    (coders.Int64, coders.Decimal): decimal.Decimal,
-}
+#: a number of the first coder may become one of the second, where that is exact
+_WIDER: Final = frozenset({(coders.Int64, coders.Float64), (coders.Int64, coders.Decimal)})
 
 #: called with a key and the plain values of its stored states by name
 Migrate = Callable[[Any, SimpleNamespace], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedStates:
+    """What is decided about an operator's states for all of its partitions.
+
+    Attributes:
+        states: names of those that are deployed. Code that has no such state does not drop it: a deployment does.
+        dropped: how often a state of that name was dropped. What was stored before is gone, declared again or not.
+    """
+
+    states: frozenset[str] = frozenset()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, schema: str, dropped: Iterable[tuple[str, int]]) -> DeployedStates:
+        """As an :class:`~stateflow.types.OperatorSpec` has them."""
+        return cls(frozenset(each["name"] for each in json.loads(schema)), dict(dropped))
+
+    def is_stale(self, stored: Mapping[str, Any]) -> bool:
+        """Whether a state was dropped since it was stored so."""
+        return self.dropped.get(stored["name"], 0) > int(stored.get("dropped", 0))
+
+    def schema(self, stored: Iterable[dict[str, Any]], declared: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What is stored once a partition has become what is declared, by name."""
+        states = {each["name"]: self._counted(each) for each in declared}
+        kept = {each["name"]: each for each in stored if each["name"] in self.states and not self.is_stale(each)}
+        return [each for _, each in sorted({**kept, **states}.items())]
+
+    def _counted(self, declared: dict[str, Any]) -> dict[str, Any]:
+        times = self.dropped.get(declared["name"], 0)
+        return {**declared, "dropped": times} if times else declared
 
 
 class Evolution:
@@ -63,6 +99,7 @@ class Evolution:
         declared: Mapping[str, Declaration],
         version: int,
         migrates: bool,
+        deployed: DeployedStates = DeployedStates(),
     ) -> None:
         if stored_version > version:
             raise SchemaMismatch(
@@ -75,67 +112,78 @@ class Evolution:
         self._stored = stored
         self._custom = {coder.name: coder for each in declared.values() for coder in each.coders}
         now = {each.name: each for each in declared.values()}
-        tags = {each.tag for each in declared.values()}
-        self._replaced = [each for each in stored if bytes.fromhex(each["tag"]) not in tags]
-        self._widened = {
-            each["name"]: now[each["name"]]
-            for each in self._replaced
-            if each["name"] in now and self._widening(each, now[each["name"]]) is not None
-        }
-        self._changed = {each["name"] for each in self._replaced if each["name"] in now}
+        #: stored states whose cells go, or are written anew
+        self._replaced: list[dict[str, Any]] = []
+        self._widened: dict[str, Declaration] = {}
+        self._changed: set[str] = set()
+        for was in stored:
+            name = was["name"]
+            if deployed.is_stale(was) or (name not in now and name not in deployed.states):
+                self._replaced.append(was)
+            elif name in now and (found := self._verdict(was, now[name])) is not Verdict.KEPT:
+                self._replaced.append(was)
+                if found is Verdict.WIDER:
+                    self._widened[name] = now[name]
+                else:
+                    self._changed.add(name)
         if not self.migrate:
-            same = [each.describe() for each in now.values() if each.name not in self._widened]
-            check_schema(stored, same, operator)
+            check_schema(stored, [now[name].describe() for name in sorted(self._changed)], operator)
 
     @property
     def needed(self) -> bool:
         return bool(self._replaced) or self.migrate
 
-    def _widening(self, was: dict[str, Any], now: Declaration) -> Callable[[Any], Any] | None:
-        """What makes a new payload's value of an old one's; None when that is not just a wider number."""
+    def _verdict(self, was: dict[str, Any], now: Declaration) -> Verdict:
+        if was["tag"] == now.tag.hex():
+            return types_become(was, now.describe())
         names = [coder.name for coder in now.coders]
         if was["kind"] != now.kind or was["coders"][:-1] != names[:-1] or now.kind == "set":
-            return None
+            return Verdict.CHANGED
         old = self._coder(was["coders"][-1])
-        return None if old is None else _wider(old, now.coder)
+        return Verdict.WIDER if old is not None and _is_wider(old, now.coder) else Verdict.CHANGED
 
-    def convert(self, reader: CellReader, keyed: KeyedState, migrate: Migrate) -> Mutations:
+    def evolved(self, reader: CellReader) -> Evolved:
+        """What is stored, as far as it stays: without what is replaced, with its wider numbers in place."""
+        puts: dict[bytes, bytes] = {}
+        for was in self._replaced:
+            if was["name"] in self._widened:
+                puts |= self._widen(was, self._widened[was["name"]], reader)
+        return Evolved(reader, [head for was in self._replaced for head in _heads(was)], puts)
+
+    def convert(self, reader: Evolved, keyed: KeyedState, migrate: Migrate) -> Mutations:
         """Reads everything that changes and says what to write.
 
         Args:
-            keyed: of the new declarations, over the same store; the caller marks it clean when this is written.
+            keyed: of the new declarations, over ``reader``. It is of no use afterwards.
         """
         if self.migrate:
-            for key, old in self._old_states(reader):
+            for key, old in self._old_states(reader.stored):
                 migrate(key, old)
-        into = keyed.collect()
-        for was in self._replaced:
-            tag = bytes.fromhex(was["tag"])
-            if was["name"] in self._widened and not self.migrate:
-                self._widen(was, self._widened[was["name"]], reader, into)
-            for head in (CELL + tag, COUNT + tag):
-                into.clears.append((head, range_end(head)))
+        into = net([Mutations(puts=list(reader.puts.items())), keyed.collect()])
+        into.clears += [(head, range_end(head)) for head in reader.gone]
         return into
 
-    def _widen(self, was: dict[str, Any], now: Declaration, reader: CellReader, into: Mutations) -> None:
-        tag, old = bytes.fromhex(was["tag"]), self._coder(was["coders"][-1])
-        widen = self._widening(was, now)
+    def _widen(self, was: dict[str, Any], now: Declaration, reader: CellReader) -> dict[bytes, bytes]:
+        puts: dict[bytes, bytes] = {}
+        tag = bytes.fromhex(was["tag"])
+        old = now.coder if tag == now.tag else self._coder(was["coders"][-1])
         assert old is not None
-        assert widen is not None
         for address, data in reader.scan(CELL + tag):
             value = old.decode(unpack_cell(data))
-            wider = widen(value)
-            if wider != value:
+            try:
+                wider = now.coder.encode(value)
+            except EncodeError as error:
                 raise SchemaMismatch(
-                    f"state {now.name!r} holds {value!r}, which is no {now.coder.name}",
+                    f"state {now.name!r} holds {repr(value)[:80]}, which is no {_declared(now)}",
                     remedy="write migrate_state and raise state_version",
                     operator=self._operator,
                     state=now.name,
-                )
+                ) from error
             head = data[: len(data) - len(unpack_cell(data))]  # with its expiry
-            into.puts.append((CELL + now.tag + address[len(CELL + tag) :], head + now.coder.encode(wider)))
+            puts[CELL + now.tag + address[len(CELL + tag) :]] = head + wider
         for address, data in reader.scan(COUNT + tag):
-            into.puts.append((COUNT + now.tag + address[len(COUNT + tag) :], data))
+            puts[COUNT + now.tag + address[len(COUNT + tag) :]] = data
+        return puts
 
     def _old_states(self, reader: CellReader) -> Iterator[tuple[Any, SimpleNamespace]]:
         """Each stored key with the plain values of its stored states by name."""
@@ -178,7 +226,41 @@ class Evolution:
         return Declaration(kind, coder, default=default, name=was["name"])  # type: ignore[arg-type]
 
     def _coder(self, name: str) -> Coder[Any] | None:
-        return self._custom.get(name) or coder_named(name)
+        return coder_named(name) or self._custom.get(name)
+
+
+class Evolved:
+    """A partition's cells without those whose address begins with one of ``gone``, and with ``puts`` before them."""
+
+    def __init__(self, stored: CellReader, gone: Iterable[bytes], puts: dict[bytes, bytes]) -> None:
+        self.stored = stored
+        self.gone = tuple(gone)
+        self.puts = puts
+        self._addresses = sorted(puts)
+
+    def get(self, cell: bytes, /) -> bytes | None:
+        found = self.puts.get(cell)
+        return self.stored.get(cell) if found is None and not cell.startswith(self.gone) else found
+
+    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        mine = self._addresses[bisect_left(self._addresses, prefix) :]
+        above = ((each, self.puts[each]) for each in itertools.takewhile(lambda each: each.startswith(prefix), mine))
+        below = (
+            (cell, data)
+            for cell, data in self.stored.scan(prefix)
+            if cell not in self.puts and not cell.startswith(self.gone)
+        )
+        return heapq.merge(above, below)
+
+
+def _declared(state: Declaration) -> str:
+    return state.coder.name if state.coder.types is None else spelled(state.coder.types)
+
+
+def _heads(described: dict[str, Any]) -> tuple[bytes, bytes]:
+    """What the addresses of a state's cells and counts begin with."""
+    tag = bytes.fromhex(described["tag"])
+    return CELL + tag, COUNT + tag
 
 
 def coder_named(name: str) -> Coder[Any] | None:
@@ -215,16 +297,10 @@ def _split(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def _wider(old: Coder[Any], new: Coder[Any]) -> Callable[[Any], Any] | None:
+def _is_wider(old: Coder[Any], new: Coder[Any]) -> bool:
     if isinstance(old, coders.Tuple) and isinstance(new, coders.Tuple) and old.arity == new.arity:
-        pairs = list(zip(old.items, new.items, strict=True))
-        items = [(lambda v: v) if a.name == b.name else _wider(a, b) for a, b in pairs]
-        if None in items:
-            return None
-        if old.arity is None:
-            return lambda value: tuple(items[0](item) for item in value)  # type: ignore[misc]
-        return lambda value: tuple(f(item) for f, item in zip(items, value, strict=True))  # type: ignore[misc]
-    return _WIDER.get((type(old), type(new)))
+        return all(a.name == b.name or _is_wider(a, b) for a, b in zip(old.items, new.items, strict=True))
+    return (type(old), type(new)) in _WIDER
 
 
 def _plain(kind: str, tracked: Any) -> Any:

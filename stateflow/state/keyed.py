@@ -7,7 +7,7 @@ Life of a batch: ``set_time``, ``bind`` per row, then either ``collect``, the du
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from datetime import date
 from decimal import Decimal
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from stateflow.state.cache import Budget, Bundle, CachePool, Caches, Meter, evic
 from stateflow.state.cells import decode_row_key, encode_row_key, row_part, split_address, unpack_cell_with_expiry
 from stateflow.state.classes import tracked_class
 from stateflow.state.declare import Declaration, check_names
-from stateflow.state.runtime_tags import Erasure, Tag, TagRegister
+from stateflow.state.runtime_tags import Tag, TagRegister, is_empty, stand_in
 from stateflow.state.spec import CellReader, StateSpec
 from stateflow.state.sweep import Sweep
 
@@ -68,9 +68,11 @@ class KeyedState:
         cached_entries: int = 1_048_576,
         cache: CachePool | None = None,
         max_value_bytes: int = MAX_VALUE_BYTES,
+        belongs: Callable[[Hashable], None] | None = None,
     ) -> None:
         check_names(dict(declarations), operator)
         self._operator = operator
+        self._belongs = belongs
         self._declarations = dict(declarations)
         self._cached_keys = cached_keys
         self._cached_entries = cached_entries
@@ -91,7 +93,9 @@ class KeyedState:
         self._expiring: list[StateSpec] = []
         self._sweep = Sweep(reader, ())
         self._register = TagRegister(reader)
-        self._erasures: dict[tuple[bytes, bytes], Erasure] = {}
+        #: tags of states that were made at run time, whose declarations are not met yet: something stands in for them
+        self._unmet: set[bytes] = set()
+        self._asked_for_unmet = False
         for attribute, declaration in self._declarations.items():
             self._add_state(declaration, attribute)
         self._makers = [
@@ -135,6 +139,7 @@ class KeyedState:
         is as good as none.
         """
         self._processing_us, self._event_us = processing_us, event_us
+        self._find_unmet()
         for spec in self._expiring:
             self._hand_time(spec)
 
@@ -153,9 +158,8 @@ class KeyedState:
         """What is stored without knowing the time would never expire."""
         if self._expiring and self._processing_us is None:
             for tracked in self._written:
-                if isinstance(tracked, Erasure) or tracked._spec.ttl is None:
-                    continue
-                raise RuntimeError(f"state {tracked._spec.name!r} has a ttl: call set_time() before the batch")
+                if tracked._spec.ttl is not None:
+                    raise RuntimeError(f"state {tracked._spec.name!r} has a ttl: call set_time() before the batch")
 
     def expired(self, limit: int = 1_000) -> Mutations:
         """Looks at up to ``limit`` stored cells of states with a ttl, from where the last call stopped, and drops
@@ -197,6 +201,14 @@ class KeyedState:
             self._bound = bundle
             self._target = target
 
+    def unbind(self) -> None:
+        """No key is in hand: reading a state of the target is an error from here on, not the state of another key."""
+        if self._bound is not None:
+            attributes = self._target.__dict__
+            for attribute in self._bound:
+                attributes.pop(attribute, None)
+            self._bound = self._target = None
+
     def peek(self, key: Hashable) -> SimpleNamespace:
         """The tracked objects of a key as attributes. They are the real ones: do not write to them."""
         return SimpleNamespace(**self._bundle_of(key))
@@ -234,6 +246,8 @@ class KeyedState:
 
     def _new_bundle(self, key: Hashable) -> Bundle:
         row = self._row_of(key)
+        if self._belongs is not None:
+            self._belongs(key)
         bundle: Bundle = {attribute: make(spec, row) for attribute, make, spec in self._makers}
         cls, place = self._place(key)
         self._caches[cls][place] = bundle
@@ -265,6 +279,8 @@ class KeyedState:
             state = self._add_state(declaration, None)
             self._register.add(declaration)
         elif state.declaration is not declaration:
+            if declaration.tag in self._unmet:
+                state = self._meet(declaration)
             state.check(declaration, self._operator)
         if not namespace and state.attribute is not None:
             return self._bundle_of(key)[state.attribute]
@@ -278,24 +294,44 @@ class KeyedState:
         tracked = bundle.get(tag)
         if tracked is None:
             tracked = bundle[tag] = state.make(row)
-            erasure = self._erasures.pop((tag, row), None)
-            if erasure is not None:
-                self._written.remove(erasure)
-                tracked.clear()
         return tracked
+
+    def _find_unmet(self) -> None:
+        """States that were made at run time and are not met again yet have their stand-ins from here on."""
+        if not self._asked_for_unmet:
+            self._asked_for_unmet = True
+            for tag, described in self._register.stored().items():
+                if tag not in self._states:
+                    self._add_state(stand_in(tag, described), None)
+                    self._unmet.add(tag)
+
+    def _meet(self, declaration: Declaration) -> Tag:
+        """The declaration that something stood in for."""
+        tag = declaration.tag
+        self._unmet.remove(tag)
+        before = self._states[tag].spec
+        self._specs.remove(before)
+        if before in self._expiring:
+            self._expiring.remove(before)
+        state = self._add_state(declaration, None)
+        self._register.add(declaration)
+        for row, bundle in list(self._cache_of(_ByPlace).items()):
+            tracked = bundle.pop(tag, None)
+            if tracked is not None and tracked._dirty:
+                self._written[:] = [each for each in self._written if each is not tracked]
+                if is_empty(tracked):
+                    self._at_row(state, row).clear()
+        return state
 
     def clear_namespace(self, key: Hashable, namespace: bytes) -> None:
         """Empties every state of a key in a namespace, those that other runs made at run time included."""
         row = self._row_of(key, namespace)
+        self._find_unmet()
         for state in self._states.values():
             if not namespace and state.attribute is not None:
                 self._bundle_of(key)[state.attribute].clear()
             else:
                 self._at_row(state, row).clear()
-        for tag in self._register.stored().keys() - self._states.keys():
-            if (tag, row) not in self._erasures:
-                erasure = self._erasures[tag, row] = Erasure(tag, row, self._reader)
-                self._written.append(erasure)
 
     # --- one batch --------------------------------------------------------------------------------------
 
@@ -363,6 +399,7 @@ class KeyedState:
         """Drops the cache, and with it everything not collected: the store was changed underneath."""
         self._end_batch()
         self._register.invalidate()
+        self._asked_for_unmet = False
         for cache in self._caches.values():
             held = {}
             for key, bundle in cache.items():
@@ -377,7 +414,6 @@ class KeyedState:
     def _end_batch(self) -> None:
         # in place: every spec has this list
         self._written.clear()
-        self._erasures.clear()
         self._collected = False
 
     # --- schema -----------------------------------------------------------------------------------------

@@ -17,16 +17,30 @@ import pyarrow as pa
 from stateflow.errors import DeclarationError, EncodeError
 from stateflow.state import coders
 from stateflow.state.cells import HEADER
-from stateflow.state.coders import Coder
+from stateflow.state.coder import Coder
+from stateflow.state.numeric import exact_float
 
 Array = npt.NDArray[Any]
 _BIAS: Final = np.uint64(1 << 63)
 _ARROW_TYPES: dict[type[Coder[Any]], pa.DataType] = {
+    coders.Int64: pa.int64(),
+    coders.Float64: pa.float64(),
+    coders.Bool: pa.bool_(),
     coders.Utf8: pa.string(),
     coders.Bytes: pa.binary(),
     coders.Timestamp: pa.timestamp("us", tz="UTC"),
     coders.Date: pa.date32(),
 }
+
+
+def _arrow_type(coder: Coder[Any]) -> pa.DataType | None:
+    """None when it has to be told from the values."""
+    if not isinstance(coder, coders.Tuple):
+        return _ARROW_TYPES.get(type(coder))
+    types = [_arrow_type(item) for item in coder.items]
+    if None in types:
+        return None
+    return pa.list_(types[0]) if coder.arity is None else pa.struct([(f"_{n}", each) for n, each in enumerate(types)])
 
 
 class Lanes(ABC):
@@ -44,6 +58,13 @@ class Lanes(ABC):
     @abstractmethod
     def of_value(self, value: Any) -> tuple[Any, ...]:
         """What goes into the lanes for one decoded value."""
+
+    def single(self, value: Any) -> list[Array]:
+        """Lanes of length 1, with one decoded value."""
+        lanes = [np.empty(1, dtype) for dtype in self.dtypes]
+        for lane, item in zip(lanes, self.of_value(value), strict=True):
+            lane[0] = item
+        return lanes
 
     @abstractmethod
     def cells(self, lanes: list[Array]) -> list[bytes]:
@@ -106,10 +127,23 @@ def _numbers(values: pa.Array, kind: str) -> Array:
             raise EncodeError(f"values of Arrow type {type_} do not fit coder float64")
     elif not fits[kind](type_):
         raise EncodeError(f"values of Arrow type {type_} do not fit coder {'bool' if kind == 'b' else 'int64'}")
+    if kind == "d" and pa.types.is_integer(type_):
+        return _exact_floats(values)
     whole = values.cast({"b": pa.bool_(), "d": pa.float64()}.get(kind, pa.int64()))
     if whole.null_count:
         whole = whole.fill_null(False if kind == "b" else 0)
     found: Array = whole.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _exact_floats(values: pa.Array) -> Array:
+    """Of integers, as :func:`~stateflow.state.numeric.exact_float` has them."""
+    whole: Array = (values.fill_null(0) if values.null_count else values).to_numpy(zero_copy_only=False)
+    found: Array = whole.astype(np.float64)
+    over = found >= 2.0 ** (np.iinfo(whole.dtype).bits - (whole.dtype.kind == "i"))
+    wrong = over | (np.where(over, 0, found).astype(whole.dtype) != whole)
+    if wrong.any():
+        exact_float(int(whole[wrong][0]))  # which raises it
     return found
 
 
@@ -133,17 +167,54 @@ class _Structs(_Numbers):
         return tuple(value)
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
+def _from_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
+    """Tuples of what ``to_pylist`` makes of structs, of lists for tuples of any length; what is neither stays."""
+    if not isinstance(coder, coders.Tuple):
+        return _same
+    items = list(map(_from_arrow, coder.items))
+    if coder.arity is None:
+        return lambda value: tuple(map(items[0], value)) if isinstance(value, list) else value
+
+    def of_struct(value: Any) -> Any:
+        if not isinstance(value, dict) or len(value) != len(items):
+            return value
+        return tuple([item(each) for item, each in zip(items, value.values(), strict=True)])
+
+    return of_struct
+
+
+def _to_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
+    if not isinstance(coder, coders.Tuple):
+        return _same
+    items = list(map(_to_arrow, coder.items))
+    if coder.arity is None:
+        return lambda value: None if value is None else list(map(items[0], value))
+
+    def as_struct(value: Any) -> Any:
+        if value is None:
+            return None
+        return {f"_{place}": item(each) for place, (item, each) in enumerate(zip(items, value, strict=True))}
+
+    return as_struct
+
+
 class _Objects(Lanes):
     dtypes = (np.dtype(object),)
 
     def __init__(self, coder: Coder[Any], bytes_max: int) -> None:
         self._coder = coder
         self._bytes_max = bytes_max
-        self._type = _ARROW_TYPES.get(type(coder))
+        self._type = _arrow_type(coder)
+        self._from_arrow, self._to_arrow = _from_arrow(coder), _to_arrow(coder)
 
     def of_arrow(self, values: pa.Array) -> list[Array]:
         lane = np.empty(len(values), object)
-        lane[:] = values.to_pylist()
+        for index, value in enumerate(map(self._from_arrow, values.to_pylist())):
+            lane[index] = value  # one by one: of tuples numpy would make a second dimension
         for value in lane:
             if value is not None and type(value) is not self._coder.exact:
                 self._coder.encode(value)
@@ -152,7 +223,7 @@ class _Objects(Lanes):
     def to_arrow(self, lanes: list[Array], null: Array) -> pa.Array:
         values = lanes[0].copy()
         values[null] = None
-        return pa.array(values.tolist(), type=self._type)
+        return pa.array(list(map(self._to_arrow, values.tolist())), type=self._type)
 
     def of_value(self, value: Any) -> tuple[Any, ...]:
         return (value,)

@@ -28,12 +28,12 @@ class Namespace(bytes):
         first, last = _micros(start), _micros(end)
         if last < first:
             raise InvalidArgument(f"a window from {start} to {end} ends before it starts")
-        return cls(_WINDOW + ordered.order_int(last) + ordered.order_int(first) + of.encode())
+        return cls(_WINDOW + ordered.order_int(last) + ordered.order_int(first) + _encoded(of))
 
     @classmethod
     def named(cls, name: str) -> Namespace:
-        """Any text; no name is the same as a window."""
-        return cls(_NAMED + name.encode())
+        """Any text; no name is the same as a window. Raises InvalidArgument for what is none."""
+        return cls(_NAMED + _encoded(name))
 
     @property
     def bounds(self) -> tuple[int, int] | None:
@@ -61,6 +61,13 @@ class Namespace(bytes):
         return f"Namespace.named({self.name!r})" if self[:1] == _NAMED else f"Namespace({bytes(self)!r})"
 
     __str__ = __repr__
+
+
+def _encoded(name: str) -> bytes:
+    try:
+        return name.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidArgument(f"{ascii(name)[:80]} cannot name a namespace", remedy="use valid Unicode text") from None
 
 
 def _micros(at: int | datetime) -> int:

@@ -7,6 +7,7 @@ writable; numpy's scalars come back as Python's.
 
 from __future__ import annotations
 
+import typing
 from datetime import date, datetime
 from decimal import Decimal
 from numbers import Number
@@ -25,7 +26,7 @@ _ARRAY_KINDS = "biufcSUmM"
 #: types msgpack (with the extensions here) stores and returns unchanged, and whose values never change
 IMMUTABLE = (type(None), bool, int, float, str, bytes, date, datetime, Decimal, UUID)
 #: subclasses of these are stored as these
-_SUBCLASSED: tuple[Any, ...] = (float, str, bytes, list, dict)
+_SUBCLASSED: tuple[Any, ...] = (float, bytes, list, dict)
 CONTAINERS = (list, dict, tuple, set, frozenset)
 #: how msgpack announces bytes, which is also how it writes a bytearray
 _BIN = (b"\xc4", b"\xc5", b"\xc6")
@@ -106,6 +107,8 @@ def _extend(value: Any) -> Any:
             return msgpack.ExtType(_DECIMAL, str(value).encode())
         case UUID():
             return msgpack.ExtType(_UUID, value.bytes)
+        case str():
+            return str.__str__(value)  # what an enumeration is, not what it is called
     if is_array_type(value.__class__):
         return _extend_array(value)
     if isinstance(value, Number) and hasattr(value, "item"):  # numpy.int64, numpy.float32
@@ -123,6 +126,13 @@ def _extend(value: Any) -> Any:
 def is_array_type(type_: Any) -> bool:
     """Whether it is numpy.ndarray; numpy is not imported for the question."""
     return getattr(type_, "__module__", "") == "numpy" and getattr(type_, "__name__", "") == "ndarray"
+
+
+def array_item(args: tuple[Any, ...]) -> type | None:
+    """What items ``numpy.ndarray[args]`` is declared to have; None for any."""
+    inner = typing.get_args(args[1]) if len(args) == 2 else ()
+    item = (typing.get_origin(inner[0]) or inner[0]) if inner else None
+    return item if isinstance(item, type) and item is not Any else None
 
 
 def _extend_array(array: Any) -> msgpack.ExtType:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError
-from stateflow.state.cells import CELL, COUNT, TAGS, range_end
+from stateflow.errors import DeclarationError, DecodeError
 from stateflow.state.classes import tracked_class
-from stateflow.state.declare import Declaration
+from stateflow.state.coder import Coder
+from stateflow.state.coders import Int64
+from stateflow.state.collection import Collection
+from stateflow.state.declare import NOTHING, Declaration
 from stateflow.state.spec import CellReader, StateSpec
 from stateflow.state.stored import stored_tags, tag_cell
+from stateflow.state.ttl import Ttl
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,59 +45,78 @@ class Tag:
             )
 
 
-class Erasure:
-    """A tag that this process has no declaration of, emptied under one key and namespace.
+class Opaque(Coder[bytes]):
+    """Bytes as they are stored: of a state whose declaration this process has not met."""
 
-    Stands among the written objects of a batch.
+    name = "opaque"
+    deterministic = True
+    natural_order = True
+    mutable = False
+    exact = exact_key = bytes
+
+    def encode(self, value: bytes) -> bytes:
+        return value
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
+    """For a state that some process made at run time and this one has not met: enough to empty it and to sweep it.
+
+    Args:
+        described: what :meth:`Declaration.describe` says of it.
+
+    Raises DecodeError.
     """
+    try:
+        kind, ttl = described["kind"], described.get("ttl")
+        lives = None if ttl is None else Ttl(ttl["us"], ttl["domain"], ttl["refresh"])
+        keys: dict[str, Coder[Any]] = {"map": Opaque(), "set": Opaque(), "list": Int64()}
+        coder = NOTHING if kind == "set" else Opaque()
+        declaration = Declaration(kind, coder, key_coder=keys.get(kind), name=described["name"], ttl=lives)
+    except (KeyError, TypeError, AttributeError, DeclarationError) as error:
+        raise DecodeError(
+            "what is stored of a state made at run time cannot be read", remedy="restore a checkpoint", tag=tag.hex()
+        ) from error
+    declaration._tag = tag
+    return declaration
 
-    def __init__(self, tag: bytes, row: bytes, reader: CellReader) -> None:
-        self._tag, self._row, self._reader = tag, row, reader
 
-    def _collect(self, into: Mutations) -> None:
-        cells, count = CELL + self._tag + self._row, COUNT + self._tag + self._row
-        if self._reader.get(count) is not None:
-            into.deletes.append(count)
-            into.clears.append((cells, range_end(cells)))
-        elif self._reader.get(cells) is not None:
-            into.deletes.append(cells)
-
-    def _settle(self) -> None:
-        pass
-
-    def _forget(self) -> None:
-        pass
+def is_empty(tracked: Any) -> bool:
+    """Of an object that was written in this batch."""
+    return tracked._count == 0 if isinstance(tracked, Collection) else tracked._now is None
 
 
 class TagRegister:
     """Which tags were made at run time, in the store and not there yet.
 
     A tag is put there together with the first cell under it, so that a process that has not met it can empty
-    a namespace of it too.
+    a namespace of it too, and sweep it; and again when it is declared with another ttl.
     """
 
     def __init__(self, reader: CellReader) -> None:
         self._reader = reader
         self._made: dict[bytes, Declaration] = {}
-        self._unrecorded: dict[bytes, Declaration] = {}
+        #: tag → whether something else is stored of it
+        self._unrecorded: dict[bytes, bool] = {}
         self._recording: list[bytes] = []
-        self._stored: dict[bytes, dict[str, Any]] | None = None
 
     def add(self, declaration: Declaration) -> None:
         self._made[declaration.tag] = declaration
-        if self._reader.get(TAGS + declaration.tag) is None:
-            self._unrecorded[declaration.tag] = declaration
+        address, cell = tag_cell(declaration)
+        stored = self._reader.get(address)
+        if stored != cell:
+            self._unrecorded[declaration.tag] = stored is not None
 
     def stored(self) -> dict[bytes, dict[str, Any]]:
-        if self._stored is None:
-            self._stored = stored_tags(self._reader)
-        return self._stored
+        return stored_tags(self._reader)
 
     def collect(self, into: Mutations) -> None:
         if self._unrecorded:
             used = {address[1:9] for address, _ in into.puts}
-            self._recording = [tag for tag in self._unrecorded if tag in used]
-            into.puts += [tag_cell(self._unrecorded[tag]) for tag in self._recording]
+            self._recording = [tag for tag, differs in self._unrecorded.items() if differs or tag in used]
+            into.puts += [tag_cell(self._made[tag]) for tag in self._recording]
 
     def settle(self) -> None:
         for tag in self._recording:
@@ -106,6 +128,7 @@ class TagRegister:
 
     def invalidate(self) -> None:
         """The store was changed underneath."""
-        self._stored = None
         self._recording = []
-        self._unrecorded = {tag: each for tag, each in self._made.items() if self._reader.get(TAGS + tag) is None}
+        self._unrecorded = {}
+        for declaration in self._made.values():
+            self.add(declaration)

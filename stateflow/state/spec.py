@@ -18,7 +18,8 @@ from stateflow.state.cells import (
     header_until,
     split_address,
 )
-from stateflow.state.coders import Coder, Msgpack, Struct
+from stateflow.state.coder import Coder
+from stateflow.state.coders import Msgpack, Struct
 from stateflow.state.namespace import Namespace
 from stateflow.state.records import is_record
 from stateflow.state.ttl import Ttl

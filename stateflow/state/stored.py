@@ -19,18 +19,19 @@ from stateflow.state.cells import (
 )
 from stateflow.state.declare import Declaration
 from stateflow.state.namespace import Namespace
+from stateflow.state.signature import Verdict, spelled, verdict
 from stateflow.state.spec import DECODE_FAILURES, CellReader, StateSpec
 
 
 def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], operator: str) -> None:
     """Compares two :meth:`KeyedState.schema`. Added and dropped states are fine.
 
-    Raises SchemaMismatch when a name is stored with another kind or coder than declared.
+    Raises SchemaMismatch when a name is stored with another kind, coder or type than declared.
     """
     before = {each["name"]: each for each in stored}
     for now in declared:
         was = before.get(now["name"], now)
-        if (was["kind"], list(was["coders"])) != (now["kind"], list(now["coders"])):
+        if was["tag"] != now["tag"] or types_become(was, now) is not Verdict.KEPT:
             raise SchemaMismatch(
                 f"state {now['name']!r} is stored as {_signature(was)} but declared as {_signature(now)}",
                 remedy="declare it as it is stored, give the new state another name=, or write migrate_state",
@@ -39,8 +40,16 @@ def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], o
             )
 
 
+def types_become(was: dict[str, Any], now: dict[str, Any]) -> Verdict:
+    """What the stored values of a state are under another description with the same tag. Stored ones of which no types
+    are known are what they were."""
+    both = zip(was.get("types", ()), now.get("types", ()), strict=False)
+    return max((verdict(*each) for each in both), default=Verdict.KEPT)
+
+
 def _signature(described: dict[str, Any]) -> str:
-    return f"{described['kind']}({', '.join(described['coders'])})"
+    types = [spelled(each) for each in described.get("types", described["coders"])]
+    return f"{described['kind']}({', '.join(types)})"
 
 
 @dataclass(frozen=True, slots=True)

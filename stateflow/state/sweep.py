@@ -21,7 +21,7 @@ class Sweep:
         self._seen = b""
 
     def add(self, head: bytes) -> None:
-        self._heads = sorted([*self._heads, head])
+        self._heads = sorted({*self._heads, head})
 
     def next(self, limit: int) -> list[tuple[bytes, bytes]]:
         """Up to ``limit`` cells behind those of the last call; fewer at the end, from where the next call begins

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from copy import deepcopy
 from operator import index as as_index
+from operator import is_not
 from reprlib import recursive_repr
 from typing import Any, SupportsIndex, TypeVar
 
@@ -344,9 +345,12 @@ class TrackedList(Collection[int], MutableSequence[T]):
         self._drop_all()
 
     def sort(self, *, key: Any = None, reverse: bool = False) -> None:
-        values: list[Any] = self._all()
-        values.sort(key=key, reverse=reverse)
-        self._splice(0, len(values), values)
+        before: list[Any] = self._all()
+        values = sorted(before, key=key, reverse=reverse)
+        now = self._all()
+        self._splice(0, len(now), values)
+        if len(now) != len(before) or any(map(is_not, now, before)):
+            raise ValueError("list modified during sort")
 
     def reverse(self) -> None:
         values = self._all()

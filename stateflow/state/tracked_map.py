@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from copy import deepcopy
+from reprlib import recursive_repr
 from typing import Any, TypeVar
 
 from stateflow.state.collection import Collection
@@ -34,7 +35,12 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
 
     @classmethod
     def fromkeys(cls, keys: Iterable[K], value: Any = None, /) -> TrackedMap[K, Any]:
-        return cls(dict.fromkeys(keys, value))
+        made = cls()
+        for key in keys:
+            made[key] = value
+        if isinstance(made, TrackedMap):  # a subclass's __new__ may make what it likes
+            made.mark_clean()
+        return made
 
     def changes(self) -> dict[str, Any]:
         """Net change since the last commit: ``{"put": {key: value}, "deleted": [key, …]}``."""
@@ -163,6 +169,7 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
         self.update(other)
         return self
 
+    @recursive_repr("{...}")
     def __repr__(self) -> str:
         return repr(self.copy())
 

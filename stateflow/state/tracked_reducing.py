@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stateflow.state.coders import Coder
+from stateflow.state.coder import Coder
 from stateflow.state.spec import STANDALONE_VALUES, StateSpec
 from stateflow.state.tracked_value import MutableTrackedValue, TrackedValue
 

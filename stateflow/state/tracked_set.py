@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableSet
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from copy import deepcopy
+from reprlib import recursive_repr
 from typing import Any, TypeVar
 
 from stateflow.state.collection import Collection
@@ -48,7 +50,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
     def discard(self, member: T) -> None:
         if member in self:
-            self._drop(_frozen(member) if isinstance(member, set) else member)
+            self._drop(_frozen(member) if isinstance(member, set | TrackedSet) else member)
 
     def remove(self, member: T) -> None:
         if member not in self:
@@ -89,6 +91,11 @@ class TrackedSet(Collection[T], MutableSet[T]):
     def __deepcopy__(self, memo: dict[int, Any]) -> set[T]:
         return deepcopy(self.copy(), memo)
 
+    def _drop(self, key: Any) -> None:
+        with suppress(KeyError):  # what compares equal may have changed the set meanwhile
+            super()._drop(key)
+
+    @recursive_repr("set(...)")
     def __repr__(self) -> str:
         members = self._ordered()
         return "{" + ", ".join(map(repr, members)) + "}" if members else "set()"
@@ -227,6 +234,6 @@ class CanonicalTrackedSet(TrackedSet[T]):
 
 def _frozen(member: object) -> Any:
     """The builtin looks a set up as the frozenset it equals; anything else unhashable is a TypeError."""
-    if isinstance(member, set):
+    if isinstance(member, set | TrackedSet):
         return frozenset(member)
     raise TypeError(f"unhashable type: {type(member).__name__!r}")

@@ -65,6 +65,7 @@ class TrackedValue(Generic[T]):
             return self._load()
 
         def _set(self, value):
+            self._implicit = False
             self._now = value
             if not self._dirty:
                 self._dirty = True

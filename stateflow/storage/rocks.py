@@ -1,6 +1,7 @@
 """One RocksDB per partition, all sharing one block cache and one write-buffer manager.
 
-Facts about rocksdict this rests on: an iterator sees the moment it was made (those of its ``Snapshot`` do too,
+Facts about rocksdict this rests on: ``items()`` ends at a damaged block as if nothing came behind it, an iterator's
+``status()`` says so; an iterator sees the moment it was made (those of its ``Snapshot`` do too,
 not the snapshot's), it reads freed memory when its ReadOptions with a bound are gone, and a live one keeps the LOCK
 after ``close()``; a checkpoint's directory must not exist; a
 checkpoint flushes the memtable first; writes, checkpoints and opens hold every thread of the process up until they
@@ -13,7 +14,6 @@ import threading
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from rocksdict import (
     AccessType,
@@ -22,8 +22,10 @@ from rocksdict import (
     Checkpoint,
     DBCompactionStyle,
     DBCompressionType,
+    DBRecoveryMode,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     UniversalCompactOptions,
     WriteBatch,
@@ -31,8 +33,11 @@ from rocksdict import (
 )
 
 from stateflow.changes import Mutations
-from stateflow.errors import DataDirLocked, StateMissing
+from stateflow.errors import DataDirLocked, StateDamaged, StateMissing
+from stateflow.storage import files
+from stateflow.storage.faults import DAMAGED, meaning
 from stateflow.storage.store import prefix_end
+from stateflow.storage.wal import cut_off
 
 _ADDRESS = itemgetter(0)
 #: Of one partition: what the processor's cache can hold. A large batch is written into 64 MiB in twice the time; less
@@ -42,8 +47,8 @@ MEMTABLE_BYTES = 8 << 20
 MEMTABLES_MAX, RUNS_SLOW, RUNS_STOP = 16, 160, 288
 #: of overwritten and deleted entries beside the live ones, before everything is merged into one
 SIZE_AMPLIFICATION_PERCENT = 100
-#: sorted runs a lookup may have to ask, before some are merged
-RUNS_MAX = 8
+#: what RocksDB keeps for other things of the open files it is told
+OTHER_FILES = 10
 
 
 class RocksEngine:
@@ -56,30 +61,53 @@ class RocksEngine:
 
     def __init__(self, block_cache_bytes: int = 256 << 20, write_buffer_bytes: int = 256 << 20) -> None:
         self._cache = Cache(block_cache_bytes)
+        self._files = files.share(1, files.limit())
         self._buffers = WriteBufferManager.new_write_buffer_manager_with_cache(write_buffer_bytes, False, self._cache)
 
+    def expect(self, databases: int) -> None:
+        """So many are to be open at a time, with those that are. Raises TooFewFiles when that cannot be."""
+        self._files = files.share(databases, files.limit())
+
     def open_read_only(self, directory: Path) -> RocksStore:
-        """As its files are, with nothing written: for a snapshot that others hold hard links of."""
-        return RocksStore(Rdict(str(directory), options=self._options(False), access_type=AccessType.read_only()))
+        """As its files are, with nothing written: for what is only looked at, or others hold hard links of. Raises what
+        ``open`` raises."""
+        return self._open(directory, AccessType.read_only(), create=False)
 
     def open(self, directory: Path, *, create: bool = False) -> RocksStore:
-        """Raises StateMissing when there is no database and ``create`` is false, DataDirLocked when
-        another process has it open."""
+        """Raises StateMissing when there is no database and ``create`` is false, DataDirLocked when another process has
+        it open, StateDamaged when something of it is missing or not what was written, and what the disk says."""
+        if create:
+            directory.mkdir(parents=True, exist_ok=True)
+        return self._open(directory, AccessType.read_write(), create=create)
+
+    def _open(self, directory: Path, access: AccessType, *, create: bool) -> RocksStore:
         if not create and not (directory / "CURRENT").exists():
             raise StateMissing("there is no partition database", remedy="restore it from a checkpoint", path=directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        if not create and not any(directory.glob("*.log")):
+            raise StateDamaged("its write-ahead log is missing", remedy=DAMAGED, path=directory)
+        strict, lenient = DBRecoveryMode.absolute_consistency(), DBRecoveryMode.tolerate_corrupted_tail_records()
         try:
-            return RocksStore(Rdict(str(directory), options=self._options(create)))
+            try:
+                return RocksStore(Rdict(str(directory), options=self._options(create, strict), access_type=access))
+            except Exception as error:
+                if not str(error).startswith("Corruption: truncated") or not _is_cut_off(directory):
+                    raise
+                # the process was killed in the middle of a write, which nobody was told of
+                return RocksStore(Rdict(str(directory), options=self._options(create, lenient), access_type=access))
         except Exception as error:
-            if "lock" in str(error).lower():
+            if str(error).startswith("IO error: ") and "/LOCK: " in str(error):
                 raise DataDirLocked(
                     "another process has this partition open",
                     remedy="stop that process first",
                     path=directory,
                 ) from error
-            raise
+            meant = meaning(error)
+            if meant is None:
+                raise
+            meant.located(path=directory)
+            raise meant from error
 
-    def _options(self, create: bool) -> Options:
+    def _options(self, create: bool, recovery: DBRecoveryMode) -> Options:
         table = BlockBasedOptions()
         table.set_block_cache(self._cache)
         table.set_bloom_filter(10, False)
@@ -99,14 +127,19 @@ class RocksEngine:
         compaction.max_size_amplification_percent = SIZE_AMPLIFICATION_PERCENT
         options.set_compaction_style(DBCompactionStyle.universal())
         options.set_universal_compaction_options(compaction)
-        options.set_level_zero_file_num_compaction_trigger(RUNS_MAX)
+        options.set_level_zero_file_num_compaction_trigger(self._files.runs)
         options.set_level_zero_slowdown_writes_trigger(RUNS_SLOW)
         options.set_level_zero_stop_writes_trigger(RUNS_STOP)
         options.set_max_background_jobs(2)
         options.set_keep_log_file_num(1)
-        options.set_max_open_files(128)
-        # a write the process was killed in the middle of is dropped, whole; anything else is corruption
+        options.set_max_open_files(self._files.tables + OTHER_FILES)
+        options.set_table_cache_num_shard_bits(0)  # else there is more room in it than was said
+        options.set_wal_recovery_mode(recovery)  # the default drops whatever is behind a damaged record
         return options
+
+
+def _is_cut_off(directory: Path) -> bool:
+    return cut_off([path.read_bytes() for path in sorted(directory.glob("*.log"))])
 
 
 class RocksStore:
@@ -126,7 +159,9 @@ class RocksStore:
         options = ReadOptions()
         if end is not None:
             options.set_iterate_upper_bound(end)
-        return _scan(self._db.items(from_key=start, read_opt=options), options)
+        entries = self._db.iter(read_opt=options)
+        entries.seek(start)
+        return _scan(entries, options)
 
     def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -162,7 +197,11 @@ class RocksStore:
             self._db.close()
 
 
-def _scan(entries: Any, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
+def _scan(entries: RdictIter, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
     """The iterator points into the upper bound that ``options`` owns: they must live as long as it does."""
-    yield from entries
+    valid, key, value, advance = entries.valid, entries.key, entries.value, entries.next
+    while valid():
+        yield key(), value()
+        advance()
+    entries.status()  # raises when it ended at a damaged block, and not at the end
     del options

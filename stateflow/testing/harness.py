@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from stateflow.changes import ChangeSet, Mutations
+from stateflow.client.given import rows_given
 from stateflow.errors import InvalidArgument, KeyColumnMissing
 from stateflow.partitioner import check_partitions, partition_of
 from stateflow.runtime.host import PartitionHost
@@ -21,8 +24,9 @@ from stateflow.runtime.operator import Operator, key_columns, output_schema, sid
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.runtime.timers import to_us
+from stateflow.state import DeployedStates, declarations_of
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
-from stateflow.types import PartitionId
+from stateflow.types import OperatorSpec, PartitionId
 
 SOURCE = "harness"
 
@@ -55,6 +59,7 @@ class OperatorHarness:
         self._engine = RocksEngine(8 << 20, 8 << 20)
         self._key = key_columns(self._cls)
         self._output = OutputReader(output_schema(self._cls), side_schemas(self._cls))
+        self._spec = self._described()
         self._watermark_us: int | None = None
         self._now_us = 0
         #: rows of the last call's side outputs, by tag
@@ -70,25 +75,34 @@ class OperatorHarness:
         if rows := list(initial_state):
             self._apply(*self._messages(rows), source=INITIAL)
 
+    def _described(self) -> OperatorSpec:
+        """What a deployment would know of its states."""
+        states = sorted(
+            (each.describe() for each in declarations_of(self._cls).values()), key=lambda each: each["name"]
+        )
+        return OperatorSpec(self._name, "", self._partitions, self._key, b"", json.dumps(states))
+
     def _new_store(self, partition: int) -> PartitionStore:
         if self._backend == "memory":
             return MemoryStore()
         return self._engine.open(self._directory / str(partition), create=True)
 
     def _new_host(self, partition: int) -> PartitionHost:
+        deployed = DeployedStates.of(self._spec.state_schema, self._spec.dropped)
         return PartitionHost(
             self._cls,
             PartitionId(self._name, partition),
             self._stores[partition],
             epoch=1,
             on_commit=lambda sequence, encode: self._changes.__setitem__(partition, encode()),
+            deployed=lambda: deployed,
         )
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """One batch; returns the outputs, grouped by partition, in order per key. Raises what ``process`` raises,
         as OperatorFailed; the state of that partition is then as before."""
         self._changes.clear()
-        return self._apply(*self._messages(list(rows)))
+        return self._apply(*self._messages(rows_given(rows)))
 
     def _messages(self, rows: list[Mapping[str, Any]]) -> tuple[bytes, dict[int, bytes]]:
         """(input schema, partition → record batch message)."""
@@ -163,13 +177,18 @@ class OperatorHarness:
             target.mkdir(parents=True, exist_ok=True)
         for partition, store in enumerate(self._stores):
             store.snapshot(target / str(partition))
-        (target / "harness").write_text(f"{self._backend} {self._partitions} {self._batch} {self._now_us}")
+        states = json.dumps([self._spec.state_schema, self._spec.dropped])
+        (target / "harness").write_text(f"{self._backend} {self._partitions} {self._batch} {self._now_us}\n{states}")
         return target
 
     @classmethod
     def restore(cls, operator: Operator | type[Operator], snapshot: Path) -> OperatorHarness:
-        backend, partitions, batch, now_us = (snapshot / "harness").read_text().split()
+        run, states = (snapshot / "harness").read_text().splitlines()
+        backend, partitions, batch, now_us = run.split()
+        schema, dropped = json.loads(states)
         harness = cls(operator, int(partitions), backend)
+        before = replace(harness._spec, state_schema=schema, dropped=tuple((name, times) for name, times in dropped))
+        harness._spec = harness._spec.after(before)
         for partition, old in enumerate(harness._stores):
             old.close()
             if backend == "memory":

@@ -18,8 +18,9 @@ from typing import Any
 from stateflow.client import Cluster, StreamClient
 from stateflow.client.cluster import Migration
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import InvalidArgument, Unavailable, from_wire
-from stateflow.runtime.operator import Operator, target_of
+from stateflow.errors import InvalidArgument, NameTaken, Unavailable, from_wire
+from stateflow.runtime.code import check_outside
+from stateflow.runtime.operator import Operator, check_class
 from stateflow.testing.nursery import Child, nursery, readable
 from stateflow.types import check_name
 
@@ -123,6 +124,19 @@ class Process:
         return self._child is not None and self._child.poll() is None
 
 
+def _checked_sites(sites: object) -> dict[str, int]:
+    """Raises InvalidArgument."""
+    if not isinstance(sites, Mapping):
+        raise InvalidArgument(f"sites={sites!r} does not say how many replicas", remedy="write sites={'cloud': 1, …}")
+    for site, count in sites.items():
+        check_name("site", site)
+        if not isinstance(count, int) or count < 1:
+            raise InvalidArgument(f"{count!r} replicas at {site} are not possible", remedy="give each site 1 or more")
+    if not sites:
+        raise InvalidArgument("no site has a replica", remedy="write sites={'cloud': 1, …}")
+    return dict(sites)
+
+
 class LocalCluster:
     """A context manager: controller ``controller``, replicas ``<site>-0``, ``<site>-1``, …, operators deployed.
 
@@ -133,6 +147,8 @@ class LocalCluster:
         data_dir: kept when given; else a temporary directory that ``stop`` removes.
         deploy_to: sites that get the partitions at first; all by default.
         environment of the processes is this process's; ``STATEFLOW_REPLICA_*`` settings apply.
+
+    Raises InvalidArgument inside a replica, and where code of an operator is being loaded.
     """
 
     def __init__(
@@ -144,12 +160,11 @@ class LocalCluster:
         deploy_to: tuple[str, ...] = (),
         checkpoint_interval_s: float = 60.0,
     ) -> None:
+        check_outside("a cluster")
+        for operator in operators:
+            check_class(operator)
         self._operators = operators
-        self._sites = dict(sites or {"local": 1})
-        if not self._sites or any(count < 1 for count in self._sites.values()):
-            raise InvalidArgument("every site needs a replica", remedy="write sites={'cloud': 1, …}")
-        for site in self._sites:
-            check_name("site", site)
+        self._sites = _checked_sites({"local": 1} if sites is None else sites)
         self._partitions = partitions
         self._temporary = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="stateflow-"))
@@ -161,7 +176,7 @@ class LocalCluster:
     # -- life ---------------------------------------------------------------------------------------------
 
     def start(self) -> LocalCluster:
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             self._start()
         except BaseException:
@@ -190,13 +205,7 @@ class LocalCluster:
             self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
 
     def _process(self, name: str, arguments: list[str]) -> Process:
-        python_path = [str(Path.cwd())]
-        for operator in self._operators:
-            module = sys.modules.get(operator.__module__)
-            file = getattr(module, "__file__", None)
-            if file and not target_of(operator).partition(":")[0].endswith(".py"):
-                depth = operator.__module__.count(".")
-                python_path.append(str(Path(file).resolve().parents[depth]))
+        python_path = [str(Path.cwd()), *filter(None, sys.path)]  # what can be imported here can be there
         process = Process(name, arguments, self.data_dir / f"{name}.log", python_path, self._within(name))
         self.processes[name] = process
         return process
@@ -259,6 +268,24 @@ class LocalCluster:
             raise InvalidArgument(f"{name} is running", remedy="kill it first")
         process.start()
         process.wait_ready()
+
+    def replace(self, name: str) -> None:
+        """Start a killed replica again with an empty data directory, and have it accepted as what it is now: what the
+        former one had is lost."""
+        process = self._named(name)
+        if process.running:
+            raise InvalidArgument(f"{name} is running", remedy="kill it first")
+        shutil.rmtree(self.data_dir / name)
+        self.restart(name)
+        deadline = SYSTEM_CLOCK.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                self.cluster.replace(name)
+                return
+            except (InvalidArgument, NameTaken):  # it has not asked yet, or the lease of the former one still runs
+                if SYSTEM_CLOCK.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
 
     def freeze(self, name: str) -> None:
         """SIGSTOP: the process does nothing, and does not know it."""

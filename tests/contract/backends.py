@@ -26,6 +26,10 @@ class Wrapper:
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
 
+    @property
+    def piece_bytes(self) -> int:
+        return self.inner.piece_bytes
+
     def before(self, operation: str, name: str) -> None: ...
 
     def after(self, operation: str, name: str) -> None: ...
@@ -49,8 +53,8 @@ class Wrapper:
         self.before("chunks", name)
         yield from self.inner.chunks(name)
 
-    def download(self, name: str, file: BinaryIO) -> None:
-        self._do("download", name, file)
+    def download(self, name: str, file: BinaryIO, expected: int) -> None:
+        self._do("download", name, file, expected)
 
     def list(self, prefix: str) -> list[Stored]:
         return self._do("list", prefix)
@@ -161,12 +165,24 @@ class Lying(Wrapper):
     def read(self, name: str) -> bytes:
         return self._flip(self.inner.read(name))
 
-    def download(self, name: str, file: BinaryIO) -> None:
+    def download(self, name: str, file: BinaryIO, expected: int) -> None:
         for data in self.chunks(name):
             file.write(data)
 
     def chunks(self, name: str) -> Iterator[bytes]:
         yield self._flip(b"".join(self.inner.chunks(name)))
+
+
+class Later(Wrapper):
+    """A store whose clock has gone on since everything in it was written."""
+
+    def __init__(self, inner: Backend, seconds: float) -> None:
+        super().__init__(inner)
+        self._micros = int(seconds * 1e6)
+
+    def stat(self, name: str) -> Stored | None:
+        found = self.inner.stat(name)
+        return found and Stored(found.name, found.size, found.modified_us + self._micros)
 
 
 class Silent(Wrapper):

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import delete, event, insert, text, update
+from sqlalchemy import column, delete, event, insert, text, update
+from sqlalchemy import table as sql_table
 
 from stateflow.clock import ManualClock
 from stateflow.errors import (
@@ -18,10 +20,16 @@ from stateflow.errors import (
     InvalidArgument,
     LedgerCorrupt,
     LedgerTooNew,
+    LedgerTooOld,
 )
-from stateflow.ledger import App, Board, Entry, Ledger, RecordState, StateManager
+from stateflow.ledger import App, Board, Entry, Ledger, RecordState, StateManager, upgrade
+from stateflow.ledger.database import Database
 from stateflow.ledger.schema import BATCH, ENTITY, ITEM, JOB, LEASE, METADATA, RECORD, STAGE, VERDICT
 from tests.contract.ledger_support import PATIENCE_S, A, done, sound
+
+V2_RECORD = {"item_id": "ü/1", "app_name": "a", "app_version": "1", "author": "me", "timestamp_us": 5, "run_id": "r"}
+V2_BATCH = {"item_id": "b", "payload": '{"set": {"name": "n", "status": "NEW"}}', "payload_schema": "stateflow.batch"}
+V2_ITEM = {"item_id": "ü/1", "kind": "item", "state": "PROCESSING", "created_us": 5, "updated_us": 5, "archived": 0}
 
 
 class KeepingContract:
@@ -142,7 +150,7 @@ class KeepingContract:
         for state in ("NEW", "PROCESSING", "SKIPPED"):
             with pytest.raises(IllegalRecord, match="the item is archived"):
                 fresh.put("done", A, state)
-        with pytest.raises(InvalidArgument, match="without a zone"):
+        with pytest.raises(InvalidArgument, match="with its zone"):
             fresh.archive(datetime(2026, 1, 1))
         sound(fresh)
 
@@ -207,6 +215,18 @@ class KeepingContract:
         with fresh.database.reading() as connection:
             assert connection.execute(text("SELECT version_num FROM ledger_version")).scalar() == "0999"
 
+    def test_who_only_looks_makes_nothing(self, fresh_url: str) -> None:
+        with pytest.raises(InvalidArgument, match=r"there is no ledger .*`stateflow ledger init`"):
+            Ledger(fresh_url, create=False)
+        with Ledger(fresh_url) as made:
+            assert made.opened == "made"
+            done(made, "item")
+            with Ledger(fresh_url, create=False) as again:
+                assert (again.opened, again.fetch()) == ("ready", ["item"])
+            made.database.write(lambda c: c.execute(text("UPDATE ledger_version SET version_num = '0001'")))
+            with pytest.raises(LedgerTooOld, match=r"schema is '0001'.*`stateflow ledger init`"):
+                Ledger(fresh_url, create=False)
+
     def test_many_open_a_fresh_ledger_at_once(self, fresh_url: str) -> None:
         errors: list[Exception] = []
         barrier = threading.Barrier(6)
@@ -237,6 +257,50 @@ class KeepingContract:
                 again.database.write(lambda connection: connection.execute(text("DELETE FROM ledger_version")))
             with pytest.raises(LedgerCorrupt, match="no schema version"):
                 Ledger(fresh_url)
+
+    def test_a_ledger_of_the_version_before(self, fresh_url: str) -> None:
+        """What it holds is as it was, and takes what it could not; also where the upgrade was killed on its way."""
+        database = Database(fresh_url, rng=Random(0))
+        migrate_to = upgrade.migrate
+        database.use_write_ahead_log()
+        database.write(lambda connection: migrate_to(connection, "0002"))
+        rows: dict[str, list[dict[str, Any]]] = {
+            "ledger_record": [
+                V2_RECORD | {"record_id": 1, "seq": 0, "state": "NEW"},
+                V2_RECORD | {"record_id": 2, "seq": 1, "state": "PROCESSING", "previous_record_id": 1},
+                V2_RECORD | V2_BATCH | {"record_id": 3, "seq": 0, "state": "NEW"},
+            ],
+            "ledger_item": [
+                V2_ITEM | {"seq": 1, "newest_record_id": 2, "blocking_record_id": 2, "blocking_state": "PROCESSING"},
+                V2_ITEM | {"item_id": "b", "kind": "batch", "seq": 0, "state": "NEW", "newest_record_id": 3},
+            ],
+            "ledger_lease": [{"item_id": "ü/1", "record_id": 2, "until_us": 5}],
+            "ledger_batch": [
+                {"bid": "b", "name": "n", "status": "NEW", "created_us": 5, "listed": 0, "first_record_id": 3}
+            ],
+        }
+
+        def fill(connection: Any) -> None:
+            for table, each in rows.items():
+                for row in each:
+                    columns = [column(name) for name in row]
+                    connection.execute(insert(sql_table(table, *columns)).values(**row))
+            if self.kind == "postgresql":  # ids were given by hand
+                connection.execute(text("SELECT setval('ledger_record_record_id_seq', 3)"))
+
+        database.write(fill)
+        if self.kind == "mariadb":  # killed after its first step
+            database.write(lambda c: c.execute(text("ALTER TABLE ledger_batch ADD worked_us BIGINT")))
+        database.close()
+        with Ledger(fresh_url) as ledger:
+            assert ledger.opened == "upgraded"
+            assert ledger.verify() == []
+            assert [record.record_id for record in ledger.records()] == [1, 2, 3]
+            [released] = ledger.resolve_expired()
+            assert (released.item_id, released.record_id) == ("ü/1", 4)
+            assert Board(ledger).batch("b")["name"] == "n"
+            done(ledger, "x" * 1024)
+            sound(ledger)
 
     # -- indexes ------------------------------------------------------------------------------------------
 
@@ -320,10 +384,12 @@ class KeepingContract:
         ledger.resolve_expired()
         ledger.register_schema("new", {"type": "object"})
         manager, board = StateManager(ledger), Board(ledger)
-        manager.insert_state(job_id="j", state_id="s")
+        manager.insert_state(job_id="j", state_id="s", source_entity="a", source_name="n")
         manager.update_state("s", status="success", action="sinking post-push")
         manager.get_current_state("j", "a", "b")
         manager.get_last_record("a")
+        manager.get_failures()
+        manager.get_failures("j")
         manager.get_processing_history()
         manager.get_processing_history("j")
         manager.trace("x")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import delete, update
 
-from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, Locked
-from stateflow.ledger import App, Board, Ledger, StateManager
+from stateflow.clock import ManualClock
+from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, Locked
+from stateflow.ledger import App, Board, Entry, Ledger, StateManager
 from stateflow.ledger.batches import BatchStatus
-from stateflow.ledger.schema import BATCH, ENTITY, JOB, STAGE
+from stateflow.ledger.manager import APP
+from stateflow.ledger.schema import BATCH, ENTITY, JOB, RECORD, STAGE
 from stateflow.ledger.stages import ANSWER, COLUMNS
 
+FIELDS = ("first_record_pulled", "last_record_pulled")
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 
@@ -51,7 +56,8 @@ class ViewsContract:
         assert ended["sourcing_end_time"] == NOON + timedelta(seconds=3)
         with Ledger(fresh_url) as other:
             again = StateManager(other)
-            assert again.get_current_state("flights") == ended == again.get_last_record("raw")
+            assert again.get_current_state("flights") == ended == again.get_last_stage("raw")
+            assert again.get_last_record("raw") == "r-7"
             [row] = again.get_processing_history()
         assert tuple(row) == COLUMNS
         assert len(COLUMNS) == 26
@@ -82,12 +88,13 @@ class ViewsContract:
         good = manager.insert_state(job_id="j", source_entity="a", last_record_pulled="5", **done)
         failed = manager.insert_state(job_id="j", source_entity="a", action="sinking post-push", status="failure")
         running = manager.insert_state(job_id="j", source_entity="a")
-        assert manager.get_last_record("a") == manager.update_state(good["state_id"])
+        assert manager.get_last_record("a") == "5"
+        assert manager.get_last_stage("a") == manager.update_state(good["state_id"])
         listed = [row["state_id"] for row in manager.get_processing_history()]
         assert listed == [good["state_id"], running["state_id"]]
         assert [row["state_id"] for row in manager.get_processing_history("j", limit=1)] == [running["state_id"]]
         manager.update_state(failed["state_id"], **done)
-        last = manager.get_last_record("a")
+        last = manager.get_last_stage("a")
         assert last is not None
         assert last["state_id"] == failed["state_id"], "tried again, and done"
         assert fresh.verify() == []
@@ -97,12 +104,96 @@ class ViewsContract:
         first = manager.insert_state(job_id="j")
         second = manager.insert_state(job_id="j")
         third = manager.insert_state(job_id="k", correlation_id_in=second["correlation_id_out"])
-        apart = manager.insert_state(job_id="j", run_id="another run")
+        apart = manager.insert_state(job_id="j2", run_id="another run")
         assert second["correlation_id_in"] == first["correlation_id_out"]
         assert apart["correlation_id_in"] is None
         traced = [row["state_id"] for row in manager.trace(second["correlation_id_out"])]
         assert traced == [each["state_id"] for each in (first, second, third)]
         assert manager.trace("nothing") == []
+
+    def test_a_stage_goes_on_from_the_one_before_it(self, fresh: Ledger, fresh_url: str) -> None:
+        """After a restart, in the next job of the same run, and from another pipeline's sink."""
+        manager = StateManager(fresh)
+        done = {"action": "sinking post-push", "status": "success"}
+        first = manager.insert_state(job_id="load", source_entity="raw", sink_name="lake", sink_entity="clean", **done)
+        second = manager.insert_state(job_id="index", source_entity="other")
+        assert second["correlation_id_in"] == first["correlation_id_out"], "another job of the run"
+        with Ledger(fresh_url) as later:
+            again = StateManager(later)
+            third = again.insert_state(job_id="load", source_entity="raw")
+            assert third["correlation_id_in"] == first["correlation_id_out"], "the same job, restarted"
+            filtered = again.insert_state(job_id="x", sink_name="lake", sink_entity="clean", sink_filter="m=2", **done)
+            again.insert_state(job_id="x", sink_name="lake", sink_entity="clean", status="in_progress")
+            attic = again.insert_state(job_id="x", sink_name="attic", sink_entity="clean", **done)
+
+            def preceding(**fields: str) -> str:
+                return str(again.insert_state(job_id="report", source_entity="clean", **fields)["correlation_id_in"])
+
+            assert preceding() == attic["correlation_id_out"], "the newest that pushed it"
+            assert preceding(source_name="lake") == filtered["correlation_id_out"]
+            assert preceding(source_name="lake", source_filter="m=1") == first["correlation_id_out"]
+        assert fresh.verify() == []
+
+    def test_the_original_calls(self, fresh: Ledger) -> None:
+        """Arguments without names, in their order, and what a sink does called pulling."""
+        manager = StateManager(fresh)
+        ids = ("raw", "y=1", "sourcing pre-pull", "s", "in_progress", "in", "out", "clean", "z=1")
+        begun = manager.insert_state(*ids, NOON, NOON, NOON, NOON, 3, "1", "9")
+        row = manager.get_processing_history()[0]
+        assert (row["source_entity"], row["source_filter"]) == ("raw", "y=1")
+        assert (row["sink_entity"], row["sink_filter"]) == ("clean", "z=1")
+        assert (begun["state_id"], begun["correlation_id_in"], begun["correlation_id_out"]) == ("s", "in", "out")
+        assert (begun["record_count"], begun["first_record_pulled"], begun["last_record_pulled"]) == (3, "1", "9")
+        assert manager.get_last_record("raw") is None
+        manager.update_state(None, None, "sinking pre-pull", "s")
+        manager.update_state("raw", None, "sinking post-pull", "s", "success")
+        assert manager.get_last_record("raw") == "9"
+        [row] = manager.get_processing_history()
+        assert (row["action"], row["status"]) == ("sinking post-push", "success")
+        with pytest.raises(InvalidArgument, match="source_entity is given twice"):
+            manager.insert_state("raw", source_entity="raw")
+        with pytest.raises(InvalidArgument, match="takes 16 arguments"):
+            manager.insert_state(*range(17))
+        with pytest.raises(IllegalRecord, match="no such stage"):
+            manager.update_state("raw", "s")
+
+    def test_a_stage_is_of_the_run_that_finished_it(self, fresh: Ledger, fresh_url: str) -> None:
+        StateManager(fresh).insert_state(state_id="made up")
+        StateManager(fresh).insert_state(state_id="given", run_id="nightly-7")
+        with Ledger(fresh_url, run_id="later") as later:
+            manager = StateManager(later)
+            assert manager.update_state("made up", status="success")["run_id"] == "later"
+            assert manager.update_state("given", status="success")["run_id"] == "nightly-7"
+
+    def test_two_update_one_stage_at_once(self, fresh: Ledger, fresh_url: str) -> None:
+        """Both changes are there, and neither has to try again."""
+        StateManager(fresh).insert_state(state_id="s")
+
+        def update_often(name: str) -> None:
+            with Ledger(fresh_url, busy_timeout_s=60) as ledger:
+                for number in range(20):
+                    StateManager(ledger).update_state("s", **{name: str(number)})
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(update_often, FIELDS))
+        ended = StateManager(fresh).get_state("s")
+        assert ended is not None
+        assert [ended[name] for name in FIELDS] == ["19", "19"]
+        assert fresh.verify() == []
+
+    def test_failed_stages_and_why_they_failed(self, fresh: Ledger) -> None:
+        manager = StateManager(fresh)
+        manager.insert_state(state_id="good", job_id="j")
+        manager.insert_state(state_id="bad", job_id="j", manifest_name="p.yml", status="failure", error="no room")
+        manager.update_state("good", status="failure", error=ValueError("x" * 5000))
+        first, second = manager.get_failures("j")
+        assert (first["state_id"], first["error"]["type"]) == ("good", "ValueError")
+        assert len(first["error"]["message"]) == 2048
+        assert (second["manifest_name"], second["error"]["message"]) == ("p.yml", "no room")
+        assert [each["state_id"] for each in manager.get_failures(limit=1)] == ["bad"]
+        assert manager.get_failures("k") == []
+        manager.update_state("good", status="in_progress")
+        assert [each["state_id"] for each in manager.get_failures()] == ["bad"]
 
     def test_stages_that_are_refused(self, fresh: Ledger) -> None:
         manager = StateManager(fresh)
@@ -113,9 +204,17 @@ class ViewsContract:
             ({"action": "push"}, "action cannot be"),
             ({"sourcing_start_time": datetime(2026, 1, 1)}, "with its zone"),
             ({"sourcing_start_time": "yesterday"}, "with its zone"),
+            ({"sinking_end_time": datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)}, "years 2 to 9998"),
+            ({"sinking_end_time": "9999-12-31T23:59:59-12:00"}, "years 2 to 9998"),
+            ({"sinking_end_time": 1_790_000_000_000_000_000}, "years 2 to 9998.*microseconds since 1970"),
+            ({"sinking_end_time": 10**5000}, "years 2 to 9998"),
+            ({"sinking_end_time": True}, "with its zone"),
             ({"record_count": -1}, "record_count cannot be"),
             ({"record_count": 1.5}, "record_count cannot be"),
-            ({"job_id": "x" * 256}, "1 to 255 characters"),
+            *(({"job_id": each}, "1 to 255 characters") for each in ("x" * 256, "j ", "j\t", "j\x7f", "\ud800", "")),
+            ({"source_entity": "x" * 1025}, "1 to 1,024 bytes"),
+            ({"source_filter": "\ud800"}, "halves of characters"),
+            ({"sink_name": "\0"}, "without NUL"),
             ({"source_name": {"a": 1}}, "source_name cannot be"),
         ):
             with pytest.raises(InvalidArgument, match=said):
@@ -134,6 +233,22 @@ class ViewsContract:
         assert len(list(fresh.records())) == 3
         assert begun["state_id"] == "mine"
         assert fresh.fetch() == ["item"], "stages are not among the items"
+
+    def test_a_time_out_of_range_that_is_stored_hides_nothing(self, fresh: Ledger) -> None:
+        """As an earlier version let it in: in nanoseconds."""
+        manager = StateManager(fresh)
+        manager.insert_state(job_id="j", state_id="good", sinking_end_time=NOON)
+        bad = 1_790_000_000_000_000_000
+        entry = Entry("bad", APP, "NEW", payload={"set": {"status": "success", "sinking_end_time": bad}})
+        [record] = fresh.append([replace(entry, payload_schema="stateflow.stage")])
+        times = [row["sinking_end_time"] for row in manager.get_processing_history()]
+        assert times == [NOON, bad]
+        found = fresh.verify()
+        assert [(fault.code, fault.record_id) for fault in found] == [("bad_time", record.record_id)]
+        fresh.database.write(lambda connection: connection.execute(update(RECORD).values(timestamp_us=bad)))
+        assert {fault.item_id for fault in fresh.verify() if fault.code == "bad_time"} == {"good", "bad"}
+        fresh.rebuild()
+        assert [row["created_on"] for row in manager.get_processing_history()] == [bad, bad]
 
     def test_unfinished_stages_are_not_archived(self, fresh: Ledger) -> None:
         manager = StateManager(fresh)
@@ -199,6 +314,66 @@ class ViewsContract:
         assert board.retry_batch(bid, allow_cancelled=True)[1] == ["p1"]
         assert fresh.verify() == []
 
+    def test_pace_counts_the_time_of_work_alone(self, fresh: Ledger) -> None:
+        """Neither listing, nor pauses, nor the wait for a retry."""
+        clock = ManualClock(10**15)
+        fresh._clock = clock
+        board = Board(fresh)
+        bid = board.create_batch("b", "move")
+        board.move_batch(bid, "GENERATE_IID")
+        clock.advance(1000)
+        board.list_entities(bid, ["p0", "p1", "p2", "p3"])
+        assert (board.batch(bid)["pace"], board.batch(bid)["eta"]) == (None, None)
+        board.move_batch(bid, "IN_PROGRESS")
+        clock.advance(10)
+        board.end_entity(bid, "p0", "COMPLETED")
+        board.move_batch(bid, "PAUSED")
+        clock.advance(5000)
+        assert (board.batch(bid)["pace"], board.batch(bid)["eta"]) == (0.1, None)
+        board.retry_batch(bid)
+        clock.advance(10)
+        board.end_entity(bid, "p1", "COMPLETED")
+        seen = board.batch(bid)
+        assert (seen["pace"], seen["eta"]) == (0.1, clock.now_us() + 20_000_000)
+        board.move_batch(bid, "FAILED")
+        clock.advance(7000)
+        board.retry_batch(bid)
+        board.end_entity(bid, "p2", "COMPLETED")
+        board.end_entity(bid, "p3", "FAILED")
+        board.move_batch(bid, "DONE")
+        clock.advance(9000)
+        assert (board.batch(bid)["pace"], board.batch(bid)["eta"]) == (0.2, None)
+        assert fresh.verify() == []
+
+    def test_a_batch_is_whole_when_it_begins_and_when_it_ends(self, fresh: Ledger) -> None:
+        board = Board(fresh)
+        bid = board.create_batch("b", "move")
+        board.move_batch(bid, "GENERATE_IID")
+        with pytest.raises(InvalidTransition, match="list of what the batch has to do is not complete"):
+            board.move_batch(bid, "IN_PROGRESS")
+        board.list_entities(bid, ["p0"], complete=False)
+        board.move_batch(bid, "PAUSED")
+        with pytest.raises(InvalidTransition, match="not complete"):
+            board.move_batch(bid, "IN_PROGRESS")
+        board.retry_batch(bid)
+        board.list_entities(bid, ["p1"])
+        board.move_batch(bid, "IN_PROGRESS")
+        board.end_entity(bid, "p0", "FAILED")
+        with pytest.raises(InvalidTransition, match="1 entities of the batch have not ended"):
+            board.move_batch(bid, "DONE")
+        board.end_entity(bid, "p1", "COMPLETED")
+        board.move_batch(bid, "DONE")
+
+    def test_entities_of_two_batches_are_never_one(self, fresh: Ledger) -> None:
+        board = Board(fresh)
+        pairs = [("site", "7/x"), ("site/7", "x"), ("site%2F7", "x"), ("site%252F7", "x")]
+        for bid, entity in pairs:
+            board.create_batch("b", "move", bid=bid)
+            board.move_batch(bid, "GENERATE_IID")
+            board.list_entities(bid, [entity])
+        board.end_entity("site", "7/x", "COMPLETED")
+        assert [each["status"] for bid, _ in pairs for each in board.entities(bid)] == ["COMPLETED", *["WAITING"] * 3]
+
     def test_batches_that_are_refused(self, fresh: Ledger) -> None:
         board = Board(fresh)
         bid = board.create_batch("b", "move")
@@ -213,6 +388,18 @@ class ViewsContract:
             board.end_entity(bid, "p9", "COMPLETED")
         with pytest.raises(InvalidArgument, match="no affinity"):
             board.create_batch("b", "move", affinity="gpu:4-2")
+        for call, said in (
+            (lambda: board.create_batch("b\0", "move"), "name cannot be"),
+            (lambda: board.create_batch("b", "\ud800"), "command cannot be"),
+            (lambda: board.create_job("j\t"), "no control character and no space at its end"),
+            (lambda: board.create_job("j", fire_us=2**70), "fire_us cannot be"),
+            (lambda: board.end_entity(bid, "p", "COMPLETED", ms=2**70), "ms cannot be"),
+            (lambda: board.move_batch(bid, "OVER"), "'OVER' is no status.*: use WAITING_FOR_JOB, NEW"),
+            (lambda: board.batches("OVER"), "is no status"),
+            (lambda: board.jobs("OVER"), "is no status"),
+        ):
+            with pytest.raises(InvalidArgument, match=said):
+                call()
         assert len(list(fresh.records())) == 1
 
     # -- jobs ---------------------------------------------------------------------------------------------
@@ -227,7 +414,12 @@ class ViewsContract:
         taken = board.claim_job(job, "w2")
         assert (taken["tries"], taken["worker"]) == (2, "w2")
         assert [each["job_id"] for each in board.jobs("IN_PROCESS")] == [job]
-        board.move_job(job, "PROCESSED")
+        for late in ("PROCESSED", "FAILED"):
+            with pytest.raises(LeaseLost, match=r"another worker's by now .*worker=w1 holder=w2"):
+                board.move_job(job, late, worker="w1")
+        with pytest.raises(InvalidArgument, match="only its worker says that a job is PROCESSED"):
+            board.move_job(job, "PROCESSED")
+        board.move_job(job, "PROCESSED", worker="w2")
         with pytest.raises(InvalidTransition, match="it may become nothing"):
             board.move_job(job, "WAITING")
         assert fresh.verify() == []
@@ -248,7 +440,7 @@ class ViewsContract:
         old = seen(next(iter([fresh.item(job)])).kind, job)  # type: ignore[union-attr]
         other = Board(fresh)
         other.claim_job(job, "quick")
-        other.move_job(job, "PROCESSED")
+        other.move_job(job, "PROCESSED", worker="quick")
         with pytest.raises(Locked, match="another writer was first"):
             board.claim_job(job, "slow")
 

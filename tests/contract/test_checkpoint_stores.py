@@ -11,24 +11,25 @@ import pytest
 
 from stateflow.checkpoint.backend import Backend, FsspecBackend
 from stateflow.checkpoint.objects import open_backend
+from tests.contract.checkpoint_holds_suite import HoldsContract
 from tests.contract.checkpoint_suite import CheckpointContract
 
 NUMBERS = itertools.count()
 
 
-class TestDirectory(CheckpointContract):
+class TestDirectory(CheckpointContract, HoldsContract):
     @pytest.fixture
     def backend(self, tmp_path: Path) -> Backend:
         return open_backend(str(tmp_path / "store"))
 
 
-class TestMemory(CheckpointContract):
+class TestMemory(CheckpointContract, HoldsContract):
     @pytest.fixture
     def backend(self) -> Backend:
         return open_backend(f"memory://stateflow-tests-{next(NUMBERS)}")
 
 
-class TestFsspecDirectory(CheckpointContract):
+class TestFsspecDirectory(CheckpointContract, HoldsContract):
     """A file system that fsspec knows and that is nothing special to us."""
 
     @pytest.fixture
@@ -47,7 +48,9 @@ def s3_server() -> Iterator[str]:
     server.stop()
 
 
-class TestS3(CheckpointContract):
+class TestS3(CheckpointContract, HoldsContract):
+    stride = 7
+
     @pytest.fixture
     def backend(self, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Backend:
         import boto3

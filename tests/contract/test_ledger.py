@@ -12,13 +12,14 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import event
 from sqlalchemy.dialects import mssql
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import CreateColumn, CreateIndex
 
 from stateflow.clock import ManualClock
 from stateflow.ledger import App, Entry, Ledger
-from stateflow.ledger.migrations.versions import v0001_ledger
-from stateflow.ledger.schema import METADATA
+from stateflow.ledger.migrations.versions import v0001_ledger, v0002_hold, v0003_keys
+from stateflow.ledger.schema import METADATA, ItemId
 from tests.contract.databases import fresh_database
+from tests.contract.ledger_hold_suite import HoldContract
 from tests.contract.ledger_keeping_suite import KeepingContract
 from tests.contract.ledger_suite import LedgerContract
 from tests.contract.ledger_views_suite import ViewsContract
@@ -49,7 +50,7 @@ def fresh(fresh_url: str) -> Iterator[Ledger]:
         yield ledger
 
 
-class TestSqlite(LedgerContract, KeepingContract, ViewsContract):
+class TestSqlite(LedgerContract, KeepingContract, ViewsContract, HoldContract):
     kind = "sqlite"
 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
@@ -57,7 +58,7 @@ class TestSqlite(LedgerContract, KeepingContract, ViewsContract):
         return [row.detail for row in plan if row.detail.startswith("SCAN ledger_")]
 
 
-class TestPostgresql(LedgerContract, KeepingContract, ViewsContract):
+class TestPostgresql(LedgerContract, KeepingContract, ViewsContract, HoldContract):
     kind = "postgresql"
 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
@@ -66,7 +67,7 @@ class TestPostgresql(LedgerContract, KeepingContract, ViewsContract):
         return [line.strip() for line in plan if "Seq Scan" in line]
 
 
-class TestMariadb(LedgerContract, KeepingContract, ViewsContract):
+class TestMariadb(LedgerContract, KeepingContract, ViewsContract, HoldContract):
     kind = "mariadb"
 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
@@ -103,12 +104,26 @@ def test_the_schema_compiles_for_sql_server() -> None:
     with Operations.context(context):
         v0001_ledger._create_record()
         v0001_ledger._create_others()
-    migrated = said.getvalue()
+        v0002_hold.create(set())
+        v0003_keys.upgrade()
+    migrated = " ".join(said.getvalue().split())
+    key_type = "VARCHAR(1024) COLLATE Latin1_General_100_BIN2_UTF8"
     server = mssql.dialect()  # type: ignore[no-untyped-call]
     for table in METADATA.sorted_tables:
         assert f"CREATE TABLE {table.name} (" in migrated
-        assert " ".join(str(CreateTable(table).compile(dialect=server)).split()) in " ".join(migrated.split())
+        keys = {name for name, _ in v0003_keys.KEYS.get(table.name, ())}
+        assert keys == {each.name for each in table.columns if isinstance(each.type, ItemId)}
+        for column in table.columns:
+            made = " ".join(str(CreateColumn(column).compile(dialect=server)).split())
+            changed = f"ALTER TABLE {table.name} ALTER COLUMN {column.name} {key_type}"
+            added = f"ALTER TABLE {table.name} ADD {made}"
+            assert (changed if column.name in keys else made) in migrated or added in migrated
         for index in table.indexes:
-            assert str(CreateIndex(index).compile(dialect=server)) in migrated
+            created = str(CreateIndex(index).compile(dialect=server))
+            assert created in migrated
+            if keys & set(index.columns.keys()):
+                assert migrated.rindex(created) > migrated.rindex(key_type), "it was away while its column changed"
+        primary = ", ".join(table.primary_key.columns.keys())
+        if keys & set(table.primary_key.columns.keys()):
+            assert f"ADD CONSTRAINT {table.name}_key PRIMARY KEY NONCLUSTERED ({primary})" in migrated
     assert "NVARCHAR(255) COLLATE Latin1_General_BIN2" in migrated
-    assert "NONCLUSTERED" in migrated

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.integration.mounts import Mount, mounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: these JVMs live for seconds: the second compiler costs them more than it gains
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+#: else a file of who runs the tests is made
+os.environ.setdefault("STATEFLOW_CODE_KEY", "of tests and of nothing else")
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +32,9 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    with mounts(tmp_path) as mounted:
+        yield mounted

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
+from random import Random
 from typing import Any
 
 from stateflow import Context, Operator, TumblingWindows, state
@@ -41,14 +46,14 @@ class Tally(Operator):
 
 
 class Blob(Operator):
-    """Keeps a value as large as asked for."""
+    """Keeps a value as large as asked for; for a negative size one that cannot be compressed."""
 
     key = "k"
     output = "k string, size long"
     blob = state.value(bytes, default=b"")
 
     def process(self, row: Any, ctx: Context) -> list[tuple[str, int]]:
-        self.blob.value = b"x" * row.size
+        self.blob.value = b"x" * row.size if row.size >= 0 else Random(0).randbytes(-row.size)
         return [(row.k, row.size)]
 
 
@@ -85,3 +90,88 @@ class Minutes(Operator):
     def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
         for window in self.minutes.ended(timer, ctx):
             yield ctx.key, window.start, window.state(COUNT).value
+
+
+class Own(BaseException):
+    """No Exception."""
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise Own
+
+    __repr__ = __str__
+
+
+class Endless(Exception):
+    def __str__(self) -> str:  # noqa: PLE0307
+        while True:
+            pass
+
+
+class Rogue(Operator):
+    """Does what its row says."""
+
+    key = "k"
+    output = "k string, n long"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        self.n.value += 1
+        yield row.k, self.n.value
+        self.do(row.do)
+
+    def do(self, what: str) -> None:
+        match what:
+            case "cancelled":
+                raise asyncio.CancelledError
+            case "generator":
+                raise GeneratorExit
+            case "keyboard":
+                raise KeyboardInterrupt
+            case "own":
+                raise Own("mine")
+            case "stop":
+                raise StopIteration
+            case "unspeakable":
+                raise Unspeakable
+            case "endless":
+                raise Endless
+            case "long":
+                raise ValueError("x" * 20_000_000)
+            case "deep":
+                self.do("deep")
+            case "memory":
+                raise MemoryError
+            case "spin":
+                while True:
+                    pass
+            case "deaf":
+                until = time.monotonic() + 8
+                while time.monotonic() < until:
+                    try:
+                        while time.monotonic() < until:
+                            pass
+                    except BaseException:  # noqa: BLE001 - that is what it is for
+                        pass
+            case "state":
+                while True:
+                    self.n.value += 1
+            case "fork":
+                os.fork()
+            case _ if what.startswith("/") and not Path(what).exists():
+                Path(what).touch()
+                time.sleep(3600)
+            case _ if what.startswith("sleep"):
+                time.sleep(float(what[5:]))
+
+
+class Unclosable(Rogue):
+    def close(self, ctx: Context) -> None:
+        time.sleep(3600)
+
+
+class Unopenable(Rogue):
+    def open(self, ctx: Context) -> None:
+        while True:
+            pass

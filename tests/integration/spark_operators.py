@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from stateflow import Context, Operator, state
 
@@ -155,3 +158,30 @@ def dwell(until: Path) -> None:
             raise TimeoutError(f"no {until.name}")
         time.sleep(0.05)
     time.sleep(DWELLS_S)
+
+
+@dataclass
+class Stop:
+    name: str
+    at: datetime | None = None
+
+
+class Typed(Operator):
+    """States of many types, under a key of two columns."""
+
+    key = ("k", "n")
+    output = "k string"
+
+    stop = state.value(Stop)
+    pair = state.value(tuple[str, int])
+    names = state.value(dict[int, str])
+    anything = state.value(Any)
+    ids = state.map(str, UUID)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self.stop.value = Stop(row.k)
+        self.pair.value = row.k, row.n
+        self.names.value = {row.n: row.k}
+        self.anything.value = row.n if row.n % 2 else row.k
+        self.ids["one"] = UUID(int=row.n)
+        yield (row.k,)

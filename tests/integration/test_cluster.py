@@ -23,6 +23,7 @@ from stateflow.errors import (
     AlreadyDeployed,
     AlreadyThere,
     DataDirLocked,
+    DeclarationError,
     EncodeError,
     InvalidArgument,
     KeyColumnMissing,
@@ -34,6 +35,7 @@ from stateflow.errors import (
     OperatorNotImportable,
     OutputMismatch,
     PortInUse,
+    SourceTaken,
     StaleBatch,
     StateflowError,
     Unavailable,
@@ -162,8 +164,11 @@ def test_resending_a_sequence_changes_nothing(local: LocalCluster, stream: Strea
     rows = rows_of("again-", 1)
     assert outputs(other.send(rows)) == model.apply(rows)
     with pytest.raises(StaleBatch) as caught:
-        stream.send(rows, sequence=0)
+        other.send(rows_of("again-", 0), sequence=0)
     one_line(caught.value)
+    with pytest.raises(SourceTaken) as taken:
+        stream.send(rows, sequence=1)
+    one_line(taken.value)
     model.check(local.cluster, keys="again-")
 
 
@@ -284,6 +289,10 @@ def test_mistakes_of_control(local: LocalCluster, monkeypatch: pytest.MonkeyPatc
         "stream": (lambda: local.stream("Tully", "s"), OperatorNotDeployed, "stateflow deploy"),
         "state": (lambda: cluster.read_state("Tally", "m"), UnknownState, "by_tag"),
         "no partition": (lambda: cluster.migrate("Tally", [], "edge"), InvalidArgument, "at least one"),
+        "a number": (lambda: cluster.migrate("Tally", 20, "edge"), InvalidArgument, "write partitions=[20]"),  # type: ignore[arg-type]
+        "text": (lambda: cluster.restore("Tally", "3"), InvalidArgument, "is no list of partitions"),  # type: ignore[arg-type]
+        "below 0": (lambda: cluster.migrate("Tally", [-1], "edge"), UnknownPartition, "count from 0"),
+        "an instance": (lambda: cluster.deploy(Tally(), 4), DeclarationError, "pass the class itself: Tally"),  # type: ignore[arg-type]
         "pause": (lambda: cluster.migrate("Tally", [0], "edge", max_pause_ms=-1), InvalidArgument, "negative"),
         "no pause": (lambda: cluster.migrate("Tally", [0], "edge", max_pause_ms=0), InvalidArgument, "positive"),
         "bandwidth": (lambda: cluster.migrate("Tally", [0], "edge", max_bandwidth=-1), InvalidArgument, "negative"),
@@ -304,7 +313,7 @@ def test_mistakes_of_control(local: LocalCluster, monkeypatch: pytest.MonkeyPatc
         "sequence": (
             lambda: local.stream("Tally", "s").send([{"k": "x", "v": 1}], sequence=-1),
             InvalidArgument,
-            "negative",
+            "from 0 to",
         ),
     }
     for what, (call, error, said) in calls.items():
@@ -408,6 +417,15 @@ def test_pause_resume_cancel_and_retry(local: LocalCluster) -> None:
     local.cluster.cancel(again.id)
     again.wait()
     assert [r.id for r in local.cluster.reconfigurations(2)] == [again.id, move.id]
+    local.kill("controller")
+    local.restart("controller")
+    with pytest.raises(MoveConflict, match="is FAILED"):
+        local.cluster.resume(move.id)
+    wait_alive(local, "cloud-0", "edge-0")
+    after = local.cluster.retry(move.id)
+    assert [(m.partition, m.target) for m in after.report.moves] == [(0, "edge-0")]
+    local.cluster.cancel(after.id)
+    after.wait()
     check_owners(local)
 
 
@@ -491,7 +509,7 @@ def test_a_cancel_that_comes_at_once_leaves_nothing_behind(local: LocalCluster) 
     def nothing_warms() -> bool:
         return not [v for v in local.cluster.replica_stats(address).partitions if v.state == "WARMING"]
 
-    eventually(nothing_warms, "nothing warms at the target", 5)
+    eventually(nothing_warms, "nothing warms at the target")
     move_all(local, "edge")
     move_all(local, "cloud")
 

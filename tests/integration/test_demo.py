@@ -88,7 +88,7 @@ def test_the_demo_ends_well(tmp_path: Path) -> None:
     assert summary["rows"] == 20_000
     assert summary["rows_per_s"] > 0
     assert 0 < summary["pause_ms_median"] <= summary["pause_ms_max"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["demo.html", "demo.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["demo.html", "demo.png", "plotly.min.js"]
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert "</html>" in (tmp_path / "out" / "demo.html").read_text()
 

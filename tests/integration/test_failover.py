@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -86,6 +85,40 @@ def test_a_standby_takes_over_and_every_acknowledged_batch_is_there(start: Start
         assert all("the copy of" in move.note for each in failovers(local) for move in each.moves)
 
 
+def test_moves_hold_no_batch_for_the_standby_that_the_former_owner_had(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To where the standby is, past it and back, and by a rebalance: who waited for the old one would wait for ever. A
+    restore ends the standbys, and they are begun anew."""
+    monkeypatch.setenv("STATEFLOW_REPLICA_HOLD_TIMEOUT_S", "600")
+    with start({"cloud": 1, "edge": 2}, acknowledge="standby") as local:
+        with_standbys(local)
+        with Streaming(local.stream("Tally", source="s"), "k") as streaming:
+            streaming.more(3)
+            (at,) = {view.replica for view in local.cluster.status().standbys if view.partition == 0}
+            past = ({"edge-0", "edge-1"} - {at}).pop()
+            for to in (at, past, "cloud-0"):
+                done = local.migrate("Tally", [0], to, max_pause_ms=500).wait()
+                assert [(move.state, move.error) for move in done.moves] == [("COMPLETED", "")]
+                streaming.more(3)
+            for begun in local.cluster.rebalance("Tally"):
+                assert begun.wait().state == "COMPLETED"
+            streaming.more(3)
+        eventually(lambda: followed(local), "standbys of the new owners", 60)
+        streaming.model.check(local.cluster)
+        local.cluster.checkpoint("Tally")
+        report = local.cluster.restore("Tally", [0, 1])
+        assert [each.error for each in report] == ["", ""]
+        eventually(lambda: followed(local), "standbys of what was restored", 60)
+        streaming.model.check(local.cluster)
+        rows = rows_of("k", streaming.batches)
+        assert outputs(streaming.stream.send(rows)) == streaming.model.apply(rows)
+        to = next(view.replica for view in local.cluster.status().standbys if view.partition == 2)
+        report = local.cluster.restore("Tally", [2], to=to)
+        assert [(each.error, each.replica) for each in report] == [("", to)]
+        eventually(lambda: followed(local), "standbys of what was restored", 60)
+
+
 def test_an_owner_that_was_stopped_and_goes_on_does_no_harm(start: Start) -> None:
     with start({"cloud": 1, "edge": 2}, acknowledge="standby") as local:
         with_standbys(local)
@@ -122,15 +155,16 @@ def test_what_a_checkpoint_lacks_is_asked_for_again(start: Start) -> None:
                 local.cluster.checkpoint("Tally")
         local.kill("cloud-0")
         eventually(lambda: owners(local) == {"edge-0"}, "its partitions went elsewhere", 60)
+        forgetful = local.cluster.stream("Tally", "s", acknowledged=5)
         with pytest.raises(PositionGap) as caught:
-            stream.send(rows_of("k", 6))
-        assert caught.value.where["expected"] == "3"
+            forgetful.send(rows_of("k", 6))
+        assert caught.value.where["expected"] == 3
         notes = [move.note for each in failovers(local) for move in each.moves if each.state == "COMPLETED"]
         assert len(notes) == PARTITIONS
         assert all("it contains s up to 2; later batches are lost" in note for note in notes)
         for batch in range(3, 6):
-            stream.send(rows_of("k", batch), sequence=batch, rewind=True)
-        assert outputs(stream.send(rows_of("k", 6), sequence=6)) == model.apply(rows_of("k", 6))
+            forgetful.send(rows_of("k", batch), sequence=batch, rewind=True)
+        assert outputs(forgetful.send(rows_of("k", 6), sequence=6)) == model.apply(rows_of("k", 6))
         model.check(local.cluster)
         local.restart("cloud-0")
         wait_alive(local, "cloud-0")
@@ -144,8 +178,7 @@ def test_an_owner_whose_data_is_lost_gets_it_back(start: Start) -> None:
         assert outputs(stream.send(rows_of("k", 0))) == model.apply(rows_of("k", 0))
         local.cluster.checkpoint("Tally")
         local.kill("cloud-0")
-        shutil.rmtree(local.data_dir / "cloud-0")
-        local.restart("cloud-0")
+        local.replace("cloud-0")
         eventually(lambda: len(failovers(local)) >= PARTITIONS, "its partitions are restored", 60)
         assert outputs(stream.send(rows_of("k", 1))) == model.apply(rows_of("k", 1))
         model.check(local.cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,7 +49,12 @@ class Pipeline:
             "sink": {"format": "parquet", "path": str(directory / "out"), "checkpoint": str(directory / "checkpoint")},
             **changes,
         }
-        self.file.write_text(yaml.safe_dump(document))
+        self.document = document
+        self.change()
+
+    def change(self, **changes: Any) -> None:
+        self.document |= changes
+        self.file.write_text(yaml.safe_dump(self.document))
 
     def add(self, batch: list[Row], name: str) -> None:
         columns = {column: list(values) for column, values in zip(Row._fields, zip(*batch, strict=True), strict=True)}
@@ -94,6 +100,9 @@ def test_a_pipeline_is_stopped_goes_on_fails_and_is_mended(spark: Any, cluster: 
         connections={"ledger": {"database": str(ledger)}},
         state_manager={"name": "s", "type": "SqLiteStateManager", "conf": {"connection": "ledger"}},
     )
+    status, _, err = pipeline.run()
+    assert (status, err.partition(" (")[0]) == (1, "invalid_argument: there is no ledger")
+    Ledger(f"sqlite:///{ledger}").close()
     first, second = rows(0, 40), rows(40, 40)
     pipeline.add(first, "00001")
     running = pipeline.start("--json")  # continuous: it ends only when it is told to
@@ -126,6 +135,10 @@ def test_a_pipeline_is_stopped_goes_on_fails_and_is_mended(spark: Any, cluster: 
     with Ledger(f"sqlite:///{ledger}") as opened:
         stages = StateManager(opened).get_processing_history("tallies")
         assert [(row["row_count"], row["status"]) for row in stages] == [(40, "success"), (40, "success")]
+        ends = {(row["source_entity"], row["sink_entity"], row["manifest_name"]) for row in stages}
+        assert ends == {(str(tmp_path / "in"), str(tmp_path / "out"), "pipeline.yml")}
+        [failed] = StateManager(opened).get_failures("tallies")
+        assert "poison in row 85" in failed["error"]["stack"]
 
 
 def test_the_effective_configuration_has_no_secrets(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -152,6 +165,10 @@ def test_a_batch_pipeline_and_what_spark_refuses(spark: Any, cluster: LocalClust
         operators=[step],
         sink={"format": "parquet", "path": str(tmp_path / "out"), "mode": "errorifexists"},
     )
+    recorded = {
+        "connections": {"ledger": {"database": str(tmp_path / "ledger.db")}},
+        "state_manager": {"name": "s", "type": "SqLiteStateManager", "conf": {"connection": "ledger"}},
+    }
     pipeline.add(rows(0, 60), "a")
     status, out, err = pipeline.run("--json")
     assert status == 0, err
@@ -159,9 +176,21 @@ def test_a_batch_pipeline_and_what_spark_refuses(spark: Any, cluster: LocalClust
     assert (end["state"], end["rows"], end["batches"]) == ("finished", None, None)
     assert [(each["operator"], each["rows"]) for each in end["operators"]] == [("TallyOnce", 50)]
     assert pipeline.output() == Model([rows(0, 50)]).outputs
+    Ledger(f"sqlite:///{tmp_path / 'ledger.db'}").close()
+    pipeline.change(source=source | {"record": "seq"}, **recorded)
     status, _, err = pipeline.run()
     assert status == 1
     assert err.splitlines()[-1].startswith("pipeline_failed: [PATH_ALREADY_EXISTS]"), err
+    shutil.rmtree(tmp_path / "out")
+    assert pipeline.run()[0] == 0
+    status, out, err = pipeline.run("--json")
+    assert (status, json.loads(out)["state"]) == (0, "done before"), err
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as opened:
+        manager = StateManager(opened)
+        [stage] = manager.get_processing_history("tallies")
+        assert (stage["row_count"], stage["first_record_pulled"], stage["last_record_pulled"]) == (50, "0", "49")
+        assert (stage["source_filter"], stage["manifest_name"]) == ("seq < 50", "pipeline.yml")
+        assert [record.state for record in opened.records()].count("FAILED") == 1
 
 
 @needs_nats

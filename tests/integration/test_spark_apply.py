@@ -415,7 +415,7 @@ def positions(cluster: LocalCluster, operator: str, source: str) -> dict[int, in
     from stateflow.rpc.clients import ControllerClient, ReplicaClient
 
     found: dict[int, int] = {}
-    _, _, owners, _ = ControllerClient(cluster.address).deployment(operator)
+    owners = ControllerClient(cluster.address).deployment(operator).owners
     for partition, owner in enumerate(owners):
         request = rpb.PositionsRequest(operator=operator, source=source, partitions=[partition])
         found.update(ReplicaClient(owner.address).call("Positions", request).positions)
@@ -529,6 +529,31 @@ def test_two_operators_and_stages_before_between_and_behind_them(
     assert sink.rows() == wanted
     highest = {(k, None): record[-1] for k, record in best.items()}
     assert state_of(cluster, peak, "highest") == {"highest": highest}
+
+
+def test_one_task_behind_an_operator_with_two_gets_a_shuffle(
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink
+) -> None:
+    """Else that one's tasks would run as one."""
+    first, second = deploy(Tally), deploy(Tally)
+    source.add_many(2)
+    out = apply_operator(source.stream(), Tally, cluster=cluster, name=first, tasks=2)
+    again = out.selectExpr("seq", "k", "'x' AS kind", "1L AS v")
+    sink.run(apply_operator(again, Tally, cluster=cluster, name=second, tasks=1))
+    assert state_of(cluster, first) == source.model().state()
+    assert state_of(cluster, second, "n") == {"n": source.model().state()["n"]}
+
+
+def test_columns_that_no_operator_reads(spark: SparkSession, cluster: LocalCluster, deploy: Deploy) -> None:
+    name = deploy(ByKey)
+    ends = spark.sql("SELECT 'a' AS k, timestamp'0001-01-01 00:00:00' AS at, map('x', 1) AS m").union(
+        spark.sql("SELECT 'b', timestamp'9999-12-31 23:59:59.999', map()")
+    )
+    assert apply_operator(ends, ByKey, cluster=cluster, name=name).count() == 2
+    assert state_of(cluster, name, "n") == {"n": {("a", None): 1, ("b", None): 1}}
+    months = spark.sql("SELECT 'a' AS k, interval '1' year AS every")
+    with pytest.raises(InvalidArgument, match=r"the column 'every' is interval year, which does not reach Python"):
+        apply_operator(months, ByKey, cluster=cluster, name=name)
 
 
 def test_one_operator_twice_in_one_query_under_two_source_names(

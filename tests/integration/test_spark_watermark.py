@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateflow.errors import InvalidArgument
-from stateflow.spark import apply_operator
+from stateflow.spark import apply_operator, main_output, side_output
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Minutes
 
@@ -125,3 +125,38 @@ def test_odd_watermarks_are_refused(cluster: LocalCluster, spark: SparkSession) 
     ]:
         with pytest.raises(InvalidArgument, match=what):
             apply_operator(rows, Minutes, cluster=cluster.cluster, name="Odd", **arguments)
+
+
+def test_main_rows_and_side_outputs_as_frames_of_their_own(
+    cluster: LocalCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """In ``foreachBatch`` and of a batch; a stream is not sent twice by mistake."""
+    name = "Apart"
+    cluster.cluster.deploy(Minutes, 8, name=name)
+    (tmp_path / "in").mkdir()
+    for number in range(len(BATCHES)):
+        write(tmp_path / "in", number)
+    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+    out = apply_operator(stream, Minutes, cluster=cluster, name=name, watermark="at")
+    for take in (out.main, lambda: out.side("late")):
+        with pytest.raises(InvalidArgument, match=r"^invalid_argument: a streaming query has one output.*foreachBatch"):
+            take()
+    ended: list[Any] = []
+    late: list[Any] = []
+
+    def split(batch: DataFrame, _: int) -> None:
+        assert (main_output(batch).columns, side_output(batch, "late").columns) == (["k", "minute", "n"], ["k"])
+        ended.extend(main_output(batch).collect())
+        late.extend(row.k for row in side_output(batch, "late").collect())
+
+    writer = out.writeStream.foreachBatch(split).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    wanted, wanted_late = model(0)
+    assert {(row.k, (row.minute.replace(tzinfo=UTC) - T0) / MINUTE, row.n) for row in ended} == wanted
+    assert set(late) == wanted_late
+    rows = spark.read.schema(SCHEMA).parquet(str(tmp_path / "in"))
+    batch = apply_operator(rows, Minutes, cluster=cluster, name=name, watermark="at", source="batch")
+    assert batch.main().count() + batch.side("late").count() == batch.count() > 0
+    assert batch.main().where("k is null or minute is null").count() == 0
+    with pytest.raises(InvalidArgument, match=r"no side output 'early': use one of late"):
+        batch.side("early")

@@ -1,13 +1,20 @@
-"""A new version of an operator on a running cluster: replicas restarted with its code, then deployed; state evolves."""
+"""A new version of an operator on a running cluster: state evolves. A module is installed and replicas are restarted,
+then it is deployed; a text goes along with the deployment."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import AlreadyDeployed, OperatorOutdated
+from stateflow.runtime.offline import read_checkpoint
 from stateflow.runtime.operator import load
+from stateflow.runtime.reading import joined
 from stateflow.testing import LocalCluster
 
 pytestmark = [pytest.mark.processes]
@@ -19,9 +26,11 @@ class Prices(Operator):
     output = "k string, total double"
     price = state.value(str)
     gone = state.counter()
+    rows = state.value(int, default=0)
     def process(self, row, ctx):
         self.price.value = f"{row.v}"
         self.gone.add()
+        self.rows.value += 1
         yield row.k, row.v
 """
 V2 = """
@@ -32,6 +41,7 @@ class Prices(Operator):
     state_version = 2
     price = state.value(float, default=0.0)
     seen = state.counter()
+    rows = state.value(float, default=0.0)
     def migrate_state(self, old_version, old):
         self.price.value = float(old.price)
     def process(self, row, ctx):
@@ -41,30 +51,42 @@ class Prices(Operator):
 """
 
 
-def version(file: Path, text: str) -> type:
+def version(file: Path, text: str, how: str) -> type:
     file.write_text(text)
-    import sys
-
-    for name in [name for name in sys.modules if name.endswith(str(file))]:
-        del sys.modules[name]
-    return load(f"{file}:Prices")
+    sys.modules.pop(file.stem, None)
+    importlib.invalidate_caches()
+    return load(f"{file.stem if how == 'module' else file}:Prices")
 
 
-def test_state_evolves_where_it_is_and_where_it_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["module", "text"])
+def test_state_evolves_where_it_is_and_where_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     file = tmp_path / "prices.py"
-    first = version(file, V1)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    first = version(file, V1, how)
     with LocalCluster(first, sites={"cloud": 1, "edge": 1}, partitions=4, deploy_to=("cloud",)) as cluster:
         stream = cluster.stream("Prices", source="s", schema="k string, v double")
         stream.send([{"k": f"k{n}", "v": float(n)} for n in range(20)])
-        second = version(file, V2)
-        with pytest.raises(OperatorOutdated, match=r"install that version"):
-            cluster.cluster.deploy(second, 4)
-        for name in ("cloud-0", "edge-0"):
-            cluster.kill(name)
-            cluster.restart(name)
+        cluster.cluster.checkpoint("Prices")
+        store = CheckpointStore(str(cluster.data_dir / "checkpoints"))
+        keys = [f"k{n}" for n in range(20)]
+        second = version(file, V2, how)
+        if how == "module":
+            with pytest.raises(OperatorOutdated, match=r"install that version"):
+                cluster.cluster.deploy(second, 4)
+            for name in ("cloud-0", "edge-0"):
+                cluster.kill(name)
+                cluster.restart(name)
         cluster.cluster.deploy(second, 4)
+        for state, expected in (("price", {f"k{n}": float(n) for n in range(20)}), ("rows", dict.fromkeys(keys, 1.0))):
+            found = cluster.cluster.read_state("Prices", state).to_pylist()
+            assert {row["key"]: row["value"] for row in found} == expected, "before any batch has come"
+        offline = joined([pa.ipc.open_stream(page).read_all() for page in read_checkpoint(store, "Prices", "price")])
+        assert {row["key"]: row["value"] for row in offline.to_pylist()} == {f"k{n}": float(n) for n in range(20)}
         out = stream.send([{"k": f"k{n}", "v": 0.5} for n in range(20)])
         assert {row["k"]: row["total"] for row in out} == {f"k{n}": n + 0.5 for n in range(20)}
+        rows = cluster.cluster.read_state("Prices", "rows").to_pylist()
+        assert {row["key"]: row["value"] for row in rows} == dict.fromkeys(keys, 1.0)
         assert cluster.migrate("Prices", partitions=range(4), to="edge").wait().state == "COMPLETED"
         cluster.kill("controller")
         cluster.restart("controller")

@@ -26,7 +26,9 @@ class Op:
     flag = state.value(bool, default=False)
     text = state.value(str, default="-")
     pair = state.value(tuple[int, float])
-    mixed = state.value(tuple[str, int])
+    mixed = state.value(tuple[str, int], default=("-", 0))
+    deep = state.value(tuple[str, tuple[int, float]])
+    many = state.value(tuple[int, ...])
 
 
 STATES = declarations_of(Op)
@@ -36,13 +38,19 @@ TYPES = {
     "flag": pa.bool_(),
     "text": pa.string(),
     "pair": pa.struct([("_0", pa.int64()), ("_1", pa.float64())]),
+    "mixed": pa.struct([("_0", pa.string()), ("_1", pa.int64())]),
+    "deep": pa.struct([("_0", pa.string()), ("_1", pa.struct([("_0", pa.int64()), ("_1", pa.float64())]))]),
+    "many": pa.list_(pa.int64()),
 }
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "n": st.integers(-3, 3) | st.sampled_from([2**63 - 1, -(2**63)]),
+    "n": st.sampled_from([7, 2, 7, -(2**63), 2**63 - 1]),
     "f": st.sampled_from([0.0, -0.0, 1.5, float("nan"), float("inf")]),
     "flag": st.booleans(),
     "text": st.sampled_from(["", "a", "é" * 30]),
     "pair": st.tuples(st.integers(-2, 2), st.sampled_from([0.5, -0.5])),
+    "mixed": st.tuples(st.sampled_from(["-", "é"]), st.integers(-1, 1)),
+    "deep": st.tuples(st.just("a"), st.tuples(st.integers(0, 1), st.just(0.5))),
+    "many": st.lists(st.integers(0, 2), max_size=2).map(tuple),
 }
 INTS = pa.int64(), st.integers(-4, 4) | st.sampled_from([2**63 - 1, -(2**63)])
 KEYS: list[tuple[Any, st.SearchStrategy[Any]]] = [
@@ -51,7 +59,7 @@ KEYS: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (pa.uint32(), st.integers(0, 4)),
     (pa.string(), st.sampled_from("abcde")),
     (pa.bool_(), st.booleans()),
-    (pa.float64(), st.sampled_from([0.0, 1.0, -2.5])),
+    (pa.float64(), st.sampled_from([0.0, -0.0, 1.0, -2.5])),
     (pa.timestamp("us", "UTC"), st.sampled_from([datetime(2013, 1, day, tzinfo=UTC) for day in (1, 2)])),
     (
         pa.struct([("a", pa.string()), ("b", pa.int64())]),
@@ -80,9 +88,19 @@ def same(one: Any, other: Any) -> bool:
 
 
 def as_arrow(name: str, values: list[Any]) -> pa.Array:
-    if name == "pair":
-        values = [None if value is None else {"_0": value[0], "_1": value[1]} for value in values]
-    return pa.array(values, TYPES[name])
+    return pa.array([as_struct(value) if name != "many" else value for value in values], TYPES[name])
+
+
+def as_struct(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    return {f"_{place}": as_struct(item) for place, item in enumerate(value)}
+
+
+def as_tuple(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return tuple(map(as_tuple, value.values())) if isinstance(value, dict) else value
 
 
 class Columns(RuleBasedStateMachine):
@@ -92,6 +110,9 @@ class Columns(RuleBasedStateMachine):
     def start(self, cached: int, pool: int | None) -> None:
         self.sizes: Any = {"cached_keys": cached, "cache": None if pool is None else CachePool(pool)}
         self.store = Backend(self.backend)
+        #: the same, row by row
+        self.twin = MemoryStore()
+        self.by_rows = KeyedState("op", STATES, self.twin)
         self.now: dict[Any, Any] = {}
         self.committed: dict[Any, Any] = {}
         self.reopen()
@@ -99,6 +120,7 @@ class Columns(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.states = ColumnStates("op", STATES, self.store, **self.sizes)
+        self.by_rows.rollback()
         self.now = dict(self.committed)
 
     @rule()
@@ -109,9 +131,8 @@ class Columns(RuleBasedStateMachine):
     @rule(batch=batches())
     def get(self, batch: Any) -> None:
         name, keys, _ = batch
-        default = {"n": 7, "flag": False, "text": "-"}.get(name)
-        got = self.states.columns[name].get_many(keys).to_pylist()
-        got = [tuple(value.values()) if isinstance(value, dict) else value for value in got]
+        default = {"n": 7, "flag": False, "text": "-", "mixed": ("-", 0)}.get(name)
+        got = [as_tuple(value) for value in self.states.columns[name].get_many(keys).to_pylist()]
         assert same(got, [self.now.get((name, *key), default) for key in plain(keys)])
 
     @rule(batch=batches())
@@ -121,10 +142,12 @@ class Columns(RuleBasedStateMachine):
         column.get_many(keys)
         column.put_many(keys, as_arrow(name, values))
         for key, value in zip(plain(keys), values, strict=True):
+            row = getattr(self.by_rows.peek(key[1]), name)
             if value is None:
                 self.now.pop((name, *key), None)
+                row.clear()
             else:
-                self.now[name, *key] = value
+                self.now[name, *key] = row.value = value
 
     @rule()
     def commit(self) -> None:
@@ -136,16 +159,21 @@ class Columns(RuleBasedStateMachine):
         self.states.mark_clean()
         self.committed = dict(self.now)
         assert not self.states.collect()
+        self.twin.apply(self.by_rows.collect())
+        self.by_rows.mark_clean()
+        assert dict(self.store.scan(b"")) == dict(self.twin.scan(b""))
 
     @rule()
     def rollback(self) -> None:
         self.states.rollback()
+        self.by_rows.rollback()
         self.now = dict(self.committed)
         assert not self.states.collect()
 
     @rule()
     def invalidate(self) -> None:
         self.states.invalidate()
+        self.by_rows.rollback()
         self.now = dict(self.committed)
 
     def teardown(self) -> None:

@@ -390,8 +390,6 @@ class Timed(RuleBasedStateMachine):
         self.commit()
         self.now += 1
         self.open()
-        for tag in TAGS.values():  # a sweep knows the tags that were used in its process
-            self.keyed.at("a", b"", tag)
         self.purge()
         for name, declaration in ALL.items():
             times = {"processing_us": self.now, "event_us": self.event}

@@ -139,6 +139,104 @@ def test_null_keys_and_unequal_lengths_are_refused(harness: OperatorHarness) -> 
         column.put_many(pa.array(["a", "b"]), pa.array([1]))
 
 
+class Seats(BatchOperator):
+    """A tuple state that is no row of numbers, and a float key."""
+
+    key = "k"
+    output = "k double, who string, n long"
+    seat = state.value(tuple[str, int], default=("nobody", 0))
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> Any:
+        grouped = pa.table(batch).group_by("k", use_threads=False).aggregate([("who", "max"), ("who", "count")])
+        keys = grouped["k"].combine_chunks()
+        before = pc.struct_field(self.seat.get_many(keys), "_1")
+        counted = pc.add(before, grouped["who_count"].combine_chunks())
+        seats = pa.StructArray.from_arrays([grouped["who_max"].combine_chunks(), counted], names=["_0", "_1"])
+        self.seat.put_many(keys, seats)
+        return pa.table({"k": keys, "who": seats.field(0), "n": counted})
+
+
+class RowSeats(Operator):
+    key = "k"
+    output = "k double, who string, n long"
+    seat = state.value(tuple[str, int], default=("nobody", 0))
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self.seat.value = (row.who, self.seat.value[1] + 1)
+        yield row.k, *self.seat.value
+
+
+def test_a_tuple_state_and_a_key_of_minus_zero_are_those_of_a_row_operator() -> None:
+    sent = [{"k": k, "who": who} for k, who in ((0.0, "a"), (-0.0, "b"), (1.5, "a"), (-0.0, "c"))]
+    found = []
+    for cls in (Seats, RowSeats):
+        with OperatorHarness(cls, partitions=1, backend="rocksdb") as harness:
+            last = {row["k"]: (repr(row["k"]), row["who"], row["n"]) for row in harness.send(sent)}
+            cells = [entry for entry in harness.changes(0.0).puts if entry[0].startswith(b"c")]
+            found.append((last, cells, harness.state(-0.0).seat.value))
+    assert found[0] == found[1]
+    assert found[0][0] == {0.0: ("0.0", "c", 3), 1.5: ("1.5", "a", 1)}
+    assert found[0][2] == ("c", 3)
+
+
+class Clears(BatchOperator):
+    key = "k"
+    output = "k string"
+    n = state.value(int, default=7)
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        for row in range(len(batch)):
+            self.n.put_many(batch["k"][row : row + 1], pa.array([batch["v"][row].as_py()], pa.int64()))
+
+
+class RowClears(Operator):
+    key = "k"
+    output = "k string"
+    n = state.value(int, default=7)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        if row.v is None:
+            self.n.clear()
+        else:
+            self.n.value = row.v
+
+
+@pytest.mark.parametrize("cls", [Clears, RowClears])
+def test_clearing_and_then_assigning_the_default_assigns_it(cls: type[Operator]) -> None:
+    with OperatorHarness(cls, partitions=1) as harness:
+        for values in ((None, 7), (7,), (None, 7), (3, None, 7)):
+            harness.send([{"k": "a", "v": value} for value in values])
+            assert len([1 for store in harness._stores for _ in store.scan(b"c")]) == 1, values
+        harness.send([{"k": "a", "v": None}])
+        assert not any(True for store in harness._stores for _ in store.scan(b"c"))
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**60) - 1, 2**63 - 1])
+def test_one_rule_for_numbers_that_no_float_holds(value: int) -> None:
+    class Batchwise(BatchOperator):
+        key = "k"
+        output = "k string"
+        f = state.value(float)
+
+        def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+            self.f.put_many(batch["k"], batch["v"])
+
+    class Rowwise(Operator):
+        key = "k"
+        output = "k string"
+        f = state.value(float)
+
+        def process(self, row: Any, ctx: Context) -> None:
+            self.f.value = row.v
+
+    for cls in (Batchwise, Rowwise):
+        with OperatorHarness(cls, partitions=1) as harness:
+            with pytest.raises(EncodeError, match=f"no float holds {value}"):
+                harness.send([{"k": "a", "v": value}])
+            harness.send([{"k": "a", "v": 2**60}])
+            assert harness.state("a").f.value == 2.0**60
+
+
 class WithMap(Totals):
     by_dest = state.map(str, int)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.book import Book, Home, PlannedMove
 from stateflow.errors import IllegalRecord, Locked, OperatorNotDeployed
-from stateflow.ledger import App, Ledger, Record, RecordState
+from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 SPEC = OperatorSpec("Op", "mod:Op", 4, ("a", "b"), b"\x00schema\xff", '{"x": 1}')
@@ -39,7 +39,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 def book(ledger: Ledger) -> Book:
     made = Book(ledger)
     for name in ("a", "b"):
-        made.register(ReplicaInfo(name, f"site-{name}", f"{name}:1"), f"{name}-1")
+        made.register(ReplicaInfo(name, f"site-{name}", f"{name}:1"), Home(f"directory-{name}", "here"))
     made.finish_deployment(made.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
     return made
 
@@ -77,11 +77,27 @@ def test_a_second_deployment_of_the_name_is_refused(book: Book) -> None:
 
 def test_a_replica_that_comes_back_unchanged_leaves_no_record(book: Book) -> None:
     before = len(list(book.ledger.records()))
-    book.register(ReplicaInfo("a", "site-a", "a:1"), "a-2")
+    book.register(ReplicaInfo("a", "site-a", "a:1"), Home("directory-a", "here"))
     assert len(list(book.ledger.records())) == before
-    book.register(ReplicaInfo("a", "site-a", "a:2"), "a-3")
+    book.register(ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "here"))
     assert book.replicas["a"].address == "a:2"
     assert Book.read(book.ledger).replicas == book.replicas
+    book.register(ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "there"))
+    book.replace("a", "another")
+    assert book.homes == {"a": Home("another"), "b": Home("directory-b", "here")}
+    assert Book.read(book.ledger).homes == book.homes
+    book.register(ReplicaInfo("a", "site-a", "a:2"), Home("another", "here"))
+    assert Book.read(book.ledger).homes == book.homes
+    assert book.homes["a"] == Home("another", "here")
+
+
+def test_a_replica_of_an_earlier_version_has_no_data_directory_yet(book: Book) -> None:
+    payload = {"site": "site-c", "address": "c:1", "weight": 1}
+    book._append("replica/c/0f0f", RecordState.NEW, None, payload)
+    assert book.replicas["c"] == ReplicaInfo("c", "site-c", "c:1")
+    assert "c" not in book.homes
+    book.register(ReplicaInfo("c", "site-c", "c:1"), Home("directory-c", "here"))
+    assert Book.read(book.ledger).homes["c"] == Home("directory-c", "here")
 
 
 def test_a_move_from_plan_to_owner(book: Book) -> None:
@@ -167,22 +183,56 @@ def test_a_ledger_shared_with_others_and_archived(book: Book) -> None:
     assert again.granted_epoch == 3
 
 
+def test_an_operator_that_was_undeployed_begins_anew_above_all_its_epochs(book: Book) -> None:
+    """What somebody still has of it is older than anything of the new one, and can be told apart."""
+    move = planned(book)
+    book.plan_move(move)
+    book.grant(move)
+    book.move_aborted(move, ERROR, {})
+    book.want_standbys("Op", 1)
+    book.undeploy("Op", book.newest_epoch("Op"))
+    assert (book.deployed, book.standbys, book.undeployed) == ({}, {}, {"Op": 2})
+    with pytest.raises(OperatorNotDeployed):
+        book.operator("Op")
+    book.finish_deployment(book.plan_deployment(SPEC, dict.fromkeys(range(4), "b")))
+    assert book.operator("Op").assignment.epochs == (3,) * 4
+    assert book.operator("Op").first_epoch == 3
+    assert book.next_epoch(P) == 4
+    assert facts(Book.read(book.ledger)) == facts(book)
+    again = planned(book, "r2", target="a")
+    book.plan_move(again)
+    book.grant(again)
+    book.move_owned(again, {})
+    book.undeploy("Op", book.newest_epoch("Op"))
+    book.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    assert book.planned["Op"][0].first_epoch == 5
+    assert facts(Book.read(book.ledger)) == facts(book)
+
+
+def test_a_replica_that_was_forgotten_is_a_new_one_when_it_comes_back(book: Book) -> None:
+    book.forget("b")
+    assert set(book.replicas) == set(book.homes) == {"a"}
+    assert facts(Book.read(book.ledger)) == facts(book)
+    book.register(ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
+    book.forget("b")
+    book.register(ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
+    assert book.homes["b"] == Home("another", "there")
+    assert facts(Book.read(book.ledger)) == facts(book)
+
+
 class Dies(Exception):
     pass
 
 
 def dying_after(book: Book, writes: int) -> None:
-    """The process ends after so many more records."""
-    put = book.ledger.put
-    left = [writes]
+    """The process ends after so many more records, as it could when they were not written in one transaction."""
+    put_many = book.ledger.put_many
 
-    def limited(*args: Any, **kwargs: Any) -> Record:
-        if not left[0]:
-            raise Dies
-        left[0] -= 1
-        return put(*args, **kwargs)
+    def limited(entries: Iterable[Entry], _term: int | None = None) -> list[Record]:
+        put_many(list(entries)[:writes])
+        raise Dies
 
-    book.ledger.put = limited  # type: ignore[method-assign]
+    book.ledger.put_many = limited  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("writes", [0, 1])
@@ -192,7 +242,7 @@ def test_a_crash_between_the_two_records_of_a_plan(ledger: Ledger, book: Book, w
     dying_after(book, writes)
     with pytest.raises(Dies):
         book.plan_move(move)
-    del ledger.put  # type: ignore[attr-defined]
+    del ledger.put_many  # type: ignore[attr-defined]
     again = Book.read(ledger)
     assert len(again.open_moves) == writes
     for open_move in list(again.open_moves.values()):
@@ -212,7 +262,7 @@ def test_a_crash_between_the_two_records_of_a_deployment(ledger: Ledger, writes:
     dying_after(book, writes)
     with pytest.raises(Dies):
         book.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
-    del ledger.put  # type: ignore[attr-defined]
+    del ledger.put_many  # type: ignore[attr-defined]
     again = Book.read(ledger)
     record = again.planned["Op"][1] if writes else again.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
     again.finish_deployment(record)
@@ -235,7 +285,18 @@ class BookMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from("ab"), port=st.integers(1, 2))
     def register(self, name: str, port: int) -> None:
         self.runs += 1
-        self.book.register(ReplicaInfo(name, "site", f"{name}:{port}"), f"i{self.runs}")
+        self.book.register(ReplicaInfo(name, "site", f"{name}:{port}"), Home(f"d{self.runs % 2}", f"p{self.runs % 3}"))
+
+    @rule(name=st.sampled_from("ab"))
+    def forget(self, name: str) -> None:
+        if name in self.book.replicas and self.book.is_free(name):
+            self.book.forget(name)
+
+    @rule(name=st.sampled_from(["Op", "Two"]))
+    def undeploy(self, name: str) -> None:
+        moving = any(each.planned.partition.operator == name for each in self.book.open_moves.values())
+        if name in self.book.deployed and not moving:
+            self.book.undeploy(name, self.book.newest_epoch(name))
 
     @rule(name=st.sampled_from(["Op", "Two"]), finish=st.booleans())
     def deploy(self, name: str, finish: bool) -> None:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from reconfig.budget import (
     FIXED_MS_DEFAULT,
     LEAST_MS,
+    MOVES_ENOUGH,
+    PRIOR_PROMISE_MS,
     Experience,
     Measured,
     fixed_cost_of,
@@ -75,7 +77,8 @@ def test_a_rare_outlier_goes_into_neither() -> None:
     regular = [(0.0, each) for each in (4.0, 5.0, 6.0, 7.0, 8.0)] * 6
     before, after = fixed_cost_of(regular), fixed_cost_of([*regular, (0.0, 500.0)])
     assert after.expected_ms == before.expected_ms
-    assert after.margin_ms < 1.2 * before.margin_ms
+    assert after.expected_ms + after.margin_ms < 2 * 8.0
+    assert after.margin_ms < 2 * before.margin_ms
 
 
 @pytest.mark.parametrize("deviation", [0.25, 0.5, 1.0])
@@ -87,7 +90,39 @@ def test_nearly_every_move_keeps_what_the_others_promise(deviation: float) -> No
         pauses = [(0.0, random.lognormvariate(2.0, deviation)) for _ in range(164)]
         cost = fixed_cost_of(pauses[:64])
         kept += sum(actual <= cost.expected_ms + cost.margin_ms for _, actual in pauses[64:])
-    assert kept >= 0.99 * 200 * 100
+    assert kept >= 0.98 * 200 * 100
+
+
+#: of moves on two cores that four processes wanted, milliseconds, in the order they came
+HUMPED = (
+    5.3, 39.1, 4.8, 7.7, 5.1, 32.9, 12.1, 6.7, 25.7, 5.9, 38.4, 5.9, 18.0, 3.5, 4.0, 3.7, 3.7, 7.1, 5.6, 46.5,
+    3.9, 6.1, 17.2, 28.1, 14.5, 21.8, 6.5, 6.2, 6.5, 9.0, 30.5, 5.1, 22.4, 6.1, 2.7, 4.0, 2.6, 7.0, 3.4, 8.6,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seen", range(2, len(HUMPED)))
+def test_a_promise_is_between_what_was_needed_twice_and_what_was_ever_needed(seen: int) -> None:
+    """As long as few moves were seen: or what the first ones promise."""
+    pauses = sorted(HUMPED[:seen])
+    cost = fixed_cost_of([(0.0, each) for each in pauses])
+    promised = cost.expected_ms + cost.margin_ms
+    assert pauses[-2] <= promised <= max(pauses[-1], PRIOR_PROMISE_MS if seen < MOVES_ENOUGH else 0.0)
+
+
+def test_a_busy_machine_is_not_refused_what_it_always_kept() -> None:
+    """No pause was longer than 46.5 ms: a budget of 50 is kept, whatever the deviation."""
+    experience = Experience()
+    refused = exceeded = 0
+    for number, pause_ms in enumerate(HUMPED * 3):
+        cost = experience.cost(float(number))
+        exceeded += pause_ms > cost.expected_ms + cost.margin_ms
+        if cost.expected_ms + cost.margin_ms > 50.0:
+            refused += 1
+            experience.kept_out(float(number))
+        else:
+            experience.completed(float(number), 0.0, pause_ms)
+    assert refused == 0
+    assert exceeded <= 0.05 * len(HUMPED) * 3, "what nobody had seen before, and nothing else"
 
 
 def test_the_first_moves_promise_little() -> None:

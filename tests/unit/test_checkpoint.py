@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,20 @@ from hypothesis import strategies as st
 
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention
+from stateflow.checkpoint.backend import LocalBackend, Throttle
 from stateflow.checkpoint.catalog import Found, Mark
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, key_from_environment
-from stateflow.checkpoint.collecting import to_drop, to_sweep
+from stateflow.checkpoint.collecting import is_dead, to_drop, to_sweep
+from stateflow.checkpoint.holds import MARK_LIFE_S
 from stateflow.checkpoint.manifest import blob_name, digest_of, manifest_name, parse_name
-from stateflow.checkpoint.store import MARK_LIFE_S
+from stateflow.checkpoint.objects import Objects
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointNewer,
     ExtraMissing,
     InvalidArgument,
     StateflowError,
+    Unavailable,
     WrongKey,
 )
 from stateflow.runtime.transfer import FileDigests, base_digest
@@ -212,7 +216,9 @@ def test_places_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 names = st.text("ab", min_size=1, max_size=5)
-files = st.builds(ManifestFile, names, st.integers(0, 1 << 40), names, names)
+digests = st.text("0123456789abcdef", min_size=32, max_size=32)
+stored = st.builds(blob_name, digests, st.sampled_from(["", ".zst", ".zst.0123456789abcdef", ".g01234567"]))
+files = st.builds(ManifestFile, names, st.integers(0, 1 << 40), digests, stored)
 manifests = st.builds(
     Manifest,
     operator=names,
@@ -223,7 +229,7 @@ manifests = st.builds(
     positions=st.dictionaries(st.text(max_size=5), st.integers(-1, 1 << 60), max_size=3),
     created_us=st.integers(0, 1 << 60),
     replica=names,
-    files=st.lists(files, max_size=3).map(tuple),
+    files=st.lists(files, max_size=3, unique_by=lambda file: file.name).map(tuple),
     watermark_us=st.none() | st.integers(-(1 << 60), 1 << 60),
     key=st.lists(names, max_size=2).map(tuple),
 )
@@ -288,11 +294,12 @@ def test_retention_that_cannot_be(keep: int, age_s: float) -> None:
 def test_what_is_swept() -> None:
     now_us = 10**15
     blobs = {"aa/aaa": 1, "bb/bbb.zst": 2, "cc/ccc.g1": 3, "dd/ddd": 4}
-    intent = Mark("i", now_us, frozenset({"bbb"}))
-    assert to_sweep(blobs, {"aa/aaa"}, [intent], now_us) == {"cc/ccc.g1": 3, "dd/ddd": 4}
-    dead = Mark("i", now_us - int((MARK_LIFE_S + 1) * 1e6), None)
-    assert to_sweep(blobs, {"aa/aaa"}, [dead], now_us) == {"bb/bbb.zst": 2, "cc/ccc.g1": 3, "dd/ddd": 4}
-    assert to_sweep(blobs, {"aa/aaa"}, [Mark("i", now_us, None)], now_us) is None
+    hold = Mark("i", now_us, frozenset({"bbb"}))
+    assert to_sweep(blobs, {"aa/aaa"}, [hold]) == {"cc/ccc.g1": 3, "dd/ddd": 4}
+    assert to_sweep(blobs, {"aa/aaa"}, []) == {"bb/bbb.zst": 2, "cc/ccc.g1": 3, "dd/ddd": 4}
+    assert to_sweep(blobs, {"aa/aaa"}, [Mark("i", now_us, None)]) is None
+    assert is_dead(Mark("i", now_us - int((MARK_LIFE_S + 1) * 1e6), None), now_us)
+    assert not is_dead(Mark("i", now_us - int((MARK_LIFE_S - 1) * 1e6), None), now_us)
 
 
 # -- keys -----------------------------------------------------------------------------------------------------
@@ -346,3 +353,39 @@ def test_keys_that_are_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         key_from_environment()
     monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
     assert key_from_environment() == bytes.fromhex("ab" * 32)
+
+
+# -- links that are slow --------------------------------------------------------------------------------------
+
+
+class _Dribbling(LocalBackend):
+    """Sends a file in pieces, with pauses in between; ``stops``: after so many of them for ever."""
+
+    piece_bytes = 0
+
+    def __init__(self, root: Path, stops: int = 1000) -> None:
+        super().__init__(root)
+        self.stops, self.ended = stops, threading.Event()
+
+    def upload(self, name: str, path: Path, throttle: Throttle) -> None:
+        for number in range(8):
+            self.ended.wait(60 if number == self.stops else 0.2)
+            throttle(1)
+        super().upload(name, path, throttle)
+
+
+def test_an_upload_may_take_longer_than_a_store_may_be_silent(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    objects = Objects(_Dribbling(tmp_path / "store"), "slow", timeout_s=1.0)
+    objects.upload("a/b", tmp_path / "file", lambda _: None)
+    assert objects.read("a/b") == b"content"
+
+
+def test_an_upload_of_which_nothing_moves_any_more_ends(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    backend = _Dribbling(tmp_path / "store", stops=2)
+    try:
+        with pytest.raises(Unavailable, match="did not answer within 1 s"):
+            Objects(backend, "silent", timeout_s=1.0).upload("a/b", tmp_path / "file", lambda _: None)
+    finally:
+        backend.ended.set()

@@ -7,6 +7,7 @@ import errno
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 
 from stateflow.checkpoint import CheckpointStore, Codec
@@ -17,7 +18,9 @@ from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.rpc import checkpoints
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.checkpoints import CheckpointShell
+from stateflow.runtime.offline import verify
 from stateflow.runtime.operator import describe
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -93,3 +96,70 @@ def test_where_nothing_can_ever_be_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument):
         store_for_replica(str(tmp_path / "store"), ReplicaSettings(), tmp_path / "file")
     store_for_replica(str(tmp_path / "store"), ReplicaSettings(), tmp_path / "cache")
+
+
+def test_a_store_is_tidied_and_what_is_gone_is_taken_again(tmp_path: Path) -> None:
+    settings = ReplicaSettings(checkpoint_keep=2, checkpoint_keep_s=0)
+    node = ReplicaNode(ReplicaInfo("a", "site", "a:1"), tmp_path / "a", settings)
+    node.create(describe(Count, 2, "Op"), [0, 1], 1)
+    store = CheckpointStore(str(tmp_path / "store"), codec=Codec())
+
+    async def run() -> None:
+        shell = CheckpointShell(node, store, SYSTEM_CLOCK, Random(1))
+
+        async def round_(*, on_demand: bool = False) -> list[int]:
+            reply, errors = await shell._take(node.owned(), "", on_demand=on_demand)
+            assert not errors
+            return sorted(reply.numbers)
+
+        for number in range(5):
+            send(node, number)
+            assert await round_() == ([0, 1] if number == 0 else [0])
+        assert await round_() == [], "nothing has changed"
+        shell._tidy(store)
+        counts = [len(store.catalog.checkpoints(PartitionId("Op", number))) for number in (0, 1)]
+        assert counts == [2, 1]
+        assert await round_() == [], "nothing is gone that counts"
+        for found in store.catalog.checkpoints():
+            store.objects.delete(found.name)
+        for blob in store.blobs():
+            store.objects.delete(blob.name)
+        assert await round_() == []
+        shell._tidy(store)
+        assert await round_() == [0, 1]
+        assert [verify(store, next(store.newest(PartitionId("Op", number)))).error for number in (0, 1)] == ["", ""]
+        shell.close()
+
+    asyncio.run(run())
+    node.close()
+
+
+def test_a_replica_that_did_not_publish_last_drops_nothing(tmp_path: Path) -> None:
+    one, other = (
+        ReplicaNode(ReplicaInfo(name, "site", f"{name}:1"), tmp_path / name, ReplicaSettings(checkpoint_keep_s=0))
+        for name in "ab"
+    )
+    one.create(describe(Count, 2, "Op"), [0], 1)
+    store = CheckpointStore(str(tmp_path / "store"), codec=Codec())
+
+    async def run() -> None:
+        shells = [CheckpointShell(node, store, SYSTEM_CLOCK, Random(1)) for node in (one, other)]
+        for number in range(5):
+            send(one, number)
+            await shells[0]._take(one.owned(), "", on_demand=False)
+        shells[1]._tidy(store)
+        assert len(store.catalog.checkpoints()) == 5
+        shells[0]._tidy(store)
+        assert len(store.catalog.checkpoints()) == 3
+        for shell in shells:
+            shell.close()
+
+    asyncio.run(run())
+    one.close()
+    other.close()
+
+
+def send(node: ReplicaNode, number: int) -> None:
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "v": number}], schema=schema).serialize().to_pybytes()
+    node.apply(PartitionId("Op", 0), 1, Batch("s", number), schema.serialize().to_pybytes(), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from stateflow import __version__
 from stateflow.cli import app as commands
 from stateflow.cli.app import app
+from stateflow.cli.examples import EXAMPLES
 from stateflow.cli.options import bytes_per_second, milliseconds
 from stateflow.cli.options import partition_numbers as _partitions
 from stateflow.cli.output import command, size
-from stateflow.cli.show import ranges
 from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.types import ranges
 
 #: a port nobody listens on: connecting is refused at once
 NOBODY = "127.0.0.1:1"
@@ -167,9 +170,11 @@ def test_an_error_for_machines_is_an_object_on_stdout_as_well() -> None:
 
 
 def test_an_operator_that_cannot_be_imported(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "broken.py").write_text("N = 1 / 0\n\n\nclass Op:\n    n = N\n")
+    (tmp_path / "empty.py").write_text("1 / 0\n")
     for target, said in (
         ("broken.py:Op", "ZeroDivisionError"),
+        ("empty.py:Op", "there is no 'Op' at the top level"),
         ("no_such_module_at_all:Op", "ModuleNotFoundError"),
         ("missing.py:Op", "missing.py"),
         ("nonsense", "is not an operator's place"),
@@ -222,6 +227,52 @@ def test_help_names_every_command() -> None:
     assert result.exit_code == 0
     for name in ("controller", "replica", "deploy", "status", "migrate", "demo", "ledger", "stages"):
         assert name in result.stdout
+
+
+def every_command() -> list[tuple[str, ...]]:
+    def below(group: Any, path: tuple[str, ...]) -> list[tuple[str, ...]]:
+        found = [path]
+        for name, each in getattr(group, "commands", {}).items():
+            found += below(each, (*path, name))
+        return found
+
+    return below(typer.main.get_command(app), ())
+
+
+@pytest.mark.parametrize("path", every_command(), ids=" ".join)
+def test_help_of_every_command(path: tuple[str, ...]) -> None:
+    """``-h`` is ``--help``, and a flag has no type: it takes none."""
+    result = invoke(*path, "-h")
+    assert result.exit_code == 0
+    assert result.stdout == invoke(*path, "--help").stdout
+    assert "<bool>" not in result.stdout
+    for example in EXAMPLES.get(" ".join(path), ()):
+        assert f"$ stateflow {example[:40]}" in result.stdout
+
+
+@pytest.mark.parametrize("called", EXAMPLES)
+def test_examples_are_commands(called: str) -> None:
+    """Each is what its command would take."""
+    assert tuple(called.split()) in every_command()
+    for example in EXAMPLES[called]:
+        words = example.split()
+        assert words[: len(called.split())] == called.split()
+        command, rest = typer.main.get_command(app), words
+        while hasattr(command, "commands"):
+            command, rest = command.commands[rest[0]], rest[1:]
+        command.make_context("stateflow", rest)
+
+
+def test_version() -> None:
+    assert invoke("--version").stdout == f"stateflow {__version__}\n"
+
+
+def test_completion_can_be_had() -> None:
+    assert "_STATEFLOW_COMPLETE" in subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'stateflow'; from stateflow.cli import main; main()"],
+        env={**os.environ, "_STATEFLOW_COMPLETE": "source_bash", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+        capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
 
 
 def raising(error: BaseException) -> Callable[..., None]:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,7 @@ from typer.testing import CliRunner
 from stateflow.cli.app import app
 from stateflow.cli.output import console
 from stateflow.errors import ApplicationError
-from stateflow.ledger import App, Ledger, StateManager
+from stateflow.ledger import App, Board, Ledger, StateManager
 
 A = App("shredder", "0.13", "one")
 
@@ -111,6 +116,90 @@ def test_stages(url: str) -> None:
         assert "s1" in done.stdout or "s2" in done.stdout
 
 
+def test_a_stage_says_what_it_does_and_why_it_failed(url: str) -> None:
+    with Ledger(url) as ledger:
+        StateManager(ledger).update_state("s2", action="sinking pre-push", status="failure", error=OSError("no room"))
+    current = said(url, "stages", "current", "flights")
+    assert (current["action"], current["status"]) == ("sinking pre-push", "failure")
+    assert (current["error"]["type"], current["error"]["message"]) == ("OSError", "no room")
+    shown = run(url, "stages", "current", "flights").stdout
+    for word in ("sinking pre-push", "failure", "OSError: no room"):
+        assert word in shown
+    assert said(url, "stages", "last", "raw")["action"] == "sinking post-push"
+    assert [each["state_id"] for each in said(url, "stages", "failed")["stages"]] == ["s2"]
+    assert said(url, "stages", "failed", "--job", "other")["stages"] == []
+    assert "OSError: no room" in run(url, "stages", "failed", "--job", "flights").stdout
+
+
+def test_batches_and_jobs(url: str) -> None:
+    with Ledger(url) as ledger:
+        board = Board(ledger)
+        bid = board.create_batch("drain edge-1", "drain", bid="b1", owner="me")
+        board.create_batch("later", "move", bid="b2")
+        board.move_batch(bid, "GENERATE_IID")
+        board.list_entities(bid, ["p0", "p1", "p2"])
+        board.move_batch(bid, "IN_PROGRESS")
+        board.end_entity(bid, "p0", "COMPLETED", ms=5)
+        board.end_entity(bid, "p1", "FAILED", ms=50, result={"error": "no room"})
+        job = board.create_job("nightly", bid=bid, schedule="cron 0 3 * * *", fire_us=10**15)
+        board.claim_job(job, "w1")
+        board.create_job("hourly")
+    assert [each["bid"] for each in said(url, "batch", "list")["batches"]] == ["b2", "b1"]
+    assert [each["bid"] for each in said(url, "batch", "list", "--status", "NEW")["batches"]] == ["b2"]
+    info = said(url, "batch", "info", "b1")
+    assert (info["total_entities"], info["succeeded"], info["failed"]) == (3, 1, 1)
+    shown = run(url, "batch", "info", "b1").stdout
+    for word in ("drain edge-1", "IN_PROGRESS", "entities/s", "slowest entities", "no room"):
+        assert word in shown
+    assert [each["entity"] for each in said(url, "batch", "entities", "b1")["entities"]] == ["p0", "p1", "p2"]
+    assert [each["entity"] for each in said(url, "batch", "entities", "b1", "--status", "WAITING")["entities"]] == [
+        "p2"
+    ]
+    assert [each["name"] for each in said(url, "batch", "jobs")["jobs"]] == ["hourly", "nightly"]
+    assert [each["worker"] for each in said(url, "batch", "jobs", "--status", "IN_PROCESS")["jobs"]] == ["w1"]
+    for arguments in (["list"], ["entities", "b1"], ["jobs"]):
+        done = run(url, "batch", *arguments)
+        assert (done.exit_code, done.stderr) == (0, "")
+
+
+HOSTILE = "a\x1b[31m\x1b]0;x\x07[bold]b[/]\x9b2J\u202ec"
+
+
+def test_what_others_wrote_moves_no_cursor(url: str) -> None:
+    with Ledger(url) as ledger:
+        ledger.put(HOSTILE, App("a"), "NEW", payload=HOSTILE)
+        with pytest.raises(ApplicationError):
+            ledger.process_item(HOSTILE, App("a"), lambda _: [][len(HOSTILE)])
+        manager, board = StateManager(ledger), Board(ledger)
+        manager.insert_state(state_id=f"s{HOSTILE}", job_id="j", sink_name=HOSTILE, status="failure", error=HOSTILE)
+        board.create_batch(HOSTILE, HOSTILE, bid=f"b{HOSTILE}")
+        record = ledger.newest(1)[0].record_id
+        ledger.database.write(
+            lambda c: c.execute(text(f"UPDATE ledger_record SET payload = '{{\x1b[2J' WHERE record_id = {record - 4}"))
+        )
+    commands = [["ledger", "show"], ["ledger", "show", HOSTILE], ["ledger", "verify"], ["stages", "failed"]]
+    commands += [["stages", "current", "j"], ["batch", "list"], ["batch", "info", f"b{HOSTILE}"]]
+    for arguments in commands:
+        shown = run(url, *arguments).stdout
+        assert shown
+        assert not set("\x1b\x07\x9b\u202e") & set(shown), arguments
+    assert "[bold]b[/]" in run(url, "ledger", "show").stdout
+
+
+def test_ids_are_whole_in_a_pipe(tmp_path: Path) -> None:
+    url, item = f"sqlite:///{tmp_path / 'ledger.db'}", "bucket/" + "key-" * 200
+    with Ledger(url) as ledger:
+        ledger.put(item, A, "NEW")
+    done = subprocess.run(
+        [sys.executable, "-m", "stateflow", "ledger", "show", "--ledger", url],
+        env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert item in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -124,6 +213,12 @@ def test_stages(url: str) -> None:
         (["stages", "current", "nothing"], "illegal_record"),
         (["stages", "last", "nothing"], "illegal_record"),
         (["stages", "trace", "nothing"], "illegal_record"),
+        (["stages", "failed", "--job", "j "], "invalid_argument"),
+        (["batch", "info", "nothing"], "illegal_record"),
+        (["batch", "entities", "nothing"], "illegal_record"),
+        (["batch", "list", "--status", "OVER"], "invalid_argument"),
+        (["batch", "jobs", "--status", "OVER"], "invalid_argument"),
+        (["ledger", "show", "--processed-by", "a\t"], "illegal_record"),
     ],
 )
 def test_errors_are_one_line(url: str, arguments: list[str], code: str) -> None:
@@ -132,6 +227,57 @@ def test_errors_are_one_line(url: str, arguments: list[str], code: str) -> None:
     assert done.stdout == ""
     assert done.stderr.startswith(f"{code}: ")
     assert done.stderr.count("\n") == 1
+
+
+EVERY_COMMAND = [
+    ("ledger", "show"),
+    ("ledger", "resolve", "x", "--note", "x"),
+    ("ledger", "skip", "x"),
+    ("ledger", "verify"),
+    ("ledger", "archive", "--older-than", "1d"),
+    ("ledger", "tail"),
+    ("stages", "current", "x"),
+    ("stages", "history"),
+    ("stages", "last", "x"),
+    ("stages", "trace", "x"),
+    ("stages", "failed"),
+    ("batch", "list"),
+    ("batch", "info", "x"),
+    ("batch", "entities", "x"),
+    ("batch", "jobs"),
+]
+
+
+@pytest.mark.parametrize("arguments", EVERY_COMMAND, ids=" ".join)
+def test_a_database_that_is_something_elses_stays_as_it_is(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Commands made 11 tables in it, and had SQLite keep another kind of log for it."""
+    file = tmp_path / "other.db"
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("CREATE TABLE theirs (n INTEGER)")
+    before = file.read_bytes()
+    done = run(f"sqlite:///{file}", *arguments)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("invalid_argument: there is no ledger in this database")
+    assert "stateflow ledger init" in done.stderr
+    assert file.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["other.db"]
+
+
+def test_a_ledger_is_made_once_and_says_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    made = run(url, "ledger", "init")
+    assert made.stdout.startswith("a new ledger was made: ")
+    assert (tmp_path / "ledger.db").stat().st_mode & 0o777 == 0o600
+    again = said(url, "ledger", "init")
+    assert (again["done"], again["ledger"] in made.stdout) == ("ready", True)
+    assert run(url, "ledger", "show").exit_code == 0
+    with Ledger(url) as ledger:
+        ledger.database.write(lambda c: c.execute(text("UPDATE ledger_version SET version_num = '0001'")))
+        ledger.database.write(lambda c: [c.execute(text(f"DROP TABLE ledger_{each}")) for each in ("hold", "identity")])
+    older = run(url, "ledger", "show")
+    assert older.stderr.startswith("ledger_too_old: the ledger's schema is '0001'")
+    assert run(url, "ledger", "init").stdout.startswith("the ledger was upgraded: ")
+    assert run(url, "ledger", "show").exit_code == 0
 
 
 def test_a_misspelt_ledger_is_not_made(tmp_path: Path) -> None:

@@ -15,14 +15,17 @@ from stateflow.errors import (
     LeaseLost,
     LocalMisuse,
     Moved,
+    NotLeading,
     NotOwner,
     OperatorFailed,
     PositionGap,
     RemoteCondition,
     StaleEpoch,
     StandbyMissing,
+    StateDamaged,
     StateflowError,
     Unavailable,
+    WriteUncertain,
     from_wire,
 )
 
@@ -68,7 +71,16 @@ def test_misuse_and_remote_conditions_are_separate() -> None:
 
 
 def test_only_conditions_that_pass_by_themselves_are_retryable() -> None:
-    assert {cls for cls in ALL if cls.retryable} == {Unavailable, NotOwner, Moved, LeaseLost, StandbyMissing}
+    assert {cls for cls in ALL if cls.retryable} == {
+        Unavailable,
+        NotLeading,
+        WriteUncertain,
+        NotOwner,
+        Moved,
+        LeaseLost,
+        StandbyMissing,
+        StateDamaged,
+    }
 
 
 @pytest.mark.parametrize(

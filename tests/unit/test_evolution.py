@@ -232,6 +232,134 @@ def test_a_migration_is_one_change_set() -> None:
     assert made.state("a").total.value == 300
 
 
+class Narrow(Named):
+    price = state.value(str)
+    total = state.value(int, default=0)
+    by_tag = state.map(str, int)
+    steps = state.list(int)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.price.value = "1.5"
+        self.total.value = 1
+        self.by_tag |= {"a": 1, "b": 2}
+        self.steps += [1, 2]
+        ctx.state(Narrow.by_tag, Namespace.named("w"))["in w"] = 4
+
+
+class Wider(Named):
+    """One state migrates, the others are only wider; it may write over those as well."""
+
+    state_version = 2
+    price = state.value(float, default=0.0)
+    total = state.value(float, default=0.0)
+    by_tag = state.map(str, float)
+    steps = state.list(float)
+
+    def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+        self.price.value = float(old.price)
+        assert self.total.value == old.total
+        assert self.by_tag == old.by_tag
+        if self.price.value == 1.5:
+            self.by_tag["a"] += 0.5
+            self.by_tag["c"] = 3.0
+            del self.by_tag["b"]
+            self.steps.clear()
+            self.steps.append(9.0)
+
+    def process(self, row: Any, ctx: Context) -> None: ...
+
+
+def test_what_is_only_wider_is_kept_beside_what_migrates(start: Any) -> None:
+    harness = upgraded(start(Narrow, ["a", "b"]), Wider)
+    for key in "ab":
+        now = harness.state(key)
+        assert (now.price.value, now.total.value) == (1.5, 1.0)
+        assert (now.by_tag, len(now.by_tag), list(now.steps)) == ({"a": 1.5, "c": 3.0}, 2, [9.0])
+        assert type(now.total.value) is float
+    assert stored_tags(harness) == {each.tag for each in vars(Wider).values() if hasattr(each, "tag")}
+    again = upgraded(harness, Wider, "yy")
+    assert again.state("a").by_tag == {"a": 1.5, "c": 3.0}
+    again.close()
+
+
+def test_what_migrate_state_clears_stays_cleared(start: Any) -> None:
+    class Cleared(Wider):
+        def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+            self.total.clear()
+            self.by_tag.clear()
+
+    now = upgraded(start(Narrow, ["a"]), Cleared).state("a")
+    assert (now.price.value, now.total.value, dict(now.by_tag), list(now.steps)) == (0.0, 0.0, {}, [1.0, 2.0])
+
+
+class Kinds(Named):
+    items = state.value(list[int])
+    by_name = state.map(str, dict[str, int])
+    kept = state.value(int | None)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.items.value = [1, 2]
+        self.by_name["a"] = {"x": 1}
+        self.by_name["b"] = {"y": 2}
+        self.kept.value = 5
+
+
+class OtherKinds(Named):
+    """Stored under the same coders, as other types."""
+
+    state_version = 2
+    items = state.value(dict[int, int])
+    by_name = state.map(str, list[str])
+    kept = state.value(int | str | None)
+
+    def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+        assert (self.items.value, self.by_name, self.kept.value) == (None, {}, 5)
+        self.items.value = dict.fromkeys(old.items, 0)
+        self.by_name["a"] = list(old.by_name["a"])
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.kept.value = "more"
+
+
+def test_types_that_their_coders_do_not_tell_apart_are_migrated(start: Any) -> None:
+    harness = upgraded(start(Kinds, ["a", "b"]), OtherKinds)
+    for key in "ab":
+        now = harness.state(key)
+        assert (now.items.value, now.by_name, now.kept.value) == ({1: 0, 2: 0}, {"a": ["x"]}, 5)
+    again = upgraded(harness, OtherKinds, "yy")
+    assert again.state("a").items.value == {1: 0, 2: 0}
+    again.close()
+
+
+def test_types_that_their_coders_do_not_tell_apart_are_refused_unmigrated(start: Any) -> None:
+    class Unmigrated(Named):
+        by_name = state.map(str, list[str])
+
+        def process(self, row: Any, ctx: Context) -> None: ...
+
+    expected = r"'by_name' is stored as map\(utf8, dict\[str, int\]\) but declared as map\(utf8, list\[str\]\)"
+    with pytest.raises(SchemaMismatch, match=expected):
+        upgraded(start(Kinds, list("abcdefgh")), Unmigrated)
+
+
+def test_a_dropped_state_is_gone_from_partitions_that_never_saw_it_dropped(start: Any) -> None:
+    class Without(Named):
+        n = state.counter()
+
+        def process(self, row: Any, ctx: Context) -> None: ...
+
+    class Again(Kinds):
+        def process(self, row: Any, ctx: Context) -> None: ...
+
+    snapshot = start(Kinds, list("abcdefgh")).checkpoint()
+    unvisited = OperatorHarness.restore(Without, snapshot).checkpoint()
+    again = upgraded(OperatorHarness.restore(Again, unvisited), Again)
+    assert {again.state(key).items.value for key in "abcdefgh"} == {None}
+    assert {len(again.state(key).by_name) for key in "abcdefgh"} == {0}
+    assert not stored_tags(again)
+    again.close()
+
+
 class ColumnsV1(BatchOperator):
     key = "k"
     output = "k string"

@@ -120,21 +120,6 @@ def test_a_ticket_is_good_once_and_only_for_what_it_was_issued_for() -> None:
     assert members.session("a") == "", "it has to register before anything is asked of it"
 
 
-def test_what_was_asked_in_an_earlier_session_is_refused() -> None:
-    lease = Lease.none()
-    lease.begin("t1")
-    lease.check_asked("t1")
-    with pytest.raises(LeaseLost, match="before it registered last"):
-        lease.check_asked("")
-    with pytest.raises(LeaseLost, match="lapsed"):
-        lease.check_session(0.0, "t1")
-    lease.granted(0.0, 5.0)
-    lease.check_session(4.9, "t1")
-    lease.begin("t2")
-    with pytest.raises(LeaseLost, match="before it registered last"):
-        lease.check_session(4.9, "t1")
-
-
 # -- who ----------------------------------------------------------------------------------------------------
 
 
@@ -208,3 +193,31 @@ def test_after_a_restart_what_was_granted_is_asked_for_again() -> None:
     assert machine.handle(f.TargetOwned(6)) == [I.RECORD_OWNED]
     machine, first = Takeover.resumed(P, 6, granted=False)
     assert first == [I.RECORD_GRANT]
+
+
+# -- why nobody serves it -----------------------------------------------------------------------------------
+
+
+def test_partitions_of_one_reason_are_told_together_and_with_a_command() -> None:
+    missing = f.Lack("a", f.Why.MISSING, "there is no checkpoint to restore it from")
+    lacks = {PartitionId("Op", p): missing for p in (5, 3, 4)} | {
+        PartitionId("Op", 9): f.Lack("b", f.Why.LAPSED),
+        PartitionId("Op", 10): f.Lack("b", f.Why.SILENT),
+        PartitionId("Ap", 0): f.Lack("b", f.Why.OPENING),
+    }
+    said = [(operator, numbers, lack.owner, str(error)) for operator, numbers, lack, error in f.unserved(lacks)]
+    assert [(operator, numbers, owner) for operator, numbers, owner, _ in said] == [
+        ("Ap", [0], "b"), ("Op", [3, 4, 5], "a"), ("Op", [9], "b"), ("Op", [10], "b"),
+    ]  # fmt: skip
+    lines = [line for *_, line in said]
+    assert lines[0] == "unavailable: b is starting (operator=Ap partitions=0): wait"
+    assert lines[1] == (
+        "state_missing: a came without them: what it has in its data directory is not what it should have; no "
+        "take-over: there is no checkpoint to restore it from (operator=Op partitions=3-5): start a with the data "
+        "directory that has them, or restore them: `stateflow checkpoint restore Op 3-5 --from STORE`; if they are "
+        "lost for good, `stateflow undeploy Op --delete-state` and a new deployment begin empty"
+    )
+    assert lines[2] == (
+        "unavailable: the lease of b has lapsed; they are being taken over (operator=Op partitions=9): wait"
+    )
+    assert lines[3].endswith("when its lease has lapsed (operator=Op partitions=10): see that it runs")

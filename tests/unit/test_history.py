@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from pathlib import Path
 
-from reconfig.controller.book import PlannedMove
+import pytest
+
+from reconfig.controller.book import Book, PlannedMove
 from reconfig.controller.history import past
-from stateflow.ledger import App, Record, RecordState
-from stateflow.types import PartitionId
+from reconfig.controller.underway import Running, Underway
+from stateflow.errors import MoveConflict, MoveUnknown
+from stateflow.ledger import App, Ledger, Record, RecordState
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.types import OperatorSpec, PartitionId
+
+SPEC = OperatorSpec("Op", "m:Op", 9, ("k",), b"", "[]")
 
 
 def ended(reconfiguration: str, partition: int, **payload: object) -> tuple[PlannedMove, Record]:
@@ -18,16 +26,53 @@ def ended(reconfiguration: str, partition: int, **payload: object) -> tuple[Plan
     return planned, record
 
 
-def test_newest_first_without_those_that_are_known_and_standbys() -> None:
-    standby, record = ended("s", 5, report={})
-    records = [
-        ended("old", 1, report={"pause_ms": 3.0, "predicted_pause_ms": None}),  # no bound was known
-        ended("known", 2, report={}),
-        (replace(standby, strategy="standby"), record),
-        ended("new", 3, error={"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, report={}),
-        ended("new", 4, report={"rounds": 2}),
-    ]
-    new, old = past(records, {"known"})
+def test_what_is_told_of_one() -> None:
+    old = past([ended("old", 1, report={"pause_ms": 3.0, "predicted_pause_ms": None})])  # no bound was known
+    error = {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}
+    new = past([ended("new", 3, error=error, report={}), ended("new", 4, report={"rounds": 2})])
     assert (new.id, new.state, [move.phase for move in new.moves]) == ("new", "FAILED", ["COMPLETED", "ABORTED"])
+    assert new.created_us == 1003
     assert (old.id, old.state, old.moves[0].pause_ms, old.moves[0].predicted_pause_ms) == ("old", "COMPLETED", 3.0, 0.0)
-    assert [message.id for message in past(records, set(), 1)] == ["new"]
+
+
+def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) -> None:
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    book = Book(ledger)
+    book.finish_deployment(book.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
+    for name, partition in (("old", 1), ("known", 2), ("standby", 5), ("new", 3), ("old", 4)):
+        strategy = "standby" if name == "standby" else "warm-up"
+        planned = PlannedMove(name, PartitionId("Op", partition), "a", "b", 1, 2, 0.0, strategy)
+        book.plan_move(planned)
+        book.move_owned(planned, {})
+    underway = Underway(book)
+    underway.keep(Running(cpb.Reconfiguration(id="known", state="COMPLETED")))
+    assert [message.id for message in underway.history()] == ["known", "old", "new"]
+    assert [move.partition for move in underway.found("old").refresh().moves] == [4, 1]
+    assert [message.id for message in underway.history(2)] == ["known", "old"]
+    assert underway.found("known").refresh().state == "COMPLETED"
+    with pytest.raises(MoveUnknown):
+        underway.found("standby")
+    ledger.close()
+
+
+def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    book = Book(ledger)
+    book.finish_deployment(book.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
+    moves = [PlannedMove("old", PartitionId("Op", n), "a", "b", 1, 2, 25.0, "warm-up", 5.0) for n in (0, 1)]
+    for planned in moves:
+        book.plan_move(planned)
+    book.move_owned(moves[0], {})
+    book.move_aborted(moves[1], {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
+    underway = Underway(book)
+    assert underway.failed("old") == [moves[1]]
+    for command in (underway.pause, underway.resume):
+        with pytest.raises(MoveConflict, match="the reconfiguration is FAILED"):
+            command("old")
+    assert [move.phase for move in underway.cancel("old").moves] == ["ABORTED", "COMPLETED"]
+
+    async def watched() -> list[str]:
+        return [message.state async for message in underway.watch("old")]
+
+    assert asyncio.run(watched()) == ["FAILED"]
+    ledger.close()

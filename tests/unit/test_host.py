@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateflow import state
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.clock import ManualClock
 from stateflow.errors import (
     BatchChanged,
     EncodeError,
+    InvalidArgument,
     KeyColumnMissing,
     NullKey,
     OperatorFailed,
@@ -25,12 +28,14 @@ from stateflow.errors import (
     StaleBatch,
     StateflowError,
 )
+from stateflow.partitioner import partition_of
 from stateflow.runtime import layout
+from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.host import Applied, PartitionHost, read_sequence
-from stateflow.runtime.operator import Context, Operator, output_schema
-from stateflow.runtime.output import read_batch
+from stateflow.runtime.operator import BatchOperator, Context, Operator, output_schema
 from stateflow.runtime.positions import Batch
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
+from stateflow.testing import OperatorHarness
 from stateflow.types import PartitionId
 from tests.unit.operators import Count, Lifecycled, Pair, Picky
 
@@ -75,6 +80,59 @@ class Partition:
 
     def content(self) -> dict[bytes, bytes]:
         return dict(self.store.scan(b""))
+
+
+@pytest.mark.parametrize("kind", ["text", "integer", "both"])
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_a_key_belongs_to_its_partition(kind: str, columns: bool) -> None:
+    keys: dict[str, list[Any]] = {
+        "text": [f"k{n}" for n in range(40)],
+        "integer": list(range(40)),
+        "both": [(f"k{n}", n) for n in range(40)],
+    }
+
+    class Rows(Operator):
+        key = ("k", "m") if kind == "both" else "k"
+        output = "n long"
+        n = state.value(int, default=0)
+
+        def process(self, row: Any, ctx: Context) -> Iterator[tuple[int]]:
+            self.n.value += 1
+            yield (self.n.value,)
+
+    class Columns(BatchOperator):
+        key = Rows.key
+        output = "n long"
+        n = state.value(int, default=0)
+
+        def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch:
+            place = batch["k"]
+            if kind == "both":
+                place = pa.StructArray.from_arrays([batch["k"], batch["m"]], names=["k", "m"])
+            found = pc.add(self.n.get_many(place), 1)
+            self.n.put_many(place, found)
+            return pa.record_batch({"n": found})
+
+    mine = [key for key in keys[kind] if partition_of(key, 4) == 3]
+    others = [key for key in keys[kind] if partition_of(key, 4) != 3]
+    store = MemoryStore()
+    host = PartitionHost(Columns if columns else Rows, PartitionId("Keyed", 3), store, 1, partitions=4)
+
+    def apply(number: int, *sent: Any) -> Applied:
+        names = ("k", "m") if kind == "both" else ("k",)
+        rows = [dict(zip(names, key if kind == "both" else (key,), strict=True)) for key in sent]
+        batch = pa.RecordBatch.from_pylist(rows)
+        return host.apply(
+            Batch("s", number), batch.schema.serialize().to_pybytes(), batch.serialize().to_pybytes(), NOW_US
+        )
+
+    assert apply(0, *mine[:3]).rows == 3
+    before = dict(store.scan(b""))
+    for strange in others[:5]:
+        with pytest.raises(InvalidArgument, match=f"belongs to partition {partition_of(strange, 4)} of 4"):
+            apply(1, *mine, strange)
+        assert dict(store.scan(b"")) == before
+    assert apply(1, *mine).rows == len(mine)
 
 
 def test_it_measures_the_operator_and_the_commit() -> None:
@@ -451,3 +509,30 @@ def test_state_is_that_of_every_batch_once_in_order(script: list[tuple[str, Any]
             host = start()
     assert {key: host.state.peek(key).n.value for key in "ab"} == {key: model.get(key, 0) for key in "ab"}
     assert host.sequence == number
+
+
+class Yielding(Operator):
+    """Hands out what it goes on changing."""
+
+    key = "k"
+    output = "k string, seen array<long>, raw binary"
+    side_outputs = {"side": "seen array<long>"}  # noqa: RUF012
+    v = state.value(list[int], default=[])
+    log = state.list(int)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        raw = bytearray(b"x")
+        for _ in range(2):
+            self.v.value.append(row.v)
+            self.log.append(row.v)
+            raw += b"y"
+            ctx.emit("side", {"seen": self.log})
+            yield {"k": row.k, "seen": self.v.value, "raw": raw} if row.v % 2 else (row.k, self.v.value, raw)
+
+
+@pytest.mark.parametrize("value", [1, 2], ids=["dicts", "tuples"])
+def test_what_is_yielded_is_what_it_was_then(value: int) -> None:
+    with OperatorHarness(Yielding) as harness:
+        rows = harness.send([{"k": "a", "v": value}])
+        assert [(row["seen"], row["raw"]) for row in rows] == [([value], b"xy"), ([value] * 2, b"xyy")]
+        assert [row["seen"] for row in harness.side_outputs["side"]] == [[value], [value] * 2]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow import BatchOperator, Context, Operator, state
-from stateflow.errors import InvalidArgument, OperatorFailed, StaleBatch
+from stateflow.errors import InvalidArgument, OperatorFailed, SchemaMismatch, StaleBatch
 from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.testing import OperatorHarness
 
@@ -75,6 +75,23 @@ def test_init_state_may_do_it_in_its_own_way() -> None:
 def test_rows_that_fit_no_state_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"columns k, x, none is named as a state .*name them n, best"):
         OperatorHarness(Shop, initial_state=[{"k": "a", "x": 1}])
+
+
+@pytest.mark.parametrize(("key", "kind"), [(7, "int"), (b"7", "bytes"), (7.0, "float"), (True, "bool")])
+def test_keys_of_another_type_than_the_rows_are_refused(key: Any, kind: str) -> None:
+    """They would never be found, and both be in what is read."""
+    with OperatorHarness(Shop, partitions=1, initial_state=[{"k": key, "n": 1}]) as h:
+        with pytest.raises(SchemaMismatch, match=f"the key column 'k' is str here, stored keys are {kind}: .*: cast"):
+            h.send([{"k": "7", "at": None}])
+        assert h.state(key).n.value == 1
+        assert h.advance_watermark(1) == []
+
+
+def test_each_column_of_a_key_is_looked_at() -> None:
+    with OperatorHarness(Columns, partitions=1, initial_state=[{"k": "a", "l": 1, "n": 5}]) as h:
+        with pytest.raises(SchemaMismatch, match="the key column 'l' is str here, stored keys are int"):
+            h.send([{"k": "a", "l": "1"}])
+        assert h.send([{"k": "a", "l": 1}]) == [{"k": "5"}]
 
 
 class Columns(BatchOperator):

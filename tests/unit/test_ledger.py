@@ -8,6 +8,7 @@ import pickle
 import random
 import sqlite3
 import traceback
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from stateflow.errors import (
 )
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState, rules
 from stateflow.ledger.reading import PAGE
-from tests.contract.databases import SERVERS
+from tests.contract.databases import SERVERS, fresh_database
 
 APP = App("tests", "1", "i-7")
 NEW, PROCESSING, PROCESSED, FAILED, RESOLVED, SKIPPED = RecordState
@@ -118,6 +119,54 @@ def test_an_empty_file_that_can_only_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     with pytest.raises(InvalidArgument, match="cannot be opened: attempt to write a readonly database"):
         Ledger(f"sqlite:///file:{tmp_path / 'empty.db'}?mode=ro&uri=true")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody who may not write")
+def test_a_file_in_a_directory_that_can_only_be_read(url: str) -> None:
+    """SQLite would keep its log beside it; what reads all the same is named."""
+    file = Path(str(make_url(url).database))
+    with Ledger(url) as ledger:
+        ledger.put("item", APP, NEW)
+    for place in (*file.parents, file):
+        place.chmod(place.stat().st_mode | 0o055)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(LedgerReadOnly, match=r"cannot be written.*as sqlite:///file:/.*immutable=1") as caught:
+            Ledger(url, create=False)
+        with Ledger(caught.value.remedy.removeprefix("then as "), create=False) as reader:
+            assert reader.fetch() == ["item"]
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("kind", list(SERVERS))
+def test_a_user_who_may_only_read(kind: str, tmp_path: Path) -> None:
+    grants = {
+        "mariadb": ["CREATE USER {user}@'%' IDENTIFIED BY 'x'", "GRANT SELECT ON {database}.* TO {user}@'%'"],
+        "postgresql": [
+            "CREATE ROLE {user} LOGIN PASSWORD 'x'",
+            "GRANT SELECT ON ALL TABLES IN SCHEMA public TO {user}",
+        ],
+    }
+    ends = {"mariadb": ["DROP USER {user}@'%'"], "postgresql": ["DROP OWNED BY {user}", "DROP ROLE {user}"]}
+    with fresh_database(kind, tmp_path) as url, Ledger(url) as ledger:
+        ledger.put("item", APP, NEW)
+        names = {"user": f"reader_{uuid.uuid4().hex[:16]}", "database": make_url(url).database}
+
+        def execute(statements: list[str]) -> None:
+            for each in statements:
+                ledger.database.write(lambda c, each=each: c.exec_driver_sql(each.format(**names).replace("%", "%%")))
+
+        execute(grants[kind])
+        try:
+            as_reader = make_url(url).set(username=names["user"], password="x").render_as_string(hide_password=False)
+            with Ledger(as_reader) as reader:
+                assert (reader.fetch(), reader.verify()) == (["item"], [])
+                for write in (lambda: reader.put("other", APP, NEW), lambda: reader.skip("item"), reader.rebuild):
+                    with pytest.raises(LedgerReadOnly, match=r"^ledger_read_only: the ledger can only be read"):
+                        write()
+        finally:
+            execute(ends[kind])
 
 
 def test_records_are_durable_the_moment_they_are_reported(url: str) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from stateflow import ledger
 from stateflow.errors import InvalidArgument
-from stateflow.ledger import state_manager_from_yaml
+from stateflow.ledger import SqLiteStateManager, state_manager_from_yaml
 from stateflow.ledger.batches import parse_affinity, parse_schedule
-from stateflow.ledger.config import DRIVERS, ledger_url
+from stateflow.ledger.config import TYPES, ledger_url
 
 SECRET = {"LEDGER_PASSWORD": "hunter2"}
 
@@ -57,10 +58,25 @@ connections:
     ],
 )
 def test_each_type_has_its_database(kind: str, url: str) -> None:
-    assert set(DRIVERS) >= {kind}
+    assert getattr(ledger, kind) is TYPES[kind]
     made = ledger_url(document(kind, port="1234"), SECRET).render_as_string(hide_password=False)
     assert sorted(made.split("?")[-1].split("&")) == sorted(url.rsplit("?", maxsplit=1)[-1].split("&"))
     assert made.split("?")[0] == url.split("?", maxsplit=1)[0]
+
+
+def test_a_type_opens_its_profile_or_url(tmp_path: Path) -> None:
+    profile = {"database": "${WHERE}/ledger.db"}
+    with pytest.raises(InvalidArgument, match="there is no ledger"):
+        SqLiteStateManager(profile, environment={"WHERE": str(tmp_path)}, create=False)
+    assert list(tmp_path.iterdir()) == []
+    made = SqLiteStateManager(profile, environment={"WHERE": str(tmp_path)})
+    made.insert_state(job_id="j")
+    made.ledger.close()
+    again = SqLiteStateManager(f"sqlite:///{tmp_path}/ledger.db", create=False)
+    assert again.get_current_state("j") is not None
+    again.ledger.close()
+    with pytest.raises(InvalidArgument, match="its url is one of postgresql, and a SqLiteStateManager"):
+        SqLiteStateManager("postgresql://me:hunter2@db/x")
 
 
 def test_a_url_may_stand_for_all() -> None:
@@ -112,6 +128,17 @@ def test_affinities() -> None:
 def test_schedules() -> None:
     for good in ("once 2030-01-01T00:00:00+00:00", "every 3600", "cron 0 3 * * 1-5", "cron */5 0-6/2 1,15 * *"):
         assert parse_schedule(good).kind == good.split()[0]
-    for bad in ("", "once tomorrow", "once 2030-01-01T00:00:00", "every -1", "cron * * * *", "cron 60 * * * *", "x 1"):
+    for bad in (
+        "",
+        "once tomorrow",
+        "once 2030-01-01T00:00:00",
+        "every -1",
+        "every inf",
+        "every nan",
+        "every 1e400",
+        "cron * * * *",
+        "cron 60 * * * *",
+        "x 1",
+    ):
         with pytest.raises(InvalidArgument, match="is no schedule"):
             parse_schedule(bad)

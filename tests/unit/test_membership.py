@@ -17,6 +17,8 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc.membership import stay_registered
 from stateflow.rpc.wire import connect
+from stateflow.runtime.authority import Authority
+from stateflow.runtime.identity import Identity
 from stateflow.types import PartitionId, ReplicaInfo
 
 LOST = cpb.Superseded(operator="Op", partition=3, epoch=2, owner=pb.Replica(name="b-0", site="b", address="x:1"))
@@ -31,7 +33,7 @@ class Controller(controller_pb2_grpc.ControllerServiceServicer):
 
     async def Heartbeat(self, request: cpb.HeartbeatRequest, context: Any) -> cpb.HeartbeatReply:
         known = bool(request.incarnation) and request.incarnation == self.known
-        return cpb.HeartbeatReply(known=known, lease_s=10.0, ticket="" if known else "a ticket")
+        return cpb.HeartbeatReply(known=known, lease_s=10.0, ticket="" if known else "a-ticket")
 
     async def Register(self, request: cpb.RegisterRequest, context: Any) -> cpb.RegisterReply:
         self.known = request.incarnation
@@ -51,11 +53,15 @@ class Shell:
         self.happened: list[str] = []
         self.leased = asyncio.Event()
         self._failing = seals_failing
+        authority = Authority(alone=False)
         self.node = SimpleNamespace(
+            lost_some=False,
+            identity=Identity("d", "a-0"),
             lease=SimpleNamespace(granted=self._granted, revoke=lambda: None),
             settings=SimpleNamespace(heartbeat_interval_s=0.01),
             successor=SimpleNamespace(supersede=self._supersede),
-            begin_session=lambda ticket: None,
+            authority=authority,
+            begin_session=authority.obey,
             inventory=lambda: (),
         )
 
@@ -86,7 +92,7 @@ def test_there_is_no_lease_before_what_was_lost_is_sealed(answers_lost: int, sea
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         info = ReplicaInfo("a-0", "a", "127.0.0.1:1")
-        staying = asyncio.create_task(stay_registered(shell, info, f"127.0.0.1:{port}", "this one"))  # type: ignore[arg-type]
+        staying = asyncio.create_task(stay_registered(shell, info, f"127.0.0.1:{port}", "this-one"))  # type: ignore[arg-type]
         await asyncio.wait_for(shell.leased.wait(), 30)
         staying.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -59,6 +59,25 @@ def test_batches_operators_and_totals() -> None:
     assert found.seconds == first.seconds + second.seconds
 
 
+def test_a_batch_is_whole_when_tasks_of_one_run_have_reported_for_all_partitions() -> None:
+    book = Book()
+
+    def whole(number: int = 0, run: str = "run", operator: str = "Op", source: str | None = None) -> bool:
+        return book.is_whole("q", run, number, operator, source, 8)
+
+    assert not whole()
+    book.report([report(), report(), report(operator="Next", visits=8)])
+    assert not whole(), "one task, twice"
+    assert whole(operator="Next")
+    book.report([report(task=1)])
+    assert whole()
+    assert not whole(1)
+    assert not whole(source="half")
+    assert not whole(run="another")
+    book.report([report(run="another")])
+    assert not whole(run="another"), "what an earlier run did, its retry has to do"
+
+
 def test_a_task_that_is_repeated_adds_its_time_and_no_rows() -> None:
     again = report(replayed=4, seconds=replace(SPENT, operator=0.0, commit=0.0))
     (batch,) = filled(report(), report(task=1), again).batches

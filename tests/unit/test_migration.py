@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -273,6 +274,16 @@ def test_the_margin_counts_against_the_budget_not_in_the_prediction() -> None:
     assert machine.handle(m.CaughtUp(SMALL)) == [I.RECORD_GRANT]
 
 
+def test_a_stall_that_was_just_seen_may_come_again() -> None:
+    """Where it is more than the margin that was learnt."""
+    fits = predicted_pause_ms(SMALL, 3.0)
+    machine = move(*TO_CATCHING_UP, max_pause_ms=fits + 20.0, fixed_ms=3.0, margin_ms=10.0, patience_s=8.0)
+    assert machine.handle(m.CaughtUp(replace(SMALL, stall_ms=20.1))) == []
+    assert machine.margin_now_ms == 20.1
+    assert machine.handle(m.CaughtUp(replace(SMALL, stall_ms=9.0))) == [I.RECORD_GRANT]
+    assert machine.margin_now_ms == 10.0
+
+
 def test_neither_margin_nor_prediction_is_given_up_while_a_move_waits() -> None:
     fits = predicted_pause_ms(SMALL, 3.0)
     machine = move(*TO_CATCHING_UP, max_pause_ms=fits + 1.0, fixed_ms=3.0, margin_ms=1.1, patience_s=8.0)
@@ -414,6 +425,13 @@ def test_a_standby_follows_until_it_is_cancelled() -> None:
 def test_a_standby_whose_copy_takes_over_leaves_the_copy_alone() -> None:
     machine = move(*TO_CATCHING_UP, kind=Kind.STANDBY)
     assert machine.handle(m.TakenOver()) == [I.RECORD_ABORTED]
+
+
+def test_a_standby_whose_copy_is_owned_by_a_move_ends() -> None:
+    machine = move(*TO_CATCHING_UP, kind=Kind.STANDBY)
+    assert machine.handle(m.TargetOwned(7, "d")) == [I.CANCEL_SOURCE, I.RECORD_ABORTED]
+    assert isinstance(machine.error, MoveAborted)
+    assert machine.handle(m.TargetOwned(7, "d")) == []
 
 
 # -- a source that is gone ----------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
+from reconfig.budget import FixedCost
 from reconfig.controller.book import PlannedMove
 from reconfig.controller.errand import Hooks
 from reconfig.controller.runner import MoveRunner
@@ -23,16 +22,18 @@ IN_HAND_MS = 60_000.0
 
 
 class Pair:
-    """Source and target as one stub. The target has the seal before the source has answered."""
+    """Source and target in one. The target has the seal before the source has answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, reports: int = 1) -> None:
+        self.reports = reports
         self.sealed, self.owned = asyncio.Event(), asyncio.Event()
 
     async def Prepare(self, request: rpb.PrepareRequest) -> AsyncIterator[rpb.MoveProgress]:
-        yield rpb.MoveProgress(phase=rpb.MoveProgress.CATCHING_UP, bandwidth=1e9)
+        for _ in range(self.reports):
+            yield rpb.MoveProgress(phase=rpb.MoveProgress.CATCHING_UP, bandwidth=1e9)
         await self.sealed.wait()
         self.owned.set()
-        yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, epoch=request.source_epoch + 1, digest="d")
+        yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, epoch=request.source_epoch + 1, digest="d" * 32)
 
     async def Fence(self, request: rpb.FenceRequest, timeout: float) -> rpb.FenceReply:
         self.sealed.set()
@@ -45,43 +46,69 @@ class Pair:
     async def Release(self, request: rpb.ReleaseRequest, timeout: float) -> Any:
         return None
 
+    async def ask(self, name: str, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+        return await method(self)(request, timeout_s)
+
+    def stream(self, name: str, method: Any, request: Any) -> AsyncIterator[Any]:
+        return method(self)(request)
+
 
 async def _nothing(*_: object) -> None:
     return None
 
 
-def test_a_pause_is_without_the_batch_in_hand_though_the_target_is_heard_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def runner_of(pair: Pair, hooks: Hooks, max_pause_ms: float = 0.0, **options: Any) -> MoveRunner:
+    source, target = ReplicaInfo("a", "a", "a:1"), ReplicaInfo("b", "b", "b:1")
+    planned = PlannedMove("r", PartitionId("Count", 0), "a", "b", 1, 2, max_pause_ms, "warm-up")
+    return MoveRunner(
+        planned=planned,
+        spec=describe(Count, 4),
+        source=source,
+        target=target,
+        replicas=pair,
+        hooks=hooks,
+        settings=ControllerSettings(),
+        clock=SYSTEM_CLOCK,
+        machine=MoveRunner.machine_for(planned),
+        newest_epoch=lambda: 1,
+        **options,
+    )
+
+
+def test_a_pause_is_without_the_batch_in_hand_though_the_target_is_heard_first() -> None:
     async def run() -> tuple[float, dict[str, object]]:
         recorded: list[dict[str, object]] = []
 
         async def owned(summary: dict[str, object]) -> None:
             recorded.append(summary)
 
-        source, target = ReplicaInfo("a", "a", "a:1"), ReplicaInfo("b", "b", "b:1")
-        planned = PlannedMove("r", PartitionId("Count", 0), "a", "b", 1, 2, 0.0, "warm-up")
-        pair = Pair()
-
-        monkeypatch.setattr("reconfig.controller.runner.connected", _nothing)
-        monkeypatch.setattr(MoveRunner, "_stub", lambda *_: pair)
-        runner = MoveRunner(
-            planned=planned,
-            spec=describe(Count, 4),
-            source=source,
-            target=target,
-            channel=lambda _: None,  # type: ignore[arg-type,return-value]
-            hooks=Hooks(_nothing, owned, _nothing, lambda: None),
-            settings=ControllerSettings(),
-            clock=SYSTEM_CLOCK,
-            session=lambda _: "",
-            machine=MoveRunner.machine_for(planned),
-            newest_epoch=lambda: 1,
-        )
-        report = await asyncio.wait_for(runner.run(), 10)
+        report = await asyncio.wait_for(runner_of(Pair(), Hooks(_nothing, owned, _nothing, lambda: None)).run(), 10)
         assert report.phase == "COMPLETED", report
         return report.pause_ms, recorded[0]
 
     pause_ms, recorded = asyncio.run(run())
     assert pause_ms == 0.0
     assert recorded["pause_ms"] == 0.0
+
+
+def test_a_move_is_admitted_by_what_is_known_then_and_says_meanwhile_what_it_waits_for() -> None:
+    """Others that ended meanwhile have shown what this one may cost."""
+    costs = iter([FixedCost(8.0, 60.0), FixedCost(8.0, 50.0), FixedCost(7.0, 30.0)])
+    said: list[tuple[str, float, float]] = []
+
+    async def run() -> str:
+        runner = runner_of(Pair(3), Hooks(_nothing, _nothing, _nothing, _note), 50.0, cost=lambda: next(costs))
+        watched.append(runner)
+        return (await asyncio.wait_for(runner.run(), 10)).phase
+
+    watched: list[MoveRunner] = []
+
+    def _note() -> None:
+        report = watched[0].report
+        said.append((report.phase, report.predicted_pause_ms, report.margin_ms))
+
+    assert asyncio.run(run()) == "COMPLETED"
+    waiting = [(predicted, margin) for phase, predicted, margin in said if phase == "CATCHING_UP" and margin]
+    assert waiting[:2] == [(8.0, 60.0), (8.0, 50.0)]
+    assert next(costs, None) is None
+    assert said[-1] == ("COMPLETED", 7.0, 30.0)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
 
 from stateflow import Context, Operator, state
 from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable
-from stateflow.runtime.operator import describe, key_columns, load, output_schema, target_of
+from stateflow.runtime.operator import class_of, describe, key_columns, load, output_schema
 from tests.unit.operators import Count, Outer, Pair
 
 
@@ -96,10 +98,12 @@ def test_a_set_of_unordered_members_is_refused_where_it_is_declared() -> None:
 # -- places -------------------------------------------------------------------------------------------------
 
 
-def test_load_is_the_inverse_of_target_of() -> None:
+def test_a_class_of_a_module_is_named() -> None:
     for cls in (Count, Pair, Outer.Inner):
-        assert load(target_of(cls)) is cls
-    assert target_of(Outer.Inner) == "tests.unit.operators:Outer.Inner"
+        spec = describe(cls)
+        assert class_of(spec) is cls
+        assert (spec.source, spec.source_digest) == ("", "")
+    assert describe(Outer.Inner).target == "tests.unit.operators:Outer.Inner"
 
 
 def test_a_class_inside_a_function_is_refused() -> None:
@@ -107,7 +111,7 @@ def test_a_class_inside_a_function_is_refused() -> None:
         pass
 
     with pytest.raises(OperatorNotImportable, match="inside a function"):
-        target_of(Local)
+        describe(Local)
 
 
 @pytest.mark.parametrize(
@@ -131,50 +135,119 @@ def test_places_where_no_operator_is(target: str, what: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_an_import_that_fails_says_in_which_process_and_from_where() -> None:
+    with pytest.raises(OperatorNotImportable) as caught:
+        load("no.such.module:Count")
+    where = caught.value.where
+    assert where["process"].endswith(f" {os.getpid()}")
+    assert (where["directory"], where["python"]) == (str(Path.cwd()), sys.executable)
+
+
 SCRIPT = """
+from __future__ import annotations
 from stateflow import Operator
+FACTOR = 2
 class Scripted(Operator):
     key = "k"
-    output = "k string"
+    output = "k string, n long"
     def process(self, row, ctx):
-        return None
-if __name__ == "__main__":
-    from stateflow.runtime.operator import target_of
-    print(target_of(Scripted))
+        yield row.k, row.n * FACTOR
+BELOW
+"""
+SHOW = """
+import dataclasses, json
+from stateflow.runtime.operator import describe
+spec = describe(Scripted, 2)
+print(json.dumps([spec.target, spec.source, spec.source_digest]))
 """
 
 
-def test_a_scripts_own_class_is_found_by_its_file(tmp_path: Path) -> None:
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], input=stdin, capture_output=True, text=True, check=False)
+
+
+def of_script(said: str, cls: str = "Scripted") -> type[Operator]:
+    """The class that a replica has of what a program says of its own."""
+    target, source, digest = json.loads(said)
+    assert target.endswith(f":{cls}")
+    return class_of(replace(describe(Count, 2), target=target, source=source, source_digest=digest))
+
+
+def test_a_scripts_own_class_goes_along_as_text(tmp_path: Path) -> None:
     script = tmp_path / "my ops.py"
-    script.write_text(SCRIPT)
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=Path.cwd(), check=True)
-    target = run.stdout.strip()
-    assert target == f"{script.resolve()}:Scripted"
-    cls = load(target)
-    assert cls.__name__ == "Scripted"
-    assert load(target) is cls, "one file, one module: isinstance must keep working"
+    script.write_text(SCRIPT.replace("BELOW", SHOW))
+    said = run(str(script))
+    assert not said.stderr
+    cls = of_script(said.stdout)
+    assert json.loads(said.stdout)[0] == f"{script.resolve()}:Scripted"
+    assert of_script(said.stdout) is cls, "one text, one module: isinstance must keep working"
+    assert [row for each in (("a", 3),) for row in cls().process(_Row(*each), None)] == [("a", 6)]
+    again = describe(cls)
+    assert (again.target, again.source, again.source_digest) == tuple(json.loads(said.stdout)), "it can be told on"
+    assert load(f"{script}:Scripted").output == cls.output, "no one needs the program to run, or runs it"
 
 
-def test_a_class_typed_into_an_interpreter_is_refused() -> None:
-    """Replicas could never load it."""
-    program = SCRIPT.replace("print(target_of(Scripted))", "target_of(Scripted)")
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    assert "OperatorNotImportable" in run.stderr
-    assert "lives in no file" in run.stderr
+class _Row(NamedTuple):
+    k: str
+    n: int
 
 
-def test_a_file_that_fails_on_import_is_told_and_may_be_mended(tmp_path: Path) -> None:
+def test_of_a_command_and_of_standard_input(tmp_path: Path) -> None:
+    program = SCRIPT.replace("BELOW", SHOW)
+    script = tmp_path / "ops.py"
+    script.write_text(program)
+    with script.open() as file:
+        redirected = subprocess.run([sys.executable, "-"], stdin=file, capture_output=True, text=True, check=False)
+    for done in (run("-c", program), run("-Bc", program), run("-", stdin=program), redirected):
+        assert not done.stderr
+        assert json.loads(done.stdout)[0] == "<stdin>:Scripted"
+        assert of_script(done.stdout).output == "k string, n long"
+
+
+def test_a_text_that_is_not_what_was_deployed_is_not_loaded(tmp_path: Path) -> None:
+    script, proof = tmp_path / "ops.py", tmp_path / "ran"
+    script.write_text(SCRIPT.replace("BELOW", f"open({str(proof)!r}, 'w')"))
+    spec = describe(load(f"{script}:Scripted"), 2)
+    with pytest.raises(OperatorNotImportable, match="its digest is another"):
+        class_of(replace(spec, source=spec.source + f"open({str(proof)!r}, 'w')"))
+    for target in (spec.target, "<stdin>:Scripted"):  # and the file is never taken for it
+        with pytest.raises(OperatorNotImportable, match="text is missing"):
+            class_of(replace(spec, source="", source_digest="", target=target))
+    with pytest.raises(OperatorNotImportable, match="in no file"):
+        load("<stdin>:Scripted")
+    assert not proof.exists()
+
+
+def test_what_is_too_long_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "ops.py"
+    table = f"FACTOR = {list(range(100_000))!r}"
+    script.write_text(SCRIPT.replace("FACTOR = 2", table))
+    with pytest.raises(OperatorNotImportable, match="bytes of source, 262144 are possible"):
+        load(f"{script}:Scripted")
+
+
+@pytest.mark.parametrize("code", ["LocalCluster().start()", "local_session('x')"])
+def test_what_is_loaded_starts_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """A module that is imported is run: twenty processes started one another."""
+    text = f"from stateflow.spark import local_session\nfrom stateflow.testing import LocalCluster\nx = {code}\n"
+    (tmp_path / "starts_a_cluster.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    what = r"cannot be started inside starts_a_cluster:Op, which is being loaded.*__main__"
+    with pytest.raises(OperatorNotImportable, match=what):
+        load("starts_a_cluster:Op")
+
+
+def test_a_file_that_fails_is_told_and_may_be_mended(tmp_path: Path) -> None:
     script = tmp_path / "broken_ops.py"
-    script.write_text("1/0\n")
+    script.write_text("N = 1 / 0\nclass Scripted:\n    n = N\n")
     with pytest.raises(OperatorNotImportable, match="ZeroDivisionError"):
         load(f"{script}:Scripted")
     script.write_text(SCRIPT)
     assert load(f"{script}:Scripted").__name__ == "Scripted"
 
 
-def test_a_file_that_exits_on_import_does_not_end_the_replica(tmp_path: Path) -> None:
+def test_a_file_that_exits_does_not_end_the_replica(tmp_path: Path) -> None:
     script = tmp_path / "exiting_ops.py"
-    script.write_text("raise SystemExit(3)\n")
+    script.write_text("import sys\nN = sys.exit(3)\nclass Scripted:\n    n = N\n")
     with pytest.raises(OperatorNotImportable, match="SystemExit"):
         load(f"{script}:Scripted")

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from stateflow.errors import InvalidArgument, OperatorFailed, PipelineFailed
+from stateflow.ledger import Ledger
 from stateflow.spark.pipeline import failure_of
 from stateflow.spark.pipeline_file import PipelineFile, load_pipeline
 
@@ -106,7 +107,15 @@ def test_what_is_shown_has_no_secrets(load: Any) -> None:
         ({"parameters": {"day": None, "width": 1}}, "the parameter 'day' has no value: add --set day=…"),
         (
             {"source": {"format": "csv", "streaming": False}, "state_manager": {}},
-            "state_manager records streaming pipelines",
+            "state_manager.type cannot be None (where_in=state_manager.type): use SqLiteStateManager | ",
+        ),
+        (
+            {"state_manager": {"type": "SqLiteStateManager", "conf": {"connection": "nowhere"}}},
+            "no connection profile 'nowhere'",
+        ),
+        (
+            {"source": {"format": "csv", "streaming": True, "record": "n"}},
+            "source.record is for the stage of a batch pipeline",
         ),
     ],
 )
@@ -148,9 +157,13 @@ def test_the_state_manager_is_the_ledgers(load: Any, tmp_path: Path) -> None:
     changed = document(state_manager=section)
     changed["connections"]["ledger"] = {"database": "${LEDGER}"}
     file = load(changed, LEDGER=str(tmp_path / "ledger.db"))
+    with pytest.raises(InvalidArgument, match=r"there is no ledger .*`stateflow ledger init`"):
+        file.state_manager()
+    assert not (tmp_path / "ledger.db").exists()
+    Ledger(f"sqlite:///{tmp_path / 'ledger.db'}").close()
     manager = file.state_manager()
     assert manager is not None
-    assert (tmp_path / "ledger.db").exists()
+    manager.ledger.close()
     assert str(tmp_path) not in json.dumps(file.shown)
     assert load(document()).state_manager() is None
 

@@ -71,6 +71,19 @@ def test_standbys_are_never_with_their_owner_and_rather_elsewhere() -> None:
     assert plan.spread_standbys(partitions, {p: ["b1", "a2"] for p in partitions}, 3, replicas) == []
 
 
+def test_a_standby_is_begun_again_where_most_of_it_is() -> None:
+    replicas, p = infos(a1=1, a2=1, b1=1, b2=1), PartitionId("Op", 0)
+
+    def chosen(owner: str, *near: str) -> str:
+        ((_, replica),) = plan.spread_standbys({p: owner}, {p: []}, 1, replicas, {p: near})
+        return replica
+
+    assert chosen("a1") == "b1"
+    assert chosen("a1", "b2", "b1") == "b2"
+    assert chosen("b1", "b1", "a2") == "a2", "its former owner, when it moved to where its standby was"
+    assert chosen("a1", "a2") == "b1", "another site comes first"
+
+
 # -- policies -----------------------------------------------------------------------------------------------
 
 

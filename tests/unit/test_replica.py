@@ -51,7 +51,7 @@ class Two:
         self.root = root
         self.infos = {name: ReplicaInfo(name, "site", f"{name}:1") for name in "ab"}
         self.nodes: dict[str, ReplicaNode] = {}
-        self.spec: OperatorSpec = describe(cls, 2, "Op")
+        self.spec: OperatorSpec = describe(cls, 1, "Op")
         for name in "ab":
             self.start(name)
         self.a.create(self.spec, [0], 1)
@@ -115,7 +115,7 @@ class Two:
         assert source.sender.fence(P, move, epoch + 1, target.info) is True
         seal = self.follow(source, target, move, base, base.sequence)
         assert seal is not None
-        target.receiver.tidy(target.receiver.own(P, move, seal))
+        target.receiver.tidy(P, target.receiver.own(P, move, seal))
         source.sender.release(P, move)
         return base
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 from decimal import Decimal
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
+from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch
+from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.ddl import parse_ddl
-from stateflow.runtime.output import read_batch
 from stateflow.runtime.rows import OutputWriter, RowReader
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("class", pa.string())])
@@ -180,3 +181,54 @@ values = st.tuples(
 @given(st.lists(values, min_size=1, max_size=20))
 def test_round_trip(rows: list[tuple[Any, ...]]) -> None:
     assert [tuple(row.values()) for row in _write(*rows)] == rows
+
+
+# -- values that Python has not -----------------------------------------------------------------------------
+
+FAR_US = 10**18  # in the year 33658
+BEYOND = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "America/New_York"))])
+
+
+def read_beyond(*times_us: int) -> list[Any]:
+    times = pa.array(times_us, pa.int64()).cast(BEYOND.field(1).type)
+    batch = pa.record_batch([pa.array(["a"] * len(times_us)), times], BEYOND)
+    return [row for _, row in RowReader(BEYOND, ("k",), "Op").read(batch.serialize().to_pybytes())]
+
+
+def test_a_time_that_nobody_looks_at_fails_nothing() -> None:
+    first, last, far = read_beyond(-62_135_596_800_000_000, 0, FAR_US)
+    assert first.at == dt.datetime(1, 1, 1, tzinfo=dt.UTC), "in New York that was a year before the first"
+    assert last.at == dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    assert "timestamp" in repr(far)
+    for look in (
+        lambda: far.at.year,
+        lambda: far.at == last.at,
+        lambda: last.at < far.at,
+        lambda: far.at - last.at,
+        lambda: {far.at},
+        lambda: bool(far.at),
+        lambda: pickle.dumps(far.at),
+    ):
+        with pytest.raises(InvalidArgument, match=r"beyond what Python has: .*\(column=at row=2\): filter such rows"):
+            look()
+
+
+def test_as_a_key_it_is_refused_at_once() -> None:
+    schema = pa.schema([("k", pa.date64())])
+    batch = pa.record_batch([pa.array([10**17 - 10**17 % 86_400_000], pa.int64()).cast(pa.date64())], schema)
+    with pytest.raises(InvalidArgument, match=r"\(column=k row=0\)"):
+        RowReader(schema, ("k",), "Op").read(batch.serialize().to_pybytes())
+
+
+def test_maps_are_dicts() -> None:
+    inner = pa.map_(pa.string(), pa.int64())
+    twice = pa.map_(pa.struct([("x", pa.int64())]), pa.int64())
+    schema = pa.schema([("k", pa.string()), ("m", inner), ("l", pa.list_(inner)), ("s", twice)])
+    pairs = [("a", 1), ("b", 2)]
+    rows = [{"k": "k", "m": pairs, "l": [pairs], "s": [({"x": 1}, 2)]}]
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    ((_, row),) = RowReader(schema, ("k",), "Op").read(batch.serialize().to_pybytes())
+    assert (row.m, row.l) == ({"a": 1, "b": 2}, [{"a": 1, "b": 2}])
+    assert row.s == [({"x": 1}, 2)], "its keys are no dict's"
+    writer = OutputWriter(pa.schema([("m", inner)]), "Op")
+    assert pa.ipc.read_record_batch(pa.py_buffer(writer.write([(row.m,)])), writer.schema)["m"].to_pylist() == [pairs]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.errors import Moved, NotOwner, OperatorFailed, StateflowError, Unavailable
+from stateflow.errors import Moved, NotOwner, OperatorFailed, StateflowError, StateMissing, Unavailable
 from stateflow.router.session import BatchSession, Delivery, Refresh, Route, RoutingTable, Send, Wait, table_of
 from stateflow.types import ReplicaInfo
 
@@ -294,6 +294,19 @@ def test_the_first_error_is_the_one_that_is_raised() -> None:
         s.result()
 
 
+def test_why_nobody_serves_a_partition_is_what_the_batch_fails_with() -> None:
+    """The controller knows; a replica can only say that the partition is not there."""
+    s = session([0], timeout_s=10.0)
+    why = StateMissing("a came without it", remedy="start a with the directory that has it")
+    for now in (0.0, 4.0, 8.0, 12.0):
+        s.poll(now)
+        s.refused(0, NOT_OWNER, now)
+        s.refreshed(RoutingTable("Op", 1, s.table.routes, {0: why}))
+    with pytest.raises(StateMissing, match=r"a came without it \(waited_s=1\d\): start a with") as caught:
+        s.result()
+    assert caught.value is why
+
+
 # -- the table ----------------------------------------------------------------------------------------------
 
 
@@ -402,3 +415,25 @@ def test_it_says_what_it_waits_for() -> None:
     batch.poll(5.0)
     batch.answered(1, b"", False)
     assert batch.waits(6.0) is None
+
+
+def test_a_replica_that_says_nothing_any_more_fails_the_batch_in_the_end() -> None:
+    s = session([0, 1], timeout_s=20.0)
+    s.poll(0.0)
+    for now in (5.0, 10.0, 15.0):
+        s.heard("a", now)
+        s.check_silence(now)
+    s.check_silence(20.0)
+    assert not s.done
+    s.check_silence(20.5)
+    s.answered(0, b"", False)
+    assert s.done
+    with pytest.raises(Unavailable, match="b took the batch and said nothing for 20 s"):
+        s.result()
+
+
+def test_who_has_little_patience_waits_for_signs_of_life_all_the_same() -> None:
+    s = session([0], timeout_s=0.0)
+    s.poll(0.0)
+    s.check_silence(14.0)
+    assert not s.done, "they come every five seconds"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stateflow.errors import InvalidArgument, OperatorNotImportable
+from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable, StateflowError
 from stateflow.spark import apply_operator, read_state
 from stateflow.spark.checks import check_executors, not_importable
+from stateflow.testing import LocalCluster
 from tests.unit.operators import Count
 
 
@@ -19,6 +21,63 @@ def test_spark_connect_is_refused() -> None:
         apply_operator(remote, Count, cluster="127.0.0.1:1")
     with pytest.raises(InvalidArgument, match="this is Spark Connect"):
         read_state(remote, cluster="127.0.0.1:1", operator="Tally", state="n")
+
+
+class Frame:
+    """A DataFrame as far as it is looked at first. ``jvm``: None: its session was stopped."""
+
+    isStreaming = False
+
+    def __init__(self, jvm: object) -> None:
+        self.sparkSession = self.sparkContext = self
+        self._jsc = jvm
+
+
+@pytest.mark.parametrize(
+    ("frame", "operator", "cluster", "said"),
+    [
+        (Frame(None), Count, "127.0.0.1:1", "^invalid_argument: the Spark session was stopped: make another"),
+        ([1, 2], Count, "127.0.0.1:1", "^invalid_argument: list is no DataFrame"),
+        (
+            Frame("jvm"),
+            Count(),
+            "127.0.0.1:1",
+            r"^bad_declaration: Count\(\) is an instance .*: pass the class .*: Count$",
+        ),
+        (Frame("jvm"), dict, "127.0.0.1:1", "is not an operator"),
+        (Frame("jvm"), Count, LocalCluster(sites={"a": 1}), "is no running cluster: pass .* a started LocalCluster"),
+        (Frame("jvm"), Count, None, "None is no running cluster"),
+    ],
+)
+def test_what_is_passed_by_mistake(frame: Any, operator: Any, cluster: Any, said: str) -> None:
+    with pytest.raises(StateflowError, match=said) as caught:
+        apply_operator(frame, operator, cluster=cluster)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_state_is_not_read_with_a_session_that_was_stopped() -> None:
+    with pytest.raises(InvalidArgument, match="session was stopped"):
+        read_state(Frame(None), cluster="127.0.0.1:1", operator="Tally", state="n")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sites", "said"),
+    [
+        (["cloud"], r"sites=\['cloud'\] does not say how many replicas: write sites=\{'cloud': 1, …\}"),
+        ({}, "no site has a replica"),
+        ({"cloud": 0}, "0 replicas at cloud"),
+        ({"cloud": "1"}, "'1' replicas at cloud"),
+        ({"a site": 1}, "is not a valid site"),
+    ],
+)
+def test_sites_that_cannot_be(sites: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        LocalCluster(sites=sites)
+
+
+def test_a_cluster_of_what_is_no_operator() -> None:
+    with pytest.raises(DeclarationError, match="pass the class itself: Count"):
+        LocalCluster(Count())  # type: ignore[arg-type]
 
 
 class Remote:

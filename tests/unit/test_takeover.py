@@ -10,6 +10,7 @@ import pytest
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import (
+    CheckpointStoreMissing,
     DigestMismatch,
     DiskFull,
     LeaseLost,
@@ -19,10 +20,15 @@ from stateflow.errors import (
     StaleCheckpoint,
     StaleEpoch,
     StateMissing,
+    TransferCorrupt,
 )
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.positions import Batch
+from stateflow.runtime.transfer import BaseFile, Kept, Seal
+from stateflow.types import ReplicaInfo
 from tests.unit.test_replica import SCHEMA, P, Two
+
+C = ReplicaInfo("c", "site", "c:1")
 
 
 @pytest.fixture
@@ -101,6 +107,81 @@ def test_a_sealed_owner_serves_again_when_its_move_can_never_end(two: Two) -> No
     assert two.send(two.a, 3, epoch=3).rows == 1
 
 
+def moved_to_its_standby(two: Two) -> None:
+    """``a`` seals for the move m1 to ``b``, which follows as standby s1."""
+    followed(two)
+    snapshot = two.a._shelf.slot(P).logs["s1"].snapshot_id
+    with two.a.sender.reading(snapshot):
+        assert two.a.sender.is_followed(P, "m1", "s1")
+    assert two.a.sender.fence(P, "m1", 2, two.b.info, standby_move="s1")
+
+
+def end_of_standby(two: Two) -> Seal:
+    seal = two.a._shelf.slot(P).logs["s1"].seal
+    assert seal is not None
+    return seal
+
+
+def test_a_move_to_its_own_standby_is_owned_by_the_copy_that_follows(two: Two) -> None:
+    moved_to_its_standby(two)
+    two.b.receiver.own(P, "s1", end_of_standby(two))
+    lifecycle = two.b.lifecycle(P)
+    assert (lifecycle.state, lifecycle.epoch, lifecycle.move_id) == (State.OWNED, 2, "m1")
+    assert two.states(two.b) == {"k0": 3, "k1": 5, "k2": 2}
+    two.send(two.b, 5, epoch=2)
+    base = two.move(two.b, two.a, "s2", 2)
+    assert base.kept, "the former owner becomes its standby with nothing but what changed"
+
+
+def test_a_fence_needs_somebody_who_follows(two: Two) -> None:
+    followed(two)
+    with pytest.raises(MoveUnknown):
+        two.a.sender.fence(P, "m1", 2, two.b.info, standby_move="s9")
+    assert two.a.lifecycle(P).state is State.OWNED
+
+
+def test_a_move_that_was_cancelled_at_its_target_leaves_the_standby_for_a_take_over(two: Two) -> None:
+    moved_to_its_standby(two)
+    assert two.b.cancel(P, "m1")
+    assert two.b.receiver.own(P, "s1", end_of_standby(two)) is None
+    assert two.b.successor.from_standby(P, "t1", 3, "s1").epoch == 3
+
+
+def test_a_standby_of_what_moved_elsewhere_stays_until_that_is_recorded_and_then_as_a_former_owner(two: Two) -> None:
+    followed(two)
+    base = two.a.sender.snapshot(P, "m1")
+    assert two.a.sender.fence(P, "m1", 2, C)
+    seal = two.a.sender.change_log(base.snapshot_id).seal
+    assert seal is not None
+    assert two.b.receiver.own(P, "s1", end_of_standby(two)) is None
+    assert two.b.lifecycle(P).state is State.WARMING, "the target may die before it owns"
+    assert two.b.cancel(P, "s1")
+    for node in (two.b, two.restart("b")):
+        lifecycle = node.lifecycle(P)
+        assert (lifecycle.state, lifecycle.epoch, lifecycle.successor) == (State.SEALED, 2, C)
+    kept = two.b.receiver.prepare(two.spec, P, "s2", 2)
+    assert kept == Kept("m1", 2, seal.sequence), "what the new owner says has changed since is all that it needs"
+
+
+def test_a_standby_that_began_before_the_seal_and_was_copied_behind_it_hears_of_it(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.send(two.a, 1)
+    base = two.a.sender.snapshot(P, "m1")
+    digests = two.a._shelf.digests.files
+
+    def sealed_meanwhile(directory: Path) -> tuple[BaseFile, ...]:
+        assert two.a.sender.fence(P, "m1", 2, C)
+        return digests(directory)
+
+    monkeypatch.setattr(two.a._shelf.digests, "files", sealed_meanwhile)
+    standby = two.a.sender.snapshot(P, "s1", True)
+    seal = two.a.sender.change_log(standby.snapshot_id).seal
+    assert seal is not None
+    assert seal.owner == C
+    assert two.a.sender.change_log(base.snapshot_id).seal is not None
+
+
 # -- a checkpoint -------------------------------------------------------------------------------------------
 
 
@@ -128,7 +209,19 @@ def test_a_checkpoint_is_served_under_the_new_epoch_and_fences_the_old_owner(
     assert next(checkpoints.newest(P)).epoch == 2, "the old owner's is not the newest"
 
 
+def test_a_checkpoint_of_a_former_deployment_is_not_taken(two: Two, checkpoints: CheckpointStore) -> None:
+    """An operator that was undeployed and deployed again began empty; what its namesake had must not come back."""
+    two.send(two.a, 1, 2)
+    two.a.checkpointer.take(P, checkpoints)
+    with pytest.raises(StateMissing, match="no checkpoint"):
+        two.b.successor.from_checkpoint(two.spec, P, "t1", 9, checkpoints, oldest_epoch=2)
+    assert two.b.successor.from_checkpoint(two.spec, P, "t2", 9, checkpoints, oldest_epoch=1).epoch == 9
+
+
 def test_without_a_checkpoint_nothing_is_taken_over(two: Two, checkpoints: CheckpointStore) -> None:
+    with pytest.raises(CheckpointStoreMissing, match="is it mounted"):
+        two.b.successor.from_checkpoint(two.spec, P, "t1", 2, checkpoints)
+    checkpoints.check(first_use=True)
     with pytest.raises(StateMissing, match="no checkpoint"):
         two.b.successor.from_checkpoint(two.spec, P, "t1", 2, checkpoints)
     assert two.b.lifecycle(P).state is State.ABSENT
@@ -179,15 +272,41 @@ def test_files_of_a_transfer_cut_short_are_there_for_the_next(two: Two) -> None:
     for n in range(400):
         two.send(two.a, *range(n, n + 20))
     base = two.warm(two.a, two.b, "m1")
-    for file in base.files:
-        two.b.receiver.keep_received(P, "m1", file)
-    two.b.receiver.abandon(P, "m1")
     large = {file.digest for file in base.files if file.size >= 4096}
     assert large
+    directory = two.b.receiver.incoming_directory(P, "m1")
+    for file in base.files:
+        if file.digest in large:
+            (directory / file.name).rename(two.b.receiver.arriving(P, "m1", file))
+            two.b.receiver.keep_received(P, "m1", file)
+    two.b.receiver.abandon(P, "m1")
     assert large <= set(two.b.receiver.warm_base(P))
     assert large <= set(two.restart("b").receiver.warm_base(P)), "also after a restart"
     two.move(two.a, two.b, "m2", 1)
     assert not (two.root / "b" / "operators" / "Op" / "p00000" / "received").exists()
+
+
+def test_a_file_that_arrived_in_part_is_there_for_the_next_and_proved_when_it_is_whole(two: Two) -> None:
+    for n in range(400):
+        two.send(two.a, *range(n, n + 20))
+    base = two.warm(two.a, two.b, "m1")
+    file = max(base.files, key=lambda each: each.size)
+    sent = two.a.sender.snapshot_file(base.snapshot_id, file.name).read_bytes()
+    two.b.receiver.arriving(P, "m1", file).write_bytes(sent[:5000])
+    two.b.receiver.abandon(P, "m1")
+    b = two.restart("b").receiver
+    assert b.begun(P) == {file.digest: 5000}
+    assert file.digest not in b.warm_base(P), "half a file is no file"
+    b.prepare(two.spec, P, "m2", 1)
+    b.forget_received(P, {file.digest})
+    arriving = b.arriving(P, "m2", file)
+    arriving.write_bytes(b"?" * 5000 + sent[5000:])
+    with pytest.raises(TransferCorrupt):
+        b.keep_received(P, "m2", file)
+    assert b.begun(P) == {}, "nothing of it is believed"
+    b.arriving(P, "m2", file).write_bytes(sent[:5000])
+    b.forget_received(P, set())
+    assert b.begun(P) == {}, "no base has that file any more"
 
 
 def test_a_copy_that_differs_is_kept_as_evidence(two: Two) -> None:

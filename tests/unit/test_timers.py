@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stateflow import Context, Operator, state
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, InvalidArgument, OperatorFailed
+from stateflow.errors import DeclarationError, InvalidArgument, OperatorFailed, UnknownState
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.operator import side_schemas
 from stateflow.runtime.output import OutputReader
@@ -300,3 +300,70 @@ class TimersMachine(RuleBasedStateMachine):
 
 TestTimersMachine = TimersMachine.TestCase
 TestTimersMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class Remembering(Operator):
+    """Its state is read where there is no current key."""
+
+    key, event_time = "k", "at"
+    output = "k string, n long"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.n.value += 1
+
+    def on_watermark(self, watermark: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        yield "?", self.n.value
+
+
+@pytest.mark.parametrize("rows", [[], [{"k": "a", "at": T0}]], ids=["without rows", "behind a row"])
+def test_a_watermark_has_no_current_key(rows: list[dict[str, Any]]) -> None:
+    with OperatorHarness(Remembering) as harness:
+        if rows:
+            harness.send(rows)
+        with pytest.raises(UnknownState, match="while no key is bound"):
+            harness.advance_watermark(T0 + timedelta(hours=1))
+
+
+class Lapsing(Operator):
+    """A value with a ttl in event time, looked at and written in a timer."""
+
+    key, event_time = "k", "at"
+    output = "seen string"
+    v = state.value(str, ttl=600, ttl_domain="event")
+
+    def process(self, row: Any, ctx: Context) -> None:
+        if row.set:
+            self.v.value = row.set
+            ctx.set_timer(row.at + timedelta(hours=1))
+        else:
+            ctx.emit("now", (str(self.v.value),))
+
+    side_outputs = {"now": "seen string"}  # noqa: RUF012
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        yield (str(self.v.value),)
+        self.v.value = "written by the timer"
+
+
+def test_a_batch_has_one_event_time_for_rows_timers_and_what_they_write() -> None:
+    with OperatorHarness(Lapsing) as harness:
+        harness.advance_watermark(T0)
+        harness.send([{"k": "a", "at": T0, "set": "x"}])
+        # the timer fires an hour later: what lived for ten minutes is gone, what it writes lives for ten more
+        assert harness.advance_watermark(T0 + timedelta(hours=1)) == [{"seen": "None"}]
+        harness.send([{"k": "a", "at": T0, "set": None}])
+        assert harness.side_outputs["now"] == [{"seen": "written by the timer"}]
+        harness.advance_watermark(T0 + timedelta(hours=1, minutes=10))
+        harness.send([{"k": "a", "at": T0, "set": None}])
+        assert harness.side_outputs["now"] == [{"seen": "None"}]
+
+
+@pytest.mark.parametrize("name", ["\ud800", 7, None, b"x"])
+def test_a_timers_name_is_text(name: Any) -> None:
+    class Named(Remembering):
+        def process(self, row: Any, ctx: Context) -> None:
+            ctx.set_timer(row.at, name=name)
+
+    with OperatorHarness(Named) as harness, pytest.raises(InvalidArgument, match="cannot name a timer"):
+        harness.send([{"k": "a", "at": T0}])

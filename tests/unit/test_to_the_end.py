@@ -12,6 +12,9 @@ from reconfig.controller.service import ControllerServer
 from stateflow.errors import Unavailable
 from stateflow.ledger import Ledger
 from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc.wire import spec_to_pb
+from stateflow.runtime.operator import describe
+from tests.unit.operators import Count
 
 REQUESTS = {
     "Migrate": cpb.MigrateRequest(operator="Flow", partitions=[0], to="edge"),
@@ -19,8 +22,8 @@ REQUESTS = {
     "Drain": cpb.DrainRequest(replica="edge"),
     "RetryReconfiguration": cpb.ReconfigurationRequest(id="r1"),
     "Standby": cpb.StandbyRequest(operator="Flow", count=1),
-    "Deploy": cpb.DeployRequest(),
-    "Restore": cpb.RestoreOperatorRequest(),
+    "Deploy": cpb.DeployRequest(spec=spec_to_pb(describe(Count, 4))),
+    "Restore": cpb.RestoreOperatorRequest(operator="Flow"),
 }
 #: the part of the controller that is asked, by what
 PLANS = {
@@ -62,5 +65,6 @@ def test_what_was_begun_is_done_though_its_caller_has_left(
         go_on.set()
         await asyncio.wait_for(done.wait(), 5)
         await server.close()
+        server._book.ledger.close()
 
     asyncio.run(scenario())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stateflow import Context, Operator, SessionWindows, SlidingWindows, TumblingWindows, Window, state
 from stateflow.errors import DeclarationError, InvalidArgument
+from stateflow.runtime.operator import describe
 from stateflow.testing import OperatorHarness
 
 T0 = datetime(2013, 1, 1, tzinfo=UTC)
@@ -198,3 +199,50 @@ def test_odd_windows_are_refused() -> None:
 def test_a_row_without_a_time_is_refused() -> None:
     with OperatorHarness(Tumbling) as h, pytest.raises(InvalidArgument, match=r"no event time.*key='a'.*filter rows"):
         h.send([{"k": "a", "at": None, "n": 1}])
+
+
+# -- names of helpers are any text ---------------------------------------------------------------------------
+
+
+class OddlyNamed(Operator):
+    key, event_time = "k", "at"
+    output = "which string, start timestamp, n long"
+    one = TumblingWindows(10 * MINUTE, name="a")
+    two = TumblingWindows(10 * MINUTE, name="a b")
+    three = SessionWindows(10 * MINUTE, merge, name="a 1")
+    four = TumblingWindows(10 * MINUTE, name="a%20b")
+
+    def process(self, row: Any, ctx: Context) -> None:
+        for helper in (self.one, self.two, self.three, self.four):
+            for window in helper.of(ctx):
+                window.state(COUNT).value += 1
+
+    def on_timer(self, timer: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        for helper in (self.one, self.two, self.three, self.four):
+            for window in helper.ended(timer, ctx):
+                yield helper.name, window.start, window.state(COUNT).value
+
+
+def test_windows_end_whatever_their_helper_is_called() -> None:
+    with OperatorHarness(OddlyNamed) as harness:
+        harness.send([{"k": "x", "at": T0}, {"k": "x", "at": T0 + MINUTE}])
+        ended = harness.advance_watermark(T0 + 60 * MINUTE)
+        assert sorted((row["which"], row["n"]) for row in ended) == [("a", 2), ("a 1", 2), ("a b", 2), ("a%20b", 2)]
+        assert not harness.advance_watermark(T0 + 120 * MINUTE)
+
+
+def test_two_helpers_of_one_name_are_refused() -> None:
+    class Twice(OddlyNamed):
+        more = TumblingWindows(MINUTE, name="a")
+
+    with pytest.raises(DeclarationError, match="'more' and 'one' are both stored as 'a'"):
+        describe(Twice)
+
+
+def test_a_timer_of_the_operators_own_is_not_taken_for_a_windows() -> None:
+    class Own(OddlyNamed):
+        def process(self, row: Any, ctx: Context) -> None:
+            ctx.set_timer(T0, name=row.name)
+
+    with OperatorHarness(Own) as harness, pytest.raises(InvalidArgument, match="names a window's timer"):
+        harness.send([{"k": "x", "at": T0, "name": "window a 1 2"}])

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from tests.simulation.sim.run import simulate
 from tests.simulation.sim.world import Counts
 
-SHARD = 250
+SHARD = 50
 COLLECT_EVERY = 10
 
 

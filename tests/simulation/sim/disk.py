@@ -20,7 +20,8 @@ from typing import Any
 import msgpack
 
 from stateflow.changes import Mutations
-from stateflow.errors import DataDirLocked, StateMissing
+from stateflow.errors import DataDirLocked, StateDamaged, StateMissing
+from stateflow.runtime.shelf import INCOMING, UNFINISHED
 from stateflow.storage.store import prefix_end
 from tests.simulation.sim.loop import Crashed, Mutex, Process
 
@@ -39,6 +40,7 @@ class File:
 class Log:
     records: list[Any] = field(default_factory=list)
     synced: int = 0
+    damaged_at: int | None = None
 
 
 @dataclass(slots=True)
@@ -62,9 +64,11 @@ class Dir:
 class Disk:
     """Outlives the processes that use it."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, name: str) -> None:
         self.root = Dir()
         self.random = random
+        self.name = name  # of no other
+        self.ids = 0
         self._files = 0
 
     def new(self, data: bytes = b"") -> File:
@@ -124,6 +128,12 @@ class Machine:
     def mutex(self) -> Mutex:
         return Mutex(self.process.loop)
 
+    def work_lock(self) -> Mutex:
+        return Mutex(self.process.loop)
+
+    def aside(self, work: Callable[[], None], wait_s: float = 0.0) -> None:
+        work()
+
     def claim(self, directory: Path) -> Any:
         directory.mkdir(parents=True, exist_ok=True)
         self.disk.root.durable = dict(self.disk.root.entries)  # whoever made the data directory saw to that
@@ -140,6 +150,8 @@ class Machine:
         if node.opened_by is not None and node.opened_by.alive:
             raise DataDirLocked("it is open", remedy="-", path=directory)
         self.write()
+        if "CURRENT" in node.entries:
+            check(node)
         return Store(self, node)
 
     def copy(self, directory: Path, to: Path) -> None:
@@ -154,6 +166,9 @@ class Machine:
                 made.entries[name] = node if name.endswith(".sst") else self.disk.new(node.data)
         if found.log is not None:
             made.log = Log(list(found.log.records))
+
+    def expect(self, databases: int) -> None:
+        pass
 
     def open_read_only(self, directory: Path) -> Store:
         return self.open(directory)
@@ -177,6 +192,13 @@ class Machine:
                 node.synced = node.data
             else:
                 raise FileNotFoundError(path)
+
+    def place(self, directory: Path) -> str:
+        return self.disk.name
+
+    def new_id(self) -> str:
+        self.disk.ids += 1
+        return f"{self.disk.name}.{self.disk.ids}"
 
     def free_bytes(self, path: Path) -> int:
         return 1 << 40
@@ -223,6 +245,14 @@ class Path:
     @property
     def name(self) -> str:
         return self.parts[-1]
+
+    @property
+    def suffix(self) -> str:
+        return self.name[self.name.rindex(".") :] if "." in self.name else ""
+
+    @property
+    def stem(self) -> str:
+        return self.name.removesuffix(self.suffix)
 
     @property
     def parent(self) -> Path:
@@ -298,6 +328,19 @@ class Path:
         other.parent.directory().entries[other.name] = node
         return other
 
+    def look(self) -> dict[bytes, bytes]:
+        """What the database in this directory holds, which nobody has open."""
+        found = self.directory()
+        opened_by = found.opened_by
+        store = Store(self._machine, found)
+        found.opened_by = opened_by
+        return store.entries()
+
+    def unlink(self) -> None:
+        self._machine.write()
+        self.file()
+        del self.parent.directory().entries[self.name]
+
     def stat(self) -> Any:
         file = self.file()
         return SimpleNamespace(st_ino=file.number, st_size=len(file.data), st_mtime_ns=0)
@@ -346,6 +389,17 @@ class _Appending:
 
     def tell(self) -> int:
         return len(self._file.data)
+
+
+def check(directory: Dir) -> None:
+    """Raises StateDamaged, as a database does that verifies its log and compares its files with its manifest."""
+    current = directory.entries["CURRENT"]
+    assert isinstance(current, File)
+    manifest = directory.entries[current.data.decode()]
+    assert isinstance(manifest, File)
+    missing = [name for name in manifest.data.decode().split() if name not in directory.entries]
+    if missing or (directory.log is not None and directory.log.damaged_at is not None):
+        raise StateDamaged("its files are not what was written", remedy="-", missing=missing)
 
 
 class Store:
@@ -476,7 +530,10 @@ class Store:
         parent = directory.parent.directory()
         assert directory.name not in parent.entries
         copy = parent.entries[directory.name] = Dir(next_file=self._dir.next_file)
-        copy.entries = {name: node for name, node in self._dir.entries.items() if isinstance(node, File)}
+        files = {name: node for name, node in self._dir.entries.items() if isinstance(node, File)}
+        copy.entries = {
+            name: node for name, node in files.items() if name not in (INCOMING, UNFINISHED)
+        }  # the database's
         copy.durable = dict(copy.entries)
 
     def close(self) -> None:

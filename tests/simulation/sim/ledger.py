@@ -1,18 +1,31 @@
-"""The ledger's rules over a list: a simulation cannot wait for SQL. A record is durable when ``put`` returns."""
+"""The ledger's rules over a list: a simulation cannot wait for SQL. A record is durable when ``put`` returns.
+
+Each controller has a handle of its own, through which the ledger may be away: nothing is written then, or it is and
+nobody is told.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any, TypeVar
 
-from stateflow.errors import IllegalRecord, Locked
-from stateflow.ledger import App, Record, RecordState
+from stateflow.errors import HoldLost, IllegalRecord, Locked, Unavailable, WriteUncertain
+from stateflow.ledger import App, Entry, Hold, Holder, Record, RecordState
 from stateflow.ledger.rules import LEGAL_PREVIOUS, blocking
+
+T = TypeVar("T")
+#: of the commits: they were done, and nobody is told
+UNCERTAIN = 0.002
 
 
 class MemoryLedger:
-    def __init__(self) -> None:
+    """Args: now: the database's clock, seconds."""
+
+    def __init__(self, now: Callable[[], float], id: str = "ledger") -> None:
+        self.id, self.now = id, now
+        self.term, self.holder, self.until, self.lease_s = 0, Holder(""), 0.0, 0.0
         self._records: list[Record] = []
         self._heads: dict[str, Record] = {}
 
@@ -23,8 +36,6 @@ class MemoryLedger:
         state: RecordState,
         previous: Record | None = None,
         payload: Any = None,
-        *,
-        lease_s: float | None = None,
     ) -> Record:
         if (None if previous is None else previous.state) not in LEGAL_PREVIOUS[state]:
             raise IllegalRecord("it cannot follow", remedy="-", item=item_id)
@@ -59,8 +70,112 @@ class MemoryLedger:
     def records(self, item_id: str | None = None, *, archived: bool = False) -> Iterator[Record]:
         return iter([record for record in self._records if item_id in (None, record.item_id)])
 
+    def put_many(self, entries: Sequence[Entry]) -> list[Record]:
+        """All or none."""
+        before, heads = len(self._records), dict(self._heads)
+        written: dict[int, Record] = {}
+        try:
+            for entry in entries:
+                previous = entry.previous
+                known = written[id(previous)] if isinstance(previous, Entry) else previous
+                written[id(entry)] = self.put(entry.item_id, entry.app, entry.state, known, entry.payload)  # type: ignore[arg-type]
+        except BaseException:
+            del self._records[before:]
+            self._heads = heads
+            raise
+        return list(written.values())
+
     def head(self, item_id: str) -> Record:
         return self._heads[item_id]
+
+    def close(self) -> None:
+        pass
+
+
+class Handle:
+    """A controller's: what stateflow.ledger.Ledger is to it.
+
+    Args:
+        away: is the database out of reach for this process now?
+        step: somebody else may come first here.
+        random: of faults.
+    """
+
+    def __init__(
+        self, ledger: MemoryLedger, away: Callable[[], bool], step: Callable[[], None], random: Random
+    ) -> None:
+        self._ledger, self._away, self._step, self._random = ledger, away, step, random
+        self.id = ledger.id
+        self._held: tuple[int, str] | None = None
+
+    # -- records ------------------------------------------------------------------------------------------
+
+    def put_many(self, entries: Sequence[Entry], term: int | None = None) -> list[Record]:
+        def append() -> list[Record]:
+            if term is not None and (self._held is None or self._held[0] != term):
+                raise HoldLost("another term began here", remedy="-")
+            self._check()
+            return self._ledger.put_many(entries)
+
+        return self._write(append)
+
+    def records(self, item_id: str | None = None, *, archived: bool = False) -> Iterator[Record]:
+        self._reach()
+        return self._ledger.records(item_id, archived=archived)
+
+    # -- the hold -----------------------------------------------------------------------------------------
+
+    def hold(self) -> Hold:
+        self._reach()
+        at = self._ledger
+        return Hold(at.term, at.holder, 0, at.lease_s, at.until - at.now())
+
+    def take_hold(self, holder: Holder, lease_s: float, gone: Callable[[Holder], bool]) -> Hold:
+        self._held = None
+
+        def take() -> Hold:
+            at, before = self._ledger, self.hold()
+            clean = before.holder.id in ("", holder.id) or gone(before.holder)
+            if not clean and before.left_s > 0:
+                return before
+            at.term, at.holder, at.until, at.lease_s = at.term + 1, holder, at.now() + lease_s, lease_s
+            return Hold(at.term, holder, 0, lease_s, lease_s, 0.0 if clean else before.lease_s)
+
+        hold = self._write(take)
+        if hold.holder.id == holder.id:
+            self._held = hold.term, holder.id
+        return hold
+
+    def renew_hold(self, lease_s: float) -> None:
+        def renew() -> None:
+            self._check()
+            self._ledger.until = self._ledger.now() + lease_s
+
+        self._write(renew)
+
+    def give_back_hold(self) -> None:
+        if self._held is not None and (self._ledger.term, self._ledger.holder.id) == self._held:
+            self._ledger.holder = Holder("")
+        self._held = None
+
+    # -- plumbing -----------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if (self._ledger.term, self._ledger.holder.id) != self._held:
+            raise HoldLost("another one has the hold", remedy="-")
+
+    def _reach(self) -> None:
+        if self._away():
+            raise Unavailable("the ledger is away", remedy="-")
+
+    def _write(self, work: Callable[[], T]) -> T:
+        self._step()
+        self._reach()
+        done = work()
+        self._step()
+        if self._away() or self._random.random() < UNCERTAIN:
+            raise WriteUncertain("the ledger went away during a commit", remedy="-")
+        return done
 
     def close(self) -> None:
         pass

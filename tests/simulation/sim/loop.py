@@ -150,12 +150,21 @@ class Mutex:
             loop.stand_still(None)
         self._owner, self._depth = me, self._depth + 1
 
+    def take_away(self) -> None:
+        self._owner = None
+        self._wake()
+
     def __exit__(self, *_: object) -> None:
+        if self._owner is not (self._loop.job or self._loop):
+            return
         self._depth -= 1
         if not self._depth:
             self._owner = None
-            while self._waiting:
-                self._loop.call_soon(self._loop.resume, self._waiting.popleft())
+            self._wake()
+
+    def _wake(self) -> None:
+        while self._waiting:
+            self._loop.call_soon(self._loop.resume, self._waiting.popleft())
 
 
 class SimTask(asyncio.Task):  # type: ignore[type-arg]

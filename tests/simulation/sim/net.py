@@ -279,6 +279,11 @@ class Call:
             await self._waiter
         if self._end is not None:
             raise self._end
+        if reply is grpc.aio.EOF:  # it was lost with a link that was cut and healed before the status came
+            self._end = grpc.aio.AioRpcError(
+                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "connection lost"
+            )
+            raise self._end
         return reply
 
     def __await__(self) -> Any:

@@ -7,6 +7,7 @@ never moved, never crashed: every output must have been this, and every byte of 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
+    """Of a batch; or of a client that takes over its source: then the batch is numbered -1, and says who it is."""
+
     sequence: int
     epoch: int
     replica: str
@@ -46,6 +49,10 @@ class Plan:
     how: str = "CREATED"
     abandoned: bool = False
     over: bool = False
+
+
+def batches(history: Iterable[Commit]) -> list[Commit]:
+    return [commit for commit in history if commit.batch.number >= 0]
 
 
 def may_commit(lifecycle: Lifecycle) -> bool:
@@ -101,12 +108,24 @@ class Oracle:
         """Also by one whose lease has lapsed: it may not say so, see ``answered``."""
         written = dict(wrote.puts)
         sequence = int.from_bytes(written[layout.SEQUENCE], "big")
-        history = self._histories[partition, epoch]
-        if sequence != len(history) + 1:
-            raise Violation(f"{replica} commits {sequence} to {partition} after {len(history)}")
+        history = self._continued(partition, replica, epoch, sequence)
         output = written[layout.OUTPUT + batch.source.encode()]
         history.append(Commit(sequence, epoch, replica, batch, rows, now_us, output))
         self.commits += 1
+
+    def taken(self, partition: PartitionId, replica: str, epoch: int, batch: Batch, wrote: Mutations) -> None:
+        """A newer client has the source here."""
+        sequence = int.from_bytes(dict(wrote.puts)[layout.SEQUENCE], "big")
+        history = self._continued(partition, replica, epoch, sequence)
+        history.append(Commit(sequence, epoch, replica, batch, b"", 0, b""))
+
+    def _continued(self, partition: PartitionId, replica: str, epoch: int, sequence: int) -> list[Commit]:
+        history = self._histories.get((partition, epoch))
+        if history is None:
+            raise Violation(f"{replica} commits to {partition} at epoch {epoch}, which nobody owned")
+        if sequence != len(history) + 1:
+            raise Violation(f"{replica} commits {sequence} to {partition} after {len(history)}")
+        return history
 
     def opened(self, partition: PartitionId, epoch: int, sequence: int, power_was_lost: bool) -> None:
         """An owner is back, with what its disk kept."""
@@ -153,7 +172,7 @@ class Oracle:
 
     def _gone(self, partition: PartitionId, before: list[Commit], acknowledged_too: bool, how: str) -> None:
         there = {(c.batch.source, c.batch.number) for c in self.history(partition)}
-        for commit in before:
+        for commit in batches(before):
             if (commit.batch.source, commit.batch.number) not in there:
                 key = partition, commit.batch.source, commit.batch.number
                 if key in self.acknowledged and not acknowledged_too:
@@ -186,16 +205,25 @@ class Oracle:
         """Do two copies agree but for who owns them?"""
         return one | {layout.OWNERSHIP: b""} == other | {layout.OWNERSHIP: b""}
 
-    def compare(self, partition: PartitionId, entries: dict[bytes, bytes], sent: dict[tuple[str, int], bytes]) -> None:
+    def compare(
+        self,
+        partition: PartitionId,
+        entries: dict[bytes, bytes],
+        sent: dict[tuple[str, int], bytes],
+        mended: Collection[str] = (),
+    ) -> None:
         """The partition, as its owner has it, is what an undisturbed operator makes of the same input.
 
-        Args: sent: (source, number) → rows, of every batch that this partition was sent.
+        Args:
+            sent: (source, number) → rows, of every batch that this partition was sent.
+            mended: sources that sent again what was lost.
         """
         history = self.history(partition)
-        seen = {(c.batch.source, c.batch.number): c.rows for c in history}
-        if len(seen) != len(history):
+        seen = {(c.batch.source, c.batch.number): c.rows for c in batches(history)}
+        if len(seen) != len(batches(history)):
             raise Violation(f"{partition} took a batch twice")
-        missing = [key for key in sent if key not in seen and (partition, *key) not in self._lost]
+        lost = {(source, number) for p, source, number in self._lost if p == partition and source not in mended}
+        missing = [key for key in sent if key not in seen and key not in lost]
         if missing or not all(sent[key] == rows for key, rows in seen.items()):
             raise Violation(f"{partition} took other batches than were sent; missing: {missing}")
         expected = self._play(partition, history)
@@ -212,6 +240,10 @@ class Oracle:
         step, flow.step = flow.step, lambda: None  # nothing else runs meanwhile: this is not of the run
         try:
             for commit in history:
+                if commit.batch.number < 0:
+                    assert commit.batch.session is not None
+                    host.open_source(commit.batch.source, commit.batch.session)
+                    continue
                 output = host.apply(commit.batch, SCHEMA_BYTES, commit.rows, commit.now_us).output
                 if output != commit.output:
                     raise Violation(f"{partition}: {commit.batch} gave another output than without interruption")

@@ -7,9 +7,14 @@ import logging
 from random import Random
 
 from tests.simulation.sim import flow
+from tests.simulation.sim.controllers import NAMES
+from tests.simulation.sim.damage import Damage
+from tests.simulation.sim.doubles import Doubles
+from tests.simulation.sim.gateway import RIVALS, Gateway
 from tests.simulation.sim.loop import Process, Stuck
 from tests.simulation.sim.oracle import Violation
-from tests.simulation.sim.workload import Client, Mover, Source, make_source
+from tests.simulation.sim.parts import Parts
+from tests.simulation.sim.workload import Client, Mover, make_source
 from tests.simulation.sim.world import REPLICAS, SETTLE_S, World
 
 BUSY_S = 6.0  # faults and moves begin within this
@@ -132,14 +137,18 @@ def _run(world: World) -> None:
     flow.step = world.loop.may_switch
     sources = [make_source(world, "query", True, BATCHES), make_source(world, "stream", False, BATCHES)]
 
-    def program(source: Source) -> None:
-        async def boot(process: Process) -> None:
-            await Client(world, process, source).run()
+    sink = Parts.drawn(world.seed, BATCHES)
 
-        world.add(source.name, boot)
+    dense, sparse = sources
 
-    for source in sources:
-        program(source)
+    async def query(process: Process) -> None:
+        await Client(world, process, dense, sink).run()
+
+    async def stream(process: Process) -> None:
+        await Gateway(world, process, sparse).run()
+
+    world.add(dense.name, query)
+    world.add(sparse.name, stream)
     moved = [False]
 
     async def move(process: Process) -> None:
@@ -149,8 +158,17 @@ def _run(world: World) -> None:
     world.add("mover", move)
     for name in world.programs:
         world.start(name)
-    nemesis = Nemesis(world, [*(n for n in world.programs if n != "mover")])
+    nemesis = Nemesis(world, [*(n for n in world.programs if n not in ("mover", NAMES[1]))])
     nemesis.plan()
+    rival = Random(f"{world.seed}:rival")
+    if rival.random() < RIVALS:
+        world.counts.rivals += 1
+        world.add("rival", stream)
+        world.loop.at(1 + rival.random() * BUSY_S, None, world.start, "rival")
+    doubles = Doubles(world, BUSY_S)
+    doubles.plan()
+    Damage(world).plan(BUSY_S)
+    world.controllers.plan(BUSY_S)
 
     def done() -> bool:
         if world.failure is not None:
@@ -163,8 +181,10 @@ def _run(world: World) -> None:
     if not done():
         left = [s.name for s in sources if not s.finished]
         raise Violation(f"not over after {SETTLE_S:.0f} s: {left or 'moves'}")
+    doubles.end()
     # every process is up, whatever is late has come
     world.net.heal_all()
+    world.controllers.mend()
     for name, program in world.programs.items():
         world.start(name)
         assert program.process is not None
@@ -175,11 +195,24 @@ def _run(world: World) -> None:
     world.loop.run(lambda: world.failure is not None or (world.loop.now > settled and world.quiet), settled + SETTLE_S)
     if world.failure is not None:
         return
+    audited = [False]
+
+    async def audit(process: Process) -> None:
+        await Gateway(world, process, sparse).audit()
+        audited[0] = True
+
+    world.add("audit", audit)
+    world.start("audit")
+    world.loop.run(lambda: world.failure is not None or (audited[0] and world.quiet), world.loop.now + SETTLE_S)
+    if world.failure is not None:
+        return
+    if not audited[0]:
+        raise Violation(f"what partitions lost of {sparse.name} is not there again after {SETTLE_S:.0f} s")
     sent = {
         p: {(s.name, n): rows[p] for s in sources for n, (rows, _) in enumerate(s.batches) if p in rows}
         for p in range(flow.PARTITIONS)
     }
-    world.check_end(sent)
+    world.check_end(sent, mended=[sparse.name])
     assert world.controller is not None
     for planned, record in world.controller._book.finished:
         if planned.strategy == "failover":

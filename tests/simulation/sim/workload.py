@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
 
-from stateflow.errors import PositionGap, StaleBatch, StateflowError, Unavailable
+from stateflow.errors import (
+    BatchIncomplete,
+    OperatorNotDeployed,
+    PositionGap,
+    StaleBatch,
+    StateflowError,
+    Unavailable,
+)
 from stateflow.router.session import BatchSession, Refresh, RoutingTable, Send, Wait, table_of
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
+from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.clients import _requests
-from stateflow.rpc.wire import error_of, remote_error, spec_to_pb
+from stateflow.rpc.wire import error_of, remote_error, session_to_pb, spec_to_pb
 from stateflow.runtime.positions import Batch
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.simulation.sim import parts
+from tests.simulation.sim.controllers import Asked
 from tests.simulation.sim.flow import PARTITIONS, SCHEMA_BYTES, messages
 from tests.simulation.sim.loop import Process
 from tests.simulation.sim.oracle import Violation
@@ -56,10 +66,10 @@ def make_source(world: World, name: str, dense: bool, count: int) -> Source:
 class Client:
     """One start of a source's program: a router around the real session."""
 
-    def __init__(self, world: World, process: Process, source: Source) -> None:
-        self._world, self._process, self._source = world, process, source
+    def __init__(self, world: World, process: Process, source: Source, sink: parts.Parts | None = None) -> None:
+        self._world, self._process, self._source, self._sink = world, process, source, sink
         self._table: RoutingTable | None = None
-        self._controller = controller_pb2_grpc.ControllerServiceStub(world.net.connect("controller:1"))
+        self._controller = Asked(world)
 
     async def run(self) -> None:
         source, random = self._source, self._world.random
@@ -67,9 +77,15 @@ class Client:
             number = source.done
             rows, watermark = source.batches[number]
             try:
+                if self._sink is not None:
+                    await self._check(number)
+                    rows = self._sink.of(number, rows)
                 await self._send(number, rows, watermark)
-            except Unavailable:
+            except (Unavailable, OperatorNotDeployed):  # the latter of a controller whose ledger is empty
                 await asyncio.sleep(0.1)
+                continue
+            except BatchIncomplete as incomplete:
+                self._again(incomplete, number)
                 continue
             except PositionGap as gap:
                 await self._fill(gap, number)
@@ -102,7 +118,41 @@ class Client:
             except (Unavailable, PositionGap, StaleBatch):  # it lost more, or less, meanwhile: the next gap says
                 return
 
-    async def _route(self, batch: Batch, rows: dict[int, bytes]) -> dict[int, bytes]:
+    async def _check(self, number: int) -> None:
+        """Was the batch before whole? Raises BatchIncomplete, Unavailable."""
+        if number == 0:
+            return
+        await self._refresh(None)
+        if self._table is None:
+            raise Unavailable("no table yet", remedy="-")
+        replies: dict[int, Any] = {}
+        for partition, route in enumerate(self._table.routes):
+            stub = replica_pb2_grpc.ReplicaServiceStub(self._world.net.connect(route.address))
+            try:
+                request = parts.request(self._source.name, partition)
+                replies[partition] = await stub.Positions(request, timeout=2)
+            except grpc.aio.AioRpcError as error:
+                raise Unavailable(str(remote_error(error, route.address)), remedy="-") from None
+        try:
+            parts.check(self._source.name, number, replies)
+        except PositionGap:  # a loss ends the query, too, and whoever starts it again sees to its sink; where it is
+            assert self._sink is not None  # missing, the partition says by itself once it is visited
+            self._sink.mended = True
+
+    def _again(self, incomplete: BatchIncomplete, number: int) -> None:
+        """The query is put back by a batch, with a sink that evaluates all of it."""
+        world, sink = self._world, self._sink
+        assert sink is not None
+        if (sink.mended or number <= sink.since) and not world.oracle.lost:
+            raise Violation(f"a batch that was sent whole counts as incomplete: {incomplete}")
+        world.log(f"{self._source.name} is put back: {incomplete}")
+        world.counts.incomplete += not sink.mended
+        sink.mended = True
+        self._source.done = number - 1
+
+    async def _route(
+        self, batch: Batch, rows: dict[int, bytes], after: Mapping[int, int] | None = None
+    ) -> dict[int, bytes]:
         """As stateflow.router.Router, without its threads."""
         loop = self._world.loop
         while self._table is None:
@@ -114,7 +164,9 @@ class Client:
             for instruction in session.poll(loop.time()):
                 match instruction:
                     case Send():
-                        loop.create_task(self._world.guarded(self._stream(instruction, batch, rows, session, answered)))
+                        loop.create_task(
+                            self._world.guarded(self._stream(instruction, batch, rows, after, session, answered))
+                        )
                     case Refresh():
                         await self._refresh(session)
                         wait = 0.0
@@ -132,7 +184,7 @@ class Client:
 
     async def _refresh(self, session: BatchSession | None) -> None:
         try:
-            reply = await self._controller.GetDeployment(cpb.GetDeploymentRequest(operator="Flow"), timeout=10)
+            reply = await self._controller.ask("GetDeployment", cpb.GetDeploymentRequest(operator="Flow"), 10)
         except grpc.aio.AioRpcError as error:
             if session is not None:
                 session.not_refreshed(remote_error(error, "controller"))
@@ -146,7 +198,13 @@ class Client:
             session.refreshed(table)
 
     async def _stream(
-        self, send: Send, batch: Batch, rows: dict[int, bytes], session: BatchSession, answered: asyncio.Event
+        self,
+        send: Send,
+        batch: Batch,
+        rows: dict[int, bytes],
+        after: Mapping[int, int] | None,
+        session: BatchSession,
+        answered: asyncio.Event,
     ) -> None:
         world = self._world
         header = replica_header(batch)
@@ -154,13 +212,14 @@ class Client:
         error: StateflowError = Unavailable("the stream ended without an answer", remedy="-")
         outputs: dict[int, bytes] = {}
         try:
-            async for response in stub.Apply(_requests(header, send.parts, rows, 1 << 20)):
+            async for response in stub.Apply(_requests(header, send.parts, rows, 1 << 20, after)):
                 for result in response.results:
                     outputs[result.partition] = outputs.get(result.partition, b"") + result.output
                     if result.HasField("fault"):
                         session.refused(result.partition, error_of(result.fault), world.loop.time())
                     elif result.last:
-                        world.answered(result.partition, batch, outputs[result.partition])
+                        if not batch.rewind:  # its output was given the first time
+                            world.answered(result.partition, batch, outputs[result.partition])
                         session.answered(result.partition, outputs[result.partition], result.replayed)
                 answered.set()
         except grpc.aio.AioRpcError as broken:
@@ -179,6 +238,9 @@ def replica_header(batch: Batch) -> Any:
         input_schema=SCHEMA_BYTES,
         sparse=batch.sparse,
         watermark_us=batch.watermark_us,
+        rewind=batch.rewind,
+        session=None if batch.session is None else session_to_pb(batch.session),
+        known=batch.known,
     )
 
 
@@ -187,16 +249,17 @@ class Mover:
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
-        self._stub = controller_pb2_grpc.ControllerServiceStub(world.net.connect("controller:1"))
+        self._controller = Asked(world)
 
-    async def run(self, until: float) -> None:
+    async def run(self, for_s: float) -> None:
         world, random = self._world, self._world.random
         begun: list[str] = []
-        while not await self._asked(self._stub.Deploy(cpb.DeployRequest(spec=spec_to_pb(SPEC)), timeout=30)):
+        while not await self._asked("Deploy", cpb.DeployRequest(spec=spec_to_pb(SPEC)), 30):
             await asyncio.sleep(0.3)
         standby = cpb.StandbyRequest(operator="Flow", count=world.standbys)
-        while not await self._asked(self._stub.Standby(standby, timeout=10)):
+        while not await self._asked("Standby", standby):
             await asyncio.sleep(0.3)
+        until = world.loop.now + for_s
         while world.loop.now < until:
             await asyncio.sleep(random.expovariate(1 / 0.8))
             budget = random.choice((None, None, 20, 200))
@@ -207,7 +270,7 @@ class Mover:
                 to=random.choice(REPLICAS),
                 options=cpb.MoveOptions(max_pause_ms=budget, strategy=strategy),
             )
-            reply = await self._asked(self._stub.Migrate(request, timeout=10))
+            reply = await self._asked("Migrate", request)
             if reply is not None:
                 begun.append(reply.id)
                 if random.random() < 0.2:
@@ -218,11 +281,11 @@ class Mover:
             await self._cancel(reconfiguration)
 
     async def _cancel(self, reconfiguration: str) -> None:
-        await self._asked(self._stub.CancelReconfiguration(cpb.ReconfigurationRequest(id=reconfiguration), timeout=10))
+        await self._asked("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
 
-    async def _asked(self, call: Any) -> Any:
+    async def _asked(self, method: str, request: Any, timeout: float = 10) -> Any:
         """The answer, or None: what was refused or lost is not asked again."""
         try:
-            return await call
+            return await self._controller.ask(method, request, timeout)
         except grpc.aio.AioRpcError:
             return None

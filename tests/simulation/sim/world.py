@@ -7,8 +7,9 @@ Another participant is another :class:`Program`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -17,18 +18,23 @@ from reconfig.controller.book import Book
 from reconfig.controller.service import ControllerServer
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
-from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
-from stateflow.rpc.replica_server import ReplicaServer, duties
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.membership import say_opening
+from stateflow.rpc.replica_server import ReplicaServer, duties, recover
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
+from stateflow.runtime.layout import Session
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import describe
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.shelf import Slot
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim import flow
-from tests.simulation.sim.disk import Disk, Machine, Store
+from tests.simulation.sim.controllers import NAMES, Controllers
+from tests.simulation.sim.disk import Disk, Machine, Path, Store
 from tests.simulation.sim.ledger import MemoryLedger
 from tests.simulation.sim.loop import Crashed, Process, SimLoop
 from tests.simulation.sim.net import Methods, Network
@@ -39,8 +45,16 @@ SPEC = describe(flow.Flow, flow.PARTITIONS, "Flow")
 DRIFT_MAX = 0.01
 SETTLE_S = 600.0
 CONTROLLER = ControllerSettings(
-    heartbeat_interval_s=1.0, lease_s=3.0, rpc_timeout_s=10.0, retry_interval_s=0.25, takeover_retry_s=1.0
+    heartbeat_interval_s=1.0,
+    lease_s=3.0,
+    rpc_timeout_s=10.0,
+    retry_interval_s=0.25,
+    takeover_retry_s=1.0,
+    opening_timeout_s=6.0,
+    hold_s=3.0,
 )
+#: of a replica's starts: so many take a while, some longer than a lease, some longer than it is waited for
+SLOW_STARTS = 0.25
 REPLICA = {
     acknowledge: ReplicaSettings(
         heartbeat_interval_s=1.0, hold_timeout_s=5.0, transfer_timeout_s=10.0, acknowledge=acknowledge
@@ -72,7 +86,15 @@ class Node(ReplicaNode):
     def __init__(self, world: World, process: Process, info: ReplicaInfo, machine: Machine) -> None:
         self._world, self._process = world, process
         settings = REPLICA[world.acknowledge]
-        super().__init__(info, machine.home, settings, Clock(process), machine, Lease.none())  # type: ignore[arg-type]
+        super().__init__(
+            info,
+            machine.home,
+            settings,
+            Clock(process),
+            machine,
+            Lease.none(),
+            recover=False,  # type: ignore[arg-type]
+        )
 
     @property
     def leased(self) -> bool:
@@ -90,13 +112,28 @@ class Node(ReplicaNode):
     def apply(
         self, partition: PartitionId, epoch: int, batch: Any, input_schema: bytes, rows: bytes, *more: Any
     ) -> Any:
+        with self._noted(partition, batch, rows):
+            return super().apply(partition, epoch, batch, input_schema, rows, *more)
+
+    def open_source(self, partition: PartitionId, source: str, session: Session) -> None:
+        with self._noted(partition, Batch(source, -1, sparse=True, session=session), b""):
+            super().open_source(partition, source, session)
+
+    @contextlib.contextmanager
+    def _noted(self, *what: Any) -> Iterator[None]:
         job = self._process.loop.job
         assert job is not None
-        job.notes["applies"] = partition, batch, rows
+        job.notes["applies"] = what
         try:
-            return super().apply(partition, epoch, batch, input_schema, rows, *more)
+            yield
         finally:
             job.notes.clear()
+
+
+def contents(slot: Slot) -> dict[bytes, bytes]:
+    """Of a partition's database, whether it is open or not."""
+    assert isinstance(slot.directory, Path)
+    return slot.store.entries() if isinstance(slot.store, Store) else slot.directory.look()
 
 
 @dataclass
@@ -128,6 +165,11 @@ class Counts:
     moves_aborted: int = 0
     takeovers: int = 0
     batches_lost: int = 0
+    doubles: int = 0
+    blanks: int = 0
+    incomplete: int = 0
+    rewinds: int = 0
+    rivals: int = 0
     virtual_s: float = 0.0
 
     def add(self, other: Counts) -> None:
@@ -145,18 +187,26 @@ class World:
         self.random = Random(self.seed)
         self.standbys = int(self.random.random() < 0.5)
         self.acknowledge = self.random.choice(("wal", "fsync", "standby") if self.standbys else ("wal", "fsync"))
+        self._slow = Random(f"{self.seed}:opening")
+        self.damaged = 0  # copies that are still to be mended
         self.loop = SimLoop(self.random)
         self.net = Network(self.loop)
         self.net.log = self.log
         self.oracle = Oracle(self.acknowledge)
-        self.ledger = MemoryLedger()
-        self.disks = {name: Disk(self.random) for name in REPLICAS}
+        self.clock_skew_s = 0.0
+        self.ledger = MemoryLedger(lambda: self.loop.now + self.clock_skew_s)
+        self.blank: MemoryLedger | None = None  # which the controller is started with instead, see doubles.py
+        self.disks = {name: Disk(self.random, name) for name in REPLICAS}
         self.nodes: dict[str, Node] = {}  # of processes that are alive
-        self.controller: ControllerServer | None = None
         self.programs: dict[str, Program] = {}
         self.failure: BaseException | None = None
+        self.sessions: dict[str, Session] = {}  # by source, of the newest client that began …
+        self.opened_by: dict[str, Session] = {}  # … and was let in everywhere
+        self.registered: Callable[[str], None] = lambda incarnation: None  # a controller let it in
         self._ids = 0
-        self.add("controller", self._boot_controller)
+        self.controllers = Controllers(self)
+        for name in self.controllers.names:
+            self.add(name, self.controllers.boot)
         for name in REPLICAS:
             self.add(name, self._boot_replica)
 
@@ -174,7 +224,8 @@ class World:
     # -- programs -----------------------------------------------------------------------------------------
 
     def add(self, name: str, boot: Callable[[Process], Coroutine[Any, Any, None]]) -> Program:
-        drift = self.random.uniform(-DRIFT_MAX, DRIFT_MAX)
+        random = self.random if name != NAMES[1] else Random(f"{self.seed}:{name}")
+        drift = random.uniform(-DRIFT_MAX, DRIFT_MAX)
         program = self.programs[name] = Program(name, boot, drift=drift)
         return program
 
@@ -184,7 +235,7 @@ class World:
             return
         program.starts += 1
         process = program.process = Process(self.loop, name, program.drift, self.random.random() * 1000)
-        process.killed = lambda: self._killed(program)
+        process.killed = lambda: self.killed(program)
         self.log(f"{name} starts")
         self.loop.spawn(process, self.guarded(program.boot(process)))
 
@@ -196,13 +247,12 @@ class World:
         except Exception as error:  # noqa: BLE001 - a program that ends by itself is wrong
             self.fail(error)
 
-    def _killed(self, program: Program) -> None:
+    def killed(self, program: Program) -> None:
         self.log(f"{program.name} is killed")
         self.counts.crashes += 1
         assert program.process is not None
         self.nodes.pop(program.name, None)
-        if program.name == "controller":
-            self.controller = None
+        self.controllers.leading.pop(program.name, None)
         self.net.ended(program.process)
 
     def kill(self, name: str) -> None:
@@ -218,44 +268,44 @@ class World:
         self.programs[name].power_lost = True
         self.disks[name].power_loss()
 
+    @property
+    def controller(self) -> ControllerServer | None:
+        """The one that leads."""
+        return self.controllers.leader
+
     def new_id(self) -> str:
         self._ids += 1
         return f"m{self._ids}"
 
-    async def _boot_controller(self, process: Process) -> None:
-        shell = ControllerServer(
-            self.ledger,  # type: ignore[arg-type]
-            CONTROLLER,
-            Clock(process),
-            self.net.connect,  # type: ignore[arg-type]
-            self.new_id,
-        )
-        methods = Methods()
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server(shell, methods)
-        self.net.serve(process, methods.handlers)
-        self.controller = shell
-        shell.resume()
-
     async def _boot_replica(self, process: Process) -> None:
+        await self.boot_replica(process, self.programs[process.name], process.name)
+
+    async def boot_replica(self, process: Process, program: Program, asks_for: str) -> None:
+        """Args: asks_for: the name that it registers under."""
         name = process.name
-        program = self.programs[name]
-        info = ReplicaInfo(name, name.rpartition("-")[0], f"{name}:1")
+        info = ReplicaInfo(asks_for, asks_for.rpartition("-")[0], f"{name}:1")
         machine = Machine(process, self.disks[name])
         machine.wrote = lambda store, mutations: self._wrote(process, store, mutations)
         node = Node(self, process, info, machine)
+        shell = ReplicaServer(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
+        if self._slow.random() < SLOW_STARTS:
+            saying = self.loop.create_task(say_opening(shell, info, self.controllers.addresses()))
+            await asyncio.sleep(2 * CONTROLLER.opening_timeout_s * self._slow.random())
+            saying.cancel()
+        await recover(shell, info, self.controllers.addresses(), asyncio.Event())
         self.nodes[name] = node
         for slot in node._shelf.slots():
-            if slot.lifecycle.state is State.OWNED and slot.store is not None:
-                epoch, sequence = slot.lifecycle.epoch, read_sequence(slot.store)
-                self.oracle.owned(slot.id, name, epoch, slot.store.entries(), self._plan_of(slot.id, epoch))
+            if slot.lifecycle.state is State.OWNED:
+                epoch, entries = slot.lifecycle.epoch, contents(slot)
+                sequence = int.from_bytes(entries.get(layout.SEQUENCE, b""), "big")
+                self.oracle.owned(slot.id, name, epoch, entries, self._plan_of(slot.id, epoch))
                 self.oracle.opened(slot.id, epoch, sequence, program.power_lost)
                 self.oracle.changed(slot.id, self.nodes)
         program.power_lost = False
-        shell = ReplicaServer(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
         methods = Methods()
         replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, methods)
         self.net.serve(process, methods.handlers)
-        for duty in duties(shell, info, "controller:1", f"{name}-{program.starts}"):
+        for duty in duties(shell, info, self.controllers.addresses(), f"{name}-{program.starts}"):
             self.loop.create_task(self.guarded(duty))
 
     # -- what the oracle is told --------------------------------------------------------------------------
@@ -269,18 +319,19 @@ class World:
         partition, batch, rows = applies
         epoch = self.nodes[process.name].lifecycle(partition).epoch
         self.log(f"{process.name} commits {batch.source} {batch.number} to {partition} at {epoch}")
-        now_us = job.notes["now_us"]
         self.serving(partition)
-        self._check(lambda: self.oracle.committed(partition, process.name, epoch, batch, rows, now_us, mutations))
+        if batch.number < 0:
+            self._check(lambda: self.oracle.taken(partition, process.name, epoch, batch, mutations))
+        else:
+            now_us = job.notes["now_us"]
+            self._check(lambda: self.oracle.committed(partition, process.name, epoch, batch, rows, now_us, mutations))
         self._check(lambda: self.oracle.changed(partition, self.nodes))
 
     def changed(self, node: Node, partition: PartitionId) -> None:
         lifecycle = node.lifecycle(partition)
         self.log(f"{node.info.name} {partition} {lifecycle.state} {lifecycle.epoch} {lifecycle.move_id}")
         if lifecycle.state is State.OWNED:
-            store = node._shelf.slot(partition).store
-            assert isinstance(store, Store)
-            entries, plan = store.entries(), self._plan_of(partition, lifecycle.epoch)
+            entries, plan = contents(node._shelf.slot(partition)), self._plan_of(partition, lifecycle.epoch)
             self._check(lambda: self.oracle.owned(partition, node.info.name, lifecycle.epoch, entries, plan))
         self._check(lambda: self.oracle.changed(partition, self.nodes))
 
@@ -310,6 +361,14 @@ class World:
             return Plan(planned["epoch"], planned["how"] or "MOVE", abandoned, over)
         return Plan()
 
+    def takes(self, source: str, session: Session) -> None:
+        """A client begins, with this session."""
+        self.sessions[source] = max(self.sessions.get(source, session), session)
+
+    def has(self, source: str, session: Session) -> None:
+        """It was let in everywhere."""
+        self.opened_by[source] = max(self.opened_by.get(source, session), session)
+
     def answered(self, partition: int, batch: Any, output: bytes) -> None:
         self._check(lambda: self.oracle.answered(PartitionId("Flow", partition), batch.source, batch.number, output))
 
@@ -324,8 +383,12 @@ class World:
     @property
     def quiet(self) -> bool:
         """Nothing is under way any more."""
-        if self.controller is None:
+        if self.controller is None or self.damaged:
             return False
+        if any(self.programs[name].running and name not in self.nodes for name in REPLICAS):
+            return False  # one still looks what it has …
+        if not all(self.nodes[name].leased for name in REPLICAS if name in self.nodes):
+            return False  # … or has not heard what it owns no more
         book = self.controller._book
         if any(open_move.planned.strategy != "standby" for open_move in book.open_moves.values()):
             return False
@@ -358,8 +421,8 @@ class World:
                     found.append((copy.replica, incoming.store))
         return found
 
-    def check_end(self, sent: dict[int, dict[tuple[str, int], bytes]]) -> None:
-        """Raises Violation. ``sent``: partition → (source, number) → rows."""
+    def check_end(self, sent: dict[int, dict[tuple[str, int], bytes]], mended: Collection[str]) -> None:
+        """Raises Violation. ``sent``: partition → (source, number) → rows; ``mended``: see :meth:`Oracle.compare`."""
         assert self.controller is not None
         book = self.controller._book
         assignment = book.operator("Flow").assignment
@@ -385,12 +448,11 @@ class World:
                     raise Violation(f"{name} still has {partition} {node.lifecycle(partition).state}")
             self.serving(partition)  # also where it took no batch since it came back
             slot = self.nodes[owners[0][0]]._shelf.slot(partition)
-            assert isinstance(slot.store, Store)
-            self.oracle.compare(partition, slot.store.entries(), sent[number])
+            self.oracle.compare(partition, contents(slot), sent[number], mended)
             if len(copies) != self.standbys:
                 raise Violation(f"{partition} has {sorted(copies)} as standbys, {self.standbys} are wanted")
             for name, copy in copies.items():
-                if not self.oracle.same(copy.entries(), slot.store.entries()):
+                if not self.oracle.same(copy.entries(), contents(slot)):
                     raise Violation(f"the standby of {partition} at {name} differs from its owner's")
 
 

@@ -69,7 +69,7 @@ def test_a_missing_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch, pac
     real = importlib.util.find_spec
     absent = lambda name: None if name == package else real(name)  # noqa: E731
     monkeypatch.setattr(flights_module.importlib.util, "find_spec", absent)
-    with pytest.raises(ExtraMissing, match=r"pip install 'stateflow\[demo\]'") as caught:
+    with pytest.raises(ExtraMissing, match=r"pip install 'stateflow-streams\[demo\]'") as caught:
         load_flights()
     assert caught.value.where["package"] == package
 

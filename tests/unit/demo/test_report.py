@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from stateflow.demo.charts import figures, outages
+from stateflow.demo.charts import figures, outages, timeline
+from stateflow.demo.picture import _side
 from stateflow.demo.report import headline, render, write_report
 from stateflow.demo.result import DemoResult, Incident
 from stateflow.errors import ExtraMissing
 
 
 def page(result: DemoResult) -> str:
-    return render(result, "/* plotly */")
+    return render(result)
 
 
 def embedded_figures(html: str) -> Any:
@@ -32,14 +33,15 @@ def trace(figure: dict[str, Any], name: str) -> dict[str, Any]:
 def test_one_page_and_one_picture_are_written(result: DemoResult, tmp_path: Path) -> None:
     html_path, png_path = write_report(result, tmp_path / "new" / "out")
     html = html_path.read_text(encoding="utf-8")
-    assert "plotly.js v" in html
-    assert len(html) > 1_000_000
+    assert '<script src="plotly.min.js">' in html
+    assert len(html) < 200_000
+    assert "plotly.js v" in html_path.with_name("plotly.min.js").read_text(encoding="utf-8")
     png = png_path.read_bytes()
     assert png.startswith(b"\x89PNG")
     assert struct.unpack(">I", png[16:20]) == (1400,)
 
 
-def test_the_page_refers_to_nothing_outside_itself(result: DemoResult) -> None:
+def test_the_page_refers_to_nothing_but_the_file_beside_it(result: DemoResult) -> None:
     class Links(HTMLParser):
         found: list[tuple[str, str | None]] = []  # noqa: RUF012
 
@@ -48,8 +50,47 @@ def test_the_page_refers_to_nothing_outside_itself(result: DemoResult) -> None:
 
     parser = Links()
     parser.feed(page(result))
-    assert parser.found == []
+    assert parser.found == [("src", "plotly.min.js")]
     assert "@import" not in page(result)
+
+
+def test_the_legend_of_the_timeline_is_short_and_waiting_moves_do_not_squeeze_it(result: DemoResult) -> None:
+    late = dataclasses.replace(result.moves[-1], started_s=result.duration_s, duration_s=500.0)
+    drawn = timeline(dataclasses.replace(result, moves=[*result.moves, late]))
+    latency = [t["name"] for t in drawn["data"] if t.get("showlegend", True) and "legend" not in t]
+    assert len(latency) <= 6, latency
+    assert all(t["legend"] == "legend2" for t in drawn["data"] if t["type"] == "bar")
+    assert drawn["layout"]["xaxis"]["range"][1] <= 1.1 * result.duration_s
+
+
+def test_what_was_promised_is_told_beside_what_was_expected(result: DemoResult) -> None:
+    moves = [dataclasses.replace(move, margin_ms=20.0) for move in result.moves]
+    drawn = embedded_figures(page(dataclasses.replace(result, moves=moves)))["pauses"]
+    pairs = zip(trace(drawn, "expected")["y"], trace(drawn, "promised")["y"], strict=True)
+    assert all(promised == expected + 20.0 for expected, promised in pairs)
+    assert "promised" in trace(drawn, "pause")["text"][0]
+
+
+def test_on_a_telephone_the_table_keeps_what_matters(result: DemoResult) -> None:
+    html = page(result)
+    assert ".wide, th:first-child, td:first-child { display: none; }" in html
+    for row in re.findall(r"<tr>.*?</tr>", html, re.S):
+        assert len(re.findall(r'class="[^"]*\bwide\b', row)) == 6, row
+
+
+def test_a_kill_stands_left_of_what_followed(result: DemoResult) -> None:
+    for share in (0.3, 0.58, 0.83):
+        kill, back = (Incident(share * 100 + after, kind, "r") for after, kind in ((0, "SIGKILL"), (1, "restart")))
+        assert (_side(kill, 100.0), _side(back, 100.0)) == ("right", "left")
+    assert (_side(Incident(5, "SIGKILL", "r"), 100.0), _side(Incident(95, "restart", "r"), 100.0)) == ("left", "right")
+
+
+def test_a_run_with_moves_that_failed_has_not_held(result: DemoResult) -> None:
+    assert result.moves_failed
+    assert not result.held
+    clean = dataclasses.replace(result, moves=[move for move in result.moves if move.completed])
+    assert clean.held
+    assert not dataclasses.replace(clean, output_equal=False).held
 
 
 def test_the_verdicts_are_stated(result: DemoResult, unsound_result: DemoResult) -> None:
@@ -94,7 +135,7 @@ def test_every_move_is_in_the_timeline_the_bars_and_the_table(result: DemoResult
     assert "warm" in stories[0]
     bars = trace(drawn["pauses"], "pause")["y"]
     assert sum(bar is not None for bar in bars) == 23
-    assert len(trace(drawn["pauses"], "predicted")["y"]) == 24
+    assert len(trace(drawn["pauses"], "expected")["y"]) == 24
     assert len(trace(drawn["pauses"], "not completed")["x"]) == 1
     assert len(trace(drawn["timeline"], "failed move")["x"]) == 4
     assert page(result).count("<tr><td") == 24
@@ -137,5 +178,5 @@ def test_a_missing_library_names_the_remedy(
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ExtraMissing, match=r"stateflow\[demo\]"):
+    with pytest.raises(ExtraMissing, match=r"stateflow-streams\[demo\]"):
         write_report(result, tmp_path)

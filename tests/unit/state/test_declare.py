@@ -75,7 +75,7 @@ def test_one_stored_name_is_one_state() -> None:
             declarations_of(cls)
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", 5])
+@pytest.mark.parametrize("name", ["", "a\0b", 5, "\ud800"])
 def test_names_are_checked(name: str) -> None:
     with pytest.raises(DeclarationError):
         state.value(int, name=name)

@@ -13,7 +13,7 @@ from bench import Bench
 
 from stateflow import state
 from stateflow.errors import DecodeError, EncodeError
-from stateflow.state import CachePool, cache, scan_state
+from stateflow.state import CachePool, TrackedList, TrackedMap, TrackedSet, cache, scan_state
 from stateflow.state.cache import weight_of
 from stateflow.state.choose import coder_for
 
@@ -325,3 +325,94 @@ def test_weights_are_near_the_truth() -> None:
 
 def weight(keyed: Any) -> int:
     return sum(weight_of(key, bundle) for cache in keyed._caches.values() for key, bundle in cache.items())
+
+
+# --- small differences from the builtins, and none ------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [list, TrackedList])
+def test_a_sort_whose_key_changes_the_list(kind: Any) -> None:
+    def changes(item: int) -> int:
+        log.append(item)
+        return -item
+
+    log = kind([1, 3, 2])
+    with pytest.raises(ValueError, match="list modified during sort"):
+        log.sort(key=changes)
+    assert log == [3, 2, 1]
+    with pytest.raises(TypeError):
+        kind([1, "a"]).sort()
+
+
+@pytest.mark.parametrize("kind", [set, TrackedSet])
+def test_a_set_is_looked_up_as_the_frozenset_it_equals(kind: Any) -> None:
+    inner = kind("ab")
+    outer = kind([frozenset("ab"), frozenset("c")])
+    assert inner in outer
+    outer.discard(inner)
+    assert inner not in outer
+    outer.remove(kind("c"))
+    with pytest.raises(KeyError) as caught:
+        outer.remove(inner)
+    assert caught.value.args[0] is inner
+    with pytest.raises(TypeError, match="unhashable"):
+        [] in outer  # noqa: B015
+
+
+class Clearing:
+    """Equal to anything of its hash, and empties the set when it is compared."""
+
+    def __init__(self) -> None:
+        self.set: Any = None
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        if self.set is not None:
+            self.set.clear()
+        return True
+
+
+@pytest.mark.parametrize("kind", [set, TrackedSet])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s, other: s.discard(other),
+        lambda s, other: s.difference_update([other]),
+        lambda s, other: s.symmetric_difference_update([other]),
+        lambda s, other: s.intersection_update([other]),
+        lambda s, other: s.__isub__({other}),
+    ],
+)
+def test_members_whose_comparison_changes_the_set(kind: Any, call: Any) -> None:
+    member = Clearing()
+    mine = kind([member, 5])
+    member.set = mine
+    call(mine, Clearing())
+    assert len(mine) == len(list(mine))
+    assert 5 not in mine
+
+
+def test_an_iterator_ends_when_the_map_was_emptied_and_filled_anew() -> None:
+    tracked = TrackedMap({"a": 1, "b": 2})
+    keys = iter(tracked)
+    next(keys)
+    tracked.clear()
+    tracked.update({"c": 3, "d": 4})
+    with pytest.raises(RuntimeError, match="changed size during iteration"):
+        next(keys)
+
+
+def test_a_map_that_holds_itself_and_one_made_of_keys_by_a_subclass() -> None:
+    tracked = TrackedMap({"a": 1})
+    tracked["self"] = tracked
+    assert repr(tracked) == "{'a': 1, 'self': {...}}"
+    assert repr(tracked.items()) == "dict_items([('a', 1), ('self', {'a': 1, 'self': {...}})])"
+
+    class Named(TrackedMap[str, int]):
+        def __init__(self) -> None:
+            super().__init__()
+
+    made = Named.fromkeys("ab", 1)
+    assert (type(made), made, made.changes()) == (Named, {"a": 1, "b": 1}, {"put": {}, "deleted": []})

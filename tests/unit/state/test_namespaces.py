@@ -7,8 +7,16 @@ import pytest
 from bench import Bench
 
 from stateflow import state
-from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, NullKey, UnsupportedKeyType
-from stateflow.state import Namespace, scan_entries, scan_state, stored_tags
+from stateflow.errors import (
+    DeclarationError,
+    DecodeError,
+    EncodeError,
+    InvalidArgument,
+    NullKey,
+    UnsupportedKeyType,
+)
+from stateflow.state import KeyedState, Namespace, coders, plain, scan_entries, scan_state, stored_tags
+from stateflow.state.cells import pack_cell
 
 ONE = Namespace.window(0, 10)
 TWO = Namespace.window(5, 15)
@@ -119,6 +127,117 @@ def test_tags_made_at_run_time_are_written_down_once() -> None:
     other.keyed.invalidate()
     other.keyed.at("k", ONE, COUNT).add()
     assert len(other.commit().puts) == 2
+
+
+# --- after a restart, before they are used again -----------------------------------------------------
+
+
+class Mine(coders.Utf8):
+    """A coder that a process without the declaration does not have."""
+
+    name = "mine"
+
+
+SECOND = 1_000_000
+BRIEF: Any = {
+    "value": state.value(str, name="v", ttl=10, coder=Mine()),
+    "counter": state.counter(name="c", ttl=10),
+    "reducing": state.reducing(list, lambda a, b: a + b, name="r", ttl=10),
+    "map": state.map(str, int, name="m", ttl=10, key_coder=Mine()),
+    "set": state.set(tuple[str, int], name="s", ttl=10),
+    "list": state.list(dict, name="l", ttl=10),
+    "event": state.map(str, int, name="e", ttl=10, ttl_domain="event"),
+}
+
+
+def fill(keyed: KeyedState, number: int) -> None:
+    keyed.at("k", ONE, BRIEF["value"]).value = f"v{number}"
+    keyed.at("k", ONE, BRIEF["counter"]).add(number)
+    keyed.at("k", ONE, BRIEF["reducing"]).add([number])
+    for kind in ("map", "event"):
+        keyed.at("k", ONE, BRIEF[kind])[f"m{number}"] = number
+    keyed.at("k", ONE, BRIEF["set"]).add(("s", number))
+    keyed.at("k", ONE, BRIEF["list"]).append({"n": number})
+
+
+def swept(bench: Bench, now: int, event: int | None = None) -> dict[bytes, bytes]:
+    """What is left of states when a process that has met none of them sweeps them."""
+    fresh = bench.reopened(now)
+    fresh.keyed.set_time(now, event)
+    assert fresh.keyed.expires
+    fresh.store.apply(fresh.keyed.expired(100))
+    fresh.keyed.mark_clean()
+    return {cell: data for cell, data in fresh.store.cells.items() if cell[:1] in b"cn"}
+
+
+def test_states_made_at_run_time_are_swept_before_they_are_used_again() -> None:
+    bench = Bench(Op)
+    fill(bench.keyed, 1)
+    bench.at(5 * SECOND, event=5 * SECOND)
+    for kind in ("map", "set", "list"):
+        assert len(bench.keyed.at("k", ONE, BRIEF[kind])) == 1
+    fill(bench.keyed, 2)
+    whole = len(swept(bench, 5 * SECOND))
+    assert whole == len(swept(bench, 10 * SECOND - 1))
+    left = swept(bench, 10 * SECOND, event=10 * SECOND)
+    assert len(left) == whole - 3, "the older entry of map, set and list"
+    other = bench.reopened(10 * SECOND)
+    assert other.keyed.at("k", ONE, BRIEF["map"]) == {"m2": 2}
+    assert other.keyed.at("k", ONE, BRIEF["set"]) == {("s", 2)}
+    assert other.keyed.at("k", ONE, BRIEF["list"]) == [{"n": 2}]
+    assert other.keyed.at("k", ONE, BRIEF["counter"]).value == 3
+    assert not other.keyed.collect()
+    swept(bench, 15 * SECOND, event=10 * SECOND)
+    assert bench.reopened(15 * SECOND).keyed.at("k", ONE, BRIEF["event"]) == {"m1": 1, "m2": 2}
+    assert not swept(bench, 15 * SECOND, event=25 * SECOND)
+
+
+def test_a_state_that_is_met_in_the_batch_that_cleared_or_swept_it() -> None:
+    bench = Bench(Op)
+    fill(bench.keyed, 1)
+    fresh = bench.reopened(SECOND)
+    fresh.keyed.clear_namespace("k", ONE)
+    fill(fresh.keyed, 2)
+    assert fresh.keyed.at("k", ONE, BRIEF["map"]) == {"m2": 2}
+    assert fresh.keyed.at("k", ONE, BRIEF["value"]).value == "v2"
+    again = fresh.reopened(2 * SECOND)
+    again.keyed.expired(100)
+    assert again.keyed.at("k", ONE, BRIEF["counter"]).value == 2
+    again.keyed.rollback()
+    again.keyed.clear_namespace("k", ONE)
+    again.keyed.rollback()
+    assert again.keyed.at("k", ONE, BRIEF["list"]) == [{"n": 2}]
+    again.keyed.invalidate()
+    again.keyed.set_time(3 * SECOND)
+    assert again.keyed.at("k", ONE, BRIEF["set"]) == {("s", 2)}
+
+
+def test_another_ttl_is_written_down_too() -> None:
+    bench = Bench(Op)
+    bench.keyed.at("k", ONE, state.map(str, int, name="t", ttl=10))["a"] = 1
+    lasting = bench.reopened(SECOND)
+    forever: Any = state.map(str, int, name="t")
+    lasting.keyed.at("k", ONE, forever)["b"] = 2
+    assert stored_tags(lasting.reopened(SECOND).store) == {forever.tag: forever.describe()}
+    fresh = lasting.reopened(2 * SECOND)
+    assert not fresh.keyed.expires
+    assert not fresh.keyed.expired(100)
+    assert fresh.keyed.at("k", ONE, forever) == {"a": 1, "b": 2}
+
+
+def test_a_damaged_description_is_an_error() -> None:
+    bench = Bench(Op)
+    bench.store.cells[b"r12345678"] = pack_cell(plain.dumps({"name": "n"}))
+    with pytest.raises(DecodeError, match="made at run time cannot be read"):
+        bench.reopened()
+
+
+@pytest.mark.parametrize("name", ["\ud800", 7, None])
+def test_what_cannot_name_a_namespace(name: Any) -> None:
+    with pytest.raises(InvalidArgument, match="cannot name a namespace"):
+        Namespace.named(name)
+    with pytest.raises(InvalidArgument, match="cannot name a namespace"):
+        Namespace.window(0, 1, of=name)
 
 
 def test_what_is_no_tag_is_refused() -> None:

@@ -1,0 +1,111 @@
+"""Taking what replicas have into a ledger that knows nothing of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from reconfig import adoption
+from reconfig.adoption import Found
+from reconfig.controller.book import Book
+from reconfig.controller.claims import Claimant
+from reconfig.controller.desk import Desk
+from stateflow.errors import AdoptionRefused
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.runtime.code_key import check_signed
+
+log = logging.getLogger(__name__)
+
+
+class Adopter:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def adopt(self, there: Sequence[Claimant], dry_run: bool, partial: bool) -> cpb.AdoptReply:
+        """Records of everything or of nothing; only then are its replicas let in. Called while nothing is planned.
+
+        Raises AdoptionRefused, unless it is only asked what there is.
+        """
+        claims = [claimant.claim for claimant in there]
+        found = adoption.find(claims, self._known)
+        for each in found:
+            each.conflicts += self._strangers(there, each.operator)
+        if not dry_run:
+            self._check(there, found, partial)
+            await self._record(there, found)
+        return cpb.AdoptReply(operators=[_told(each, not dry_run) for each in found])
+
+    @property
+    def _known(self) -> set[str]:
+        return {*self._desk.book.deployed, *self._desk.book.planned}
+
+    def _strangers(self, there: Sequence[Claimant], operator: str) -> list[str]:
+        homes = self._desk.book.homes
+        return [
+            f"the name {claimant.info.name} is another data directory's in this ledger"
+            for claimant in there
+            if any(partition.operator == operator for partition in claimant.claim.held)
+            and claimant.info.name in homes
+            and homes[claimant.info.name].directory != claimant.home.directory
+        ]
+
+    def _check(self, there: Sequence[Claimant], found: Sequence[Found], partial: bool) -> None:
+        if not there:
+            raise AdoptionRefused(
+                "no replica is heard that has anything of which this ledger does not know",
+                remedy="start the replicas with this controller's address, and give the command again",
+            )
+        own = self._desk.ledger_id
+        for name in sorted(self._known):
+            foreign = adoption.claimants([c.claim for c in there if c.claim.ledger not in ("", own)], name)
+            if foreign:
+                raise AdoptionRefused(
+                    "an operator that replicas of another ledger have is deployed in this one, too",
+                    remedy="stop those replicas, and keep their data directories, or adopt with a ledger that is empty",
+                    operator=name,
+                    replicas=" ".join(sorted(foreign)),
+                )
+        for each in found:
+            if each.conflicts or each.spec is None:
+                raise AdoptionRefused(
+                    "; ".join(each.conflicts),
+                    remedy="stop the one that is not to count, keep its data directory, and give the command again",
+                    operator=each.operator,
+                )
+            check_signed(each.spec)
+            if not each.whole and not partial:
+                lacking = sorted([*each.missing, *each.sealed])
+                raise AdoptionRefused(
+                    f"{len(each.missing)} partitions are missing, of {len(each.sealed)} there is only a copy that was "
+                    "sealed for a move",
+                    remedy="start the replicas that have them, and give the command again; with --partial sealed "
+                    "copies are served again, and what is missing waits for a checkpoint or its owner",
+                    operator=each.operator,
+                    partitions=" ".join(map(str, lacking[:20])) + (" …" if len(lacking) > 20 else ""),
+                )
+
+    async def _record(self, there: Sequence[Claimant], found: Sequence[Found]) -> None:
+        desk = self._desk
+        claims = [claimant.claim for claimant in there]
+        for claimant in there:
+            await desk.record(Book.register, claimant.info, claimant.home)
+            desk.members.expect(claimant.info.name)
+        for each in found:
+            assert each.spec is not None
+            await desk.record(Book.adopt, each.spec, adoption.assignment(each, claims), each.granted)
+            log.warning("%s is adopted: %d partitions, %d missing", each.operator, len(each.owners), len(each.missing))
+        for ledger in sorted({claim.ledger for claim in claims} - {"", desk.ledger_id}):
+            await desk.record(Book.adopt_ledger, ledger)
+            log.warning("replicas of ledger %s belong to ledger %s from now on", ledger, desk.ledger_id)
+
+
+def _told(found: Found, done: bool) -> cpb.Adopted:
+    return cpb.Adopted(
+        operator=found.operator,
+        count=found.spec.partitions if found.spec else 0,
+        partitions=sorted(found.owners),
+        sealed=sorted(found.sealed),
+        missing=found.missing,
+        conflicts=found.conflicts,
+        done=done,
+    )

@@ -1,0 +1,124 @@
+"""What replicas have of which the ledger knows nothing: remembered, so that nothing is created empty in its place.
+
+A replica that belongs to another ledger is not registered; one that registers may have operators that this ledger lost.
+Both say what they have. Kept in memory: they say it again to a controller that has just started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reconfig.adoption import Claim, Held, claimants
+from reconfig.controller.book import Home
+from stateflow.clock import Clock
+from stateflow.errors import PartitionsClaimed
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc.replica_pb2 import PartitionView
+from stateflow.rpc.wire import replica_of, spec_of
+from stateflow.settings import ControllerSettings
+from stateflow.types import PartitionId, ReplicaInfo
+
+#: remembered at once: anybody may be heard under any name
+SILENT_MAX = 1_000
+
+
+@dataclass(slots=True)
+class Claimant:
+    """``whole``: everything was said. ``at``: when it was heard last, monotonic seconds."""
+
+    info: ReplicaInfo
+    home: Home
+    claim: Claim
+    at: float
+    whole: bool = False
+
+
+class Claims:
+    def __init__(self, settings: ControllerSettings, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._by_directory: dict[str, Claimant] = {}
+        self._silent: dict[
+            str, tuple[str, float]
+        ] = {}  # directory → replica that did not say yet, and when it was heard
+        self._heard_from = clock.monotonic() + 2 * settings.heartbeat_interval_s
+
+    def note(self, request: cpb.ClaimRequest) -> None:
+        """A piece of what one replica has."""
+        directory = request.directory
+        if request.first or directory.id not in self._by_directory:
+            info = replica_of(request.replica)
+            claim = Claim(info.name, directory.id, directory.ledger, {}, {})
+            self._by_directory[directory.id] = Claimant(
+                info, Home(directory.id, directory.place), claim, self._clock.monotonic()
+            )
+        noted = self._by_directory[directory.id]
+        specs, held = dict(noted.claim.specs), dict(noted.claim.held)
+        specs |= {spec.name: spec_of(spec) for spec in request.operators}
+        held |= {PartitionId(v.operator, v.partition): Held(v.state, v.epoch) for v in request.partitions}
+        noted.claim = Claim(noted.claim.replica, noted.claim.directory, noted.claim.ledger, specs, held)
+        noted.whole = request.last
+
+    def registered(self, request: cpb.RegisterRequest, unknown: list[PartitionView]) -> None:
+        """Args: unknown: of all that it brings, the partitions of operators that the ledger does not know."""
+        self._by_directory.pop(request.directory.id, None)
+        if unknown:  # it is about to say more of them; until then nothing is created in their place
+            said = cpb.ClaimRequest(
+                replica=request.replica, directory=request.directory, partitions=unknown, first=True
+            )
+            self.note(said)
+
+    @property
+    def early_s(self) -> float:
+        """Until every replica that runs was heard, for one that has begun with an empty ledger."""
+        return max(0.0, self._heard_from - self._clock.monotonic())
+
+    def foreign(self, replica: str, directory: str) -> bool:
+        """A replica of another ledger was heard. Has it said everything? It may still look what it has."""
+        whole = self.heard(directory)
+        if whole:
+            self._silent.pop(directory, None)
+        else:
+            self._silent[directory] = replica, self._clock.monotonic()
+            if len(self._silent) > SILENT_MAX:
+                del self._silent[next(iter(self._silent))]
+        return whole
+
+    def heard(self, directory: str) -> bool:
+        """A replica was heard. Has it said everything?"""
+        noted = self._by_directory.get(directory)
+        if noted is None:
+            return False
+        noted.at = self._clock.monotonic()
+        return noted.whole
+
+    def present(self) -> list[Claimant]:
+        """Those that are heard, by name."""
+        since = self._present_since()
+        there = [noted for noted in self._by_directory.values() if noted.whole and noted.at >= since]
+        return sorted(there, key=lambda noted: (noted.info.name, noted.home.directory))
+
+    def _present_since(self) -> float:
+        return self._clock.monotonic() - self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
+
+    def check_free(self, operator: str, ledger: str) -> None:
+        """Raises PartitionsClaimed where a replica has some of an operator that is to be created, or may have."""
+        since = self._present_since()
+        silent = sorted({replica for replica, at in self._silent.values() if at >= since})
+        if silent:
+            raise PartitionsClaimed(
+                "replicas of another ledger did not say yet what they have",
+                remedy="deploy it again when `stateflow status` shows no replica that is opening",
+                operator=operator,
+                replicas=" ".join(silent),
+                ledger=ledger or None,
+            )
+        found = claimants([noted.claim for noted in self._by_directory.values()], operator)
+        if found:
+            raise PartitionsClaimed(
+                "replicas have partitions of this operator, of which the ledger knows nothing",
+                remedy="start the controller with the ledger that they belong to; if that is lost, `stateflow adopt "
+                "--dry-run` shows what they have, and `stateflow adopt` takes it into this one",
+                operator=operator,
+                replicas=" ".join(sorted(found)),
+                ledger=ledger or None,
+            )

@@ -1,0 +1,296 @@
+"""A controller among several of one ledger: it leads while it holds the ledger, and says who does while it does not.
+
+Each term is a controller of its own: the book is read anew when the hold was taken, every replica has to register, and
+what was under way is carried on, as after a restart. When the hold is lost, or could not be renewed in time, or the
+ledger is not the one that was opened, the term ends: nothing is granted, commanded or written any more, and this
+process waits for the hold like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from reconfig.controller.desk import Books
+from reconfig.controller.processes import here, is_gone
+from reconfig.controller.service import ControllerServer
+from reconfig.tenure import Tenure
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import HoldLost, LedgerReplaced, NotLeading, StateflowError, Unavailable
+from stateflow.ledger import Hold, Holder, Ledger
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import controller_pb2_grpc
+from stateflow.rpc.wire import OPTIONS, RPCS_MAX, abort, bind
+from stateflow.settings import ControllerSettings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Leading(controller_pb2_grpc.ControllerServiceServicer):
+    """Call :meth:`try_once` or not, then :meth:`run`, then :meth:`close`.
+
+    Args:
+        me: as the ledger is to name the holder.
+        gone: is this former holder a process that has ended?
+        make: a controller for one term.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        me: Holder,
+        gone: Callable[[Holder], bool],
+        settings: ControllerSettings,
+        clock: Clock,
+        make: Callable[[Tenure, Books, float], ControllerServer],
+    ) -> None:
+        self._ledger, self._me, self._gone = ledger, me, gone
+        self._settings, self._clock, self._make = settings, clock, make
+        self.serving: ControllerServer | None = None
+        self._tenure = Tenure(0, settings.hold_s, 0.0)
+        self._leader: Hold | None = None  # another one
+        self._said = ""
+        # one thread: a renewal that hangs is not overtaken by the next
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hold")
+        self._loop = asyncio.get_running_loop()
+        self._renew_now = asyncio.Event()
+        self._requests: set[asyncio.Task[Any]] = set()  # of the term
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def leader(self) -> ControllerServer:
+        """Of the term that holds now. Raises NotLeading."""
+        if self.serving is not None and self._tenure.left_s(self._clock.monotonic()) > 0:
+            return self.serving
+        other = self._leader
+        raise NotLeading(
+            f"this controller does not lead: {other.holder} does" if other else "this controller does not lead now",
+            remedy="ask that one" if other else "try again; see its log if it stays so",
+            leader=(other.holder.address or None) if other else None,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _for_the_term(self, context: grpc.aio.ServicerContext) -> AsyncIterator[ControllerServer]:
+        """A request, which ends with the term: its caller is told."""
+        try:
+            server = self.leader()
+        except StateflowError as error:
+            await abort(context, error)
+            raise
+        me = asyncio.current_task()
+        assert me is not None
+        self._requests.add(me)
+        try:
+            yield server
+        except asyncio.CancelledError:
+            if server is not self.serving:
+                await abort(context, server.over.result() if server.over.done() else HoldLost("the term is over"))
+            raise
+        finally:
+            self._requests.discard(me)
+
+    def heard_of(self, ledger: str, term: int, who: str) -> None:
+        """A replica has heard a controller of this term. If it is newer than this one's, this one may have been
+        stopped for a while; what is so is in the ledger."""
+        if self.serving is not None and ledger == self._ledger.id and term > self._tenure.term:
+            self._say(f"{who} has heard of term {term} of this ledger, this controller's is {self._tenure.term}")
+            self._renew_now.set()
+
+    # -- terms --------------------------------------------------------------------------------------------
+
+    async def try_once(self) -> bool:
+        """Lead from now on, if nobody else does."""
+        sent_at = self._clock.monotonic()
+        hold = await self._try()
+        if hold is None:
+            return False
+        await self._begin(hold, sent_at)
+        return True
+
+    async def run(self) -> None:
+        """Wait for the hold, lead, and again, until cancelled."""
+        while True:
+            if self.serving is None and not await self.try_once():
+                await asyncio.sleep(self._wait_s())
+                continue
+            assert self.serving is not None
+            why = await self._lead(self.serving)
+            log.error("term %d ends here: %s", self._tenure.term, why)
+            await self._end()
+
+    def _wait_s(self) -> float:
+        left_s = self._leader.left_s if self._leader is not None else 0.0
+        return min(max(left_s, self._settings.retry_interval_s), self._tenure.renew_s)
+
+    async def _try(self) -> Hold | None:
+        """The hold, if it is this one's now."""
+        try:
+            now = await self._in_thread(self._ledger.hold)
+            free = not now.holder.id or now.left_s <= 0 or now.holder.id == self._me.id or self._gone(now.holder)
+            if free:
+                now = await self._in_thread(self._ledger.take_hold, self._me, self._settings.hold_s, self._gone)
+        except StateflowError as error:
+            self._leader = None
+            self._say(f"waits: {error}")
+            return None
+        if now.holder.id == self._me.id:
+            return now
+        self._leader = now
+        since = datetime.fromtimestamp(now.since_us / 1e6, UTC).isoformat(timespec="seconds")
+        self._say(f"waits: {now.holder} leads, term {now.term}, since {since}")
+        return None
+
+    async def _begin(self, hold: Hold, sent_at: float) -> None:
+        self._tenure = Tenure(hold.term, self._settings.hold_s, sent_at + self._settings.hold_s)
+        self._leader = None
+        reading = asyncio.ensure_future(self._in_other_thread(Books.read, self._ledger, hold.term))
+        try:
+            while not reading.done():  # a long book must not cost the hold
+                await asyncio.wait([reading], timeout=self._tenure.renew_s)
+                if not reading.done():
+                    await self._renew()
+            books = reading.result()
+        except StateflowError as error:
+            reading.cancel()
+            self._say(f"waits: {error}")
+            return
+        self._said = ""
+        log.info("leads from now on, term %d of ledger %s", hold.term, self._ledger.id)
+        self.serving = self._make(self._tenure, books, hold.grace_s)
+        self.serving.resume()
+
+    async def _lead(self, server: ControllerServer) -> StateflowError:
+        """Until the term has ended; why."""
+        wait_s = self._tenure.renew_s
+        while True:
+            self._renew_now.clear()
+            waking = asyncio.ensure_future(self._renew_now.wait())
+            either: list[asyncio.Future[Any]] = [server.over, waking]
+            await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            waking.cancel()
+            if server.over.done():
+                return server.over.result()
+            try:
+                await self._renew()
+                wait_s = self._tenure.renew_s
+            except (HoldLost, LedgerReplaced) as error:
+                return error
+            except Unavailable as error:
+                self._say(f"the hold is not renewed: {error}")
+                wait_s = self._settings.retry_interval_s
+            except StateflowError as error:
+                return error
+
+    async def _renew(self) -> None:
+        """Raises HoldLost, also where nothing is heard until the hold is over."""
+        sent_at = self._clock.monotonic()
+        self._tenure.check(sent_at)
+        renewing = asyncio.ensure_future(self._in_thread(self._ledger.renew_hold, self._settings.hold_s))
+        await asyncio.wait([renewing], timeout=self._tenure.left_s(sent_at))
+        if not renewing.done():
+            renewing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._tenure.check(self._clock.monotonic())
+            raise HoldLost("the ledger did not answer", remedy="see to its database", term=self._tenure.term)
+        renewing.result()
+        self._tenure.renewed(sent_at)
+
+    async def _end(self) -> None:
+        server, self.serving = self.serving, None
+        self._tenure.until = 0.0
+        if server is not None:
+            for request in list(self._requests):
+                request.cancel()
+            await server.close()
+
+    async def close(self) -> None:
+        """Give the hold back, where it is held."""
+        await self._end()
+        try:
+            await asyncio.wait_for(self._in_thread(self._ledger.give_back_hold), self._settings.rpc_timeout_s)
+        except (StateflowError, TimeoutError) as error:
+            log.warning("the hold was not given back, and ends by itself: %s", error)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # -- plumbing -----------------------------------------------------------------------------------------
+
+    def _say(self, what: str) -> None:
+        if what != self._said:
+            self._said = what
+            log.warning("%s", what)
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._thread, work, *arguments)
+
+    async def _in_other_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        with ThreadPoolExecutor(1, thread_name_prefix="book") as thread:
+            return await self._loop.run_in_executor(thread, work, *arguments)
+
+
+def _of_the_leader(name: str) -> Callable[..., Any]:
+    async def handler(self: Leading, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        if name == "Heartbeat":
+            self.heard_of(request.directory.ledger, request.term, request.name)
+        async with self._for_the_term(context) as server:
+            return await getattr(server, name)(request, context)
+
+    async def stream(self: Leading, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async with self._for_the_term(context) as server:
+            async for message in getattr(server, name)(request, context):
+                yield message
+
+    return stream if _METHODS[name].server_streaming else handler
+
+
+_METHODS = cpb.DESCRIPTOR.services_by_name["ControllerService"].methods_by_name
+for _name in _METHODS:
+    setattr(Leading, _name, _of_the_leader(_name))
+
+
+async def serve(
+    ledger: Ledger,
+    listen: str,
+    settings: ControllerSettings | None = None,
+    *,
+    advertise: str | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    ready: asyncio.Future[str] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run a controller until ``stop``: as the one that leads, or waiting for it. Raises PortInUse."""
+    settings = settings or ControllerSettings()
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
+
+    def make(tenure: Tenure, books: Books, grace_s: float) -> ControllerServer:
+        return ControllerServer(ledger, settings, clock, tenure=tenure, books=books, grace_s=grace_s)
+
+    try:
+        address = bind(server, listen)
+        log.info("ledger %s at %s", ledger.id, ledger.database.shown)
+        leading = Leading(ledger, here(advertise or address), is_gone, settings, clock, make)
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(leading, server)
+        running: asyncio.Task[None] | None = None
+        try:
+            await leading.try_once()
+            await server.start()
+            running = asyncio.create_task(leading.run())
+            if ready is not None:
+                ready.set_result(address)
+            stopping = asyncio.create_task((stop or asyncio.Event()).wait())
+            await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()  # it waits and leads for ever: this says why it did not
+            await server.stop(grace=1)
+        finally:
+            if running is not None:
+                running.cancel()
+            await leading.close()
+    finally:
+        ledger.close()

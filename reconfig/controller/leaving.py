@@ -1,0 +1,127 @@
+"""What leaves a cluster for good: operators that are undeployed, replicas that are forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from reconfig.controller.book import Book
+from reconfig.controller.desk import Desk
+from reconfig.controller.standbys import Standbys
+from reconfig.controller.takeovers import Takeovers
+from stateflow.errors import InvalidArgument, MoveConflict, NameTaken, PartitionsLive, StateflowError
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+#: removing thousands of databases takes a slow disk long
+DROP_TIMEOUT_S = 600.0
+
+
+class Leaving:
+    def __init__(self, desk: Desk, standbys: Standbys, takeovers: Takeovers) -> None:
+        self._desk, self._standbys, self._takeovers = desk, standbys, takeovers
+
+    # -- operators ----------------------------------------------------------------------------------------
+
+    async def undeploy(self, operator: str, delete_state: bool) -> cpb.UndeployReply:
+        """Called while nothing is deployed. The ledger says it first: a replica that does not answer deletes what it
+        has before it is let in again.
+
+        Raises OperatorNotDeployed, MoveConflict, PartitionsLive; nothing is changed then.
+        """
+        book = self._desk.book
+        async with self._desk.planning:
+            deployed = book.operator(operator)
+            self._check_still(operator)
+            if not delete_state:
+                raise PartitionsLive(
+                    f"its {deployed.spec.partitions} partitions live, and their state would be deleted",
+                    remedy="take a savepoint if it may be wanted again, and say --delete-state (delete_state=True)",
+                    operator=operator,
+                    replicas=" ".join(sorted(set(deployed.assignment.owners))),
+                )
+            partitions = {PartitionId(operator, number) for number in range(deployed.spec.partitions)}
+            await self._standbys.end(partitions)
+            await self._desk.record(Book.undeploy, operator, book.newest_epoch(operator))
+            self._takeovers.undeployed(operator)
+        waiting = await self.drop(operator)
+        log.warning("%s is undeployed, and the state of its %d partitions deleted", operator, len(partitions))
+        return cpb.UndeployReply(partitions=len(partitions), waiting=waiting)
+
+    def _check_still(self, operator: str) -> None:
+        """Raises MoveConflict."""
+        for open_move in self._desk.book.open_moves.values():
+            planned = open_move.planned
+            if planned.partition.operator == operator and planned.strategy != "standby":
+                raise MoveConflict(
+                    "a partition of it is moving",
+                    remedy="wait until it has ended, or cancel it: `stateflow reconfig cancel "
+                    f"{planned.reconfiguration}`",
+                    partition=planned.partition,
+                    reconfiguration=planned.reconfiguration,
+                )
+        for restore, _ in self._desk.book.open_restores.values():
+            if restore.partition.operator == operator:
+                self._desk.check_not_restored(restore.partition)
+
+    async def drop(self, operator: str) -> list[str]:
+        """Have deleted what replicas have of an operator that is undeployed. Returns who did not answer: it has to
+        register again, and is told then."""
+        alive = self._desk.alive()
+        request = rpb.DropRequest(operator=operator, epoch=self._desk.book.undeployed[operator])
+        names = sorted(alive)
+        calls = (self._desk.call(name, lambda stub: stub.Drop, request, DROP_TIMEOUT_S) for name in names)
+        results = dict(zip(names, await asyncio.gather(*calls, return_exceptions=True), strict=True))
+        for name, result in results.items():
+            if isinstance(result, StateflowError):
+                log.warning("%s deletes what it has of %s when it registers again: %s", name, operator, result)
+                self._desk.members.expel(name)
+            elif isinstance(result, BaseException):
+                raise result
+        return [name for name in sorted(self._desk.book.replicas) if isinstance(results.get(name, ""), Exception | str)]
+
+    def dropped(self, views: Collection[rpb.PartitionView]) -> list[cpb.Dropped]:
+        """What a replica that registers has of operators that were undeployed meanwhile."""
+        undeployed = self._desk.book.undeployed
+        gone = sorted({view.operator for view in views if view.epoch <= undeployed.get(view.operator, 0)})
+        return [cpb.Dropped(operator=operator, epoch=undeployed[operator]) for operator in gone]
+
+    # -- replicas -----------------------------------------------------------------------------------------
+
+    async def forget(self, replica: str) -> None:
+        """Raises InvalidArgument, NameTaken while it may serve, PartitionsLive, MoveConflict; nothing is changed
+        then."""
+        book, members = self._desk.book, self._desk.members
+        async with self._desk.planning:
+            if replica not in book.replicas:
+                known = ", ".join(sorted(book.replicas)) or "none"
+                raise InvalidArgument(f"there is no replica {replica!r}", remedy=f"use one of {known}")
+            if members.may_serve(replica):
+                raise NameTaken(
+                    "the replica may be serving",
+                    remedy="drain it if it has partitions, stop it, and give the command again when its lease has "
+                    "lapsed",
+                    replica=replica,
+                    address=book.replicas[replica].address,
+                    lease_s=f"{members.lease_left_s(replica):.1f}",
+                )
+            owned = book.assigned(replica)
+            if owned:
+                raise PartitionsLive(
+                    f"{len(owned)} partitions are the replica's",
+                    remedy="start it with its data directory and drain it, or wait until they are taken over; if the "
+                    f"directory is lost, `stateflow replace {replica}` gives the name to another",
+                    replica=replica,
+                )
+            if not book.is_free(replica):
+                raise MoveConflict(
+                    "partitions are on their way to or from the replica", remedy="wait until that ended",
+                    replica=replica,
+                )  # fmt: skip
+            await self._desk.record(Book.forget, replica)
+            members.forget(replica)
+            self._desk.names.replaced(replica)
+        log.warning("replica %s is forgotten; whoever comes under that name is a new one", replica)

@@ -1,0 +1,199 @@
+"""Which data directory a replica's name belongs to. Decisions only; the clock is handed in.
+
+A name belongs to the directory that it was registered from first, by the directory's own id.
+
+====================================  ==================================================================================
+who asks for the name                 answer
+====================================  ==================================================================================
+its directory, where it was           welcome at once: no other process has it open
+its directory's id, elsewhere         a copy, or the directory was moved: refused while the lease runs that was given
+                                      where it was, then welcome; as another directory where both are heard at a time
+another directory                     refused while that lease may run; and then until `stateflow replace`, unless the
+                                      name has nothing to lose
+any, the book knows no directory      welcome where it brings something of what the name owns, or that is nothing
+====================================  ==================================================================================
+
+Who is refused goes on asking. A process that waits for the lease of a copy is waited for in turn: when that lease has
+lapsed, the name's partitions are not given away, since here comes somebody who has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from reconfig.controller.book import Book, Home
+from reconfig.controller.members import Members
+from stateflow.clock import Clock
+from stateflow.errors import InvalidArgument, NameTaken, StateflowError
+from stateflow.settings import ControllerSettings
+from stateflow.types import PartitionId, ReplicaInfo
+
+#: remembered at once: anybody may ask under any name
+REFUSED_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """``at``: when it asked last, monotonic seconds; ``since``: first, without a break."""
+
+    info: ReplicaInfo
+    home: Home
+    error: StateflowError
+    at: float
+    since: float
+
+
+class Names:
+    def __init__(self, book: Book, members: Members, settings: ControllerSettings, clock: Clock) -> None:
+        self._book, self._members, self._settings, self._clock = book, members, settings, clock
+        self._refused: dict[tuple[str, Home], Refused] = {}
+        self._copies: set[tuple[str, Home]] = set()  # known to be
+
+    def check(self, info: ReplicaInfo, home: Home, brings: Collection[PartitionId] | None = None) -> None:
+        """Args: brings: partitions that it has in some form; None: it has not said yet.
+
+        Raises NameTaken, which is remembered for as long as it goes on asking.
+        """
+        try:
+            self._check(info, home, brings)
+        except NameTaken as error:
+            self.note(info, home, error)
+            raise
+        self._refused.pop((info.name, home), None)
+
+    def note(self, info: ReplicaInfo, home: Home, error: StateflowError) -> None:
+        """It is refused, for this reason."""
+        now, before = self._clock.monotonic(), self._refused.get((info.name, home))
+        since = before.since if before is not None and before.at >= self._asking_since() else now
+        self._refused[info.name, home] = Refused(info, home, error, now, since)
+        if len(self._refused) > REFUSED_MAX and len(self.refused()) > REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+
+    def _check(self, info: ReplicaInfo, home: Home, brings: Collection[PartitionId] | None) -> None:
+        if not home.directory:
+            raise InvalidArgument(
+                "the replica does not say which data directory it serves from", remedy="run the controller's version"
+            )
+        name = info.name
+        known = self._book.homes.get(name)
+        assigned = self._book.assigned(name).keys()
+        if known is None:
+            if brings is not None and assigned and assigned.isdisjoint(brings):
+                raise self._taken(info, home, "it has none of the replica's partitions", self._command(info))
+        elif known.directory == home.directory:
+            if known.place == home.place:
+                self._copies.discard((name, home))
+            elif known.place and self._is_copy(name, home):
+                raise self._taken(
+                    info, home, "the data directory is a copy of one that was heard beside it", self._command(info)
+                )
+            elif self._members.may_serve(name):
+                raise self._taken(
+                    info,
+                    home,
+                    "a copy of this data directory, or the same one on another machine, serves under the name",
+                    "stop one of the two; if the other one has ended, this one is let in when its lease has lapsed",
+                )
+        elif self._members.may_serve(name):
+            raise self._taken(
+                info,
+                home,
+                "the name belongs to another data directory, whose replica may be serving",
+                "start this one with another --name, or stop the other one first",
+            )
+        elif not self._book.is_free(name):
+            raise self._taken(
+                info, home, "the name belongs to another data directory, which has its state", self._command(info)
+            )
+        # else nothing is assigned to the name, nothing on its way to or from it, and no lease runs by which its
+        # directory might serve what it was given last: whatever is in there is a base for copies at best, and who
+        # comes back with it is refused in turn. Nothing can be lost, so no command is asked for.
+
+    def _is_copy(self, name: str, home: Home) -> bool:
+        """Was the directory heard where it is while this one, of the same id, asked? Then it went on since the copy was
+        made. Else it may have been moved."""
+        waiting = self._refused.get((name, home))
+        if waiting is not None and self._members.heard_at(name) > waiting.since:
+            self._copies.add((name, home))
+        return (name, home) in self._copies
+
+    def replaced(self, name: str) -> None:
+        """A command gave the name to who asks."""
+        self._copies = {each for each in self._copies if each[0] != name}
+        self._refused = {key: each for key, each in self._refused.items() if key[0] != name}
+
+    def _command(self, info: ReplicaInfo) -> str:
+        return (
+            "start the replica with that directory; if it is lost for good, `stateflow replace "
+            f"{info.name}` gives the name to this one, and standbys and checkpoints give it what they have"
+        )
+
+    def _taken(self, info: ReplicaInfo, home: Home, what: str, remedy: str) -> NameTaken:
+        known, there = self._book.homes.get(info.name), self._book.replicas.get(info.name)
+        return NameTaken(
+            what,
+            remedy=remedy,
+            replica=info.name,
+            directory=home.directory,
+            belongs_to=known.directory if known is not None else None,
+            address=there.address if there is not None else None,
+        )
+
+    def _asking_since(self) -> float:
+        """Who asked last before this asks no more."""
+        silent_s = self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
+        return self._clock.monotonic() - silent_s
+
+    def refused(self) -> list[Refused]:
+        """Those that still ask, by name."""
+        since = self._asking_since()
+        for key, refused in list(self._refused.items()):
+            if refused.at < since:
+                del self._refused[key]
+        return sorted(self._refused.values(), key=lambda refused: (refused.info.name, refused.home.directory))
+
+    def awaited(self, name: str) -> bool:
+        """Does a process ask for the name that has its directory, and waits for the other one's lease only?"""
+        known = self._book.homes.get(name)
+        return known is not None and any(
+            (each.info.name, each.home.directory) == (name, known.directory)
+            and isinstance(each.error, NameTaken)
+            and not self._is_copy(name, each.home)
+            for each in self.refused()
+        )
+
+    def successor(self, name: str, directory: str) -> str:
+        """The directory that a command gives the name to. Raises InvalidArgument, NameTaken.
+
+        Args: directory: empty: the only one that asks for it.
+        """
+        if name not in self._book.replicas:
+            raise InvalidArgument(
+                f"there is no replica {name!r}", remedy=f"use one of {', '.join(sorted(self._book.replicas)) or 'none'}"
+            )
+        known = self._book.homes.get(name)
+        there = [each.home for each in self.refused() if each.info.name == name and isinstance(each.error, NameTaken)]
+        asking = sorted(
+            {h.directory for h in there if known is None or h.directory != known.directory or self._is_copy(name, h)}
+        )
+        if directory:
+            asking = [each for each in asking if each == directory]
+        if len(asking) != 1:
+            what = "no other data directory asks" if not asking else f"{len(asking)} data directories ask"
+            raise InvalidArgument(
+                f"{what} for the name",
+                remedy="start the replica with the new directory, and give the command again"
+                if not asking
+                else f"say which, with --directory: {', '.join(asking)}",
+                replica=name,
+            )
+        if self._members.may_serve(name):
+            raise NameTaken(
+                "the replica of that name may still be serving",
+                remedy="stop it, wait until its lease has lapsed, and give the command again",
+                replica=name,
+                address=self._book.replicas[name].address,
+                lease_s=f"{self._members.lease_left_s(name):.1f}",
+            )
+        return asking[0]

@@ -1,0 +1,44 @@
+"""May this controller decide now? Its hold on the ledger, counted on its own monotonic clock: sans-io.
+
+Counted from before a renewal was *sent*, as a replica counts its lease: whoever takes the hold next waits, from when it
+took it, for as long as this one may go on by that, with a margin for clocks that drift apart. So at no time two decide,
+whatever the database's clock does; that one only says when to try.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from stateflow.errors import HoldLost
+
+#: a hold is renewed so many times in its lease
+RENEWALS = 3
+
+
+@dataclass(slots=True)
+class Tenure:
+    """``until``: monotonic seconds. One that is made without is for ever: of a controller that is tried alone."""
+
+    term: int = 1
+    lease_s: float = math.inf
+    until: float = math.inf
+
+    def renewed(self, sent_at: float) -> None:
+        self.until = max(self.until, sent_at + self.lease_s)
+
+    def left_s(self, now: float) -> float:
+        return self.until - now
+
+    @property
+    def renew_s(self) -> float:
+        return self.lease_s / RENEWALS
+
+    def check(self, now: float) -> None:
+        """Raises HoldLost. To be asked before a lease is granted, a command sent, a record written."""
+        if now >= self.until:
+            raise HoldLost(
+                "this controller could not renew its hold on the ledger: another one may decide by now",
+                remedy="see to the ledger's database; it goes on by itself when nobody else has taken it",
+                term=self.term,
+            )

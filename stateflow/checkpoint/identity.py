@@ -1,0 +1,95 @@
+"""Which store it is: a marker with an id, made once, tells a store from the empty directory under its mount point, and
+two spellings of one place from two places."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from stateflow.checkpoint.objects import Objects
+from stateflow.errors import CheckpointCorrupt, CheckpointNewer, CheckpointStoreMissing
+
+MARKER: Final = "STORE"
+FORMAT: Final = 1
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A store that was used before: where it was, and its id."""
+
+    place: str
+    id: str
+
+
+def read_marker(objects: Objects) -> str | None:
+    """The store's id; None: there is no marker. Raises CheckpointCorrupt, CheckpointNewer."""
+    try:
+        data = objects.read(MARKER)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        marker = json.loads(data)
+        id_, format_ = marker["id"], marker["format"]
+        sound = isinstance(format_, int) and isinstance(id_, str) and _ID.fullmatch(id_) is not None
+        sound = sound and marker["checksum"] == _checksum(id_, format_)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        sound = False
+    if not sound:
+        raise CheckpointCorrupt(
+            "the marker of the checkpoint store cannot be read",
+            remedy="put it back from a copy; without one remove it and run `stateflow checkpoint init`",
+            url=objects.url,
+            object=MARKER,
+        )
+    if format_ > FORMAT:
+        raise CheckpointNewer(
+            f"the checkpoint store has format {format_}, this program knows up to {FORMAT}",
+            remedy="run the stateflow version that made it, or a newer one",
+            url=objects.url,
+        )
+    return str(id_)
+
+
+def make_marker(objects: Objects) -> str:
+    """The id of a store that is new; of whoever was faster, where two make it at once."""
+    try:
+        id_ = uuid.uuid4().hex
+        objects.create(MARKER, json.dumps({"format": FORMAT, "id": id_, "checksum": _checksum(id_, FORMAT)}).encode())
+    except FileExistsError:
+        pass
+    made = read_marker(objects)
+    if made is None:
+        raise missing(objects.url)
+    return made
+
+
+def _checksum(id_: str, format_: int) -> str:
+    """So that a damaged marker is not taken for another store's."""
+    digest: str = xxhash.xxh3_64_hexdigest(f"{format_} {id_}".encode())
+    return digest
+
+
+def missing(url: str) -> CheckpointStoreMissing:
+    return CheckpointStoreMissing(
+        "there is no checkpoint store: its marker is missing, and nothing was written",
+        remedy=f"is it mounted? If it is meant to be a new store: `stateflow checkpoint init --checkpoints {url}`",
+        url=url,
+    )
+
+
+def another(url: str, found: str, known: str, note: Path | None) -> CheckpointStoreMissing:
+    return CheckpointStoreMissing(
+        "another checkpoint store is there than the one that was used before",
+        remedy="mount the right one"
+        + (f"; to go on with what is there now, remove {note}" if note is not None else ", or start again"),
+        url=url,
+        found=found,
+        known=known,
+    )

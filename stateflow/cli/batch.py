@@ -1,0 +1,123 @@
+"""``stateflow batch``: batches of work, their entities and jobs, as the ledger has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+
+from stateflow.cli.group import Commands
+from stateflow.cli.ledger import DEFAULT, Url, opened_at, shown_time, styled
+from stateflow.cli.options import Json
+from stateflow.cli.output import command, console, emit
+from stateflow.cli.show import new_table, titled
+
+if TYPE_CHECKING:
+    from stateflow.ledger import Board
+
+batch = Commands("batch", help="Batches of work: how far they are, their entities and jobs.")
+Bid = Annotated[str, typer.Argument(metavar="BATCH")]
+Status = Annotated[str | None, typer.Option(help="Only in this status.")]
+
+
+@contextmanager
+def _board(url: str) -> Iterator[Board]:
+    from stateflow.ledger import Board
+
+    with opened_at(url) as opened:
+        yield Board(opened)
+
+
+@batch.command("list")
+@command
+def list_(
+    status: Status = None,
+    limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 50,
+    url: Url = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Batches, newest first."""
+    with _board(url) as board:
+        rows = board.batches(status, limit=limit)
+    if as_json:
+        emit({"batches": rows})
+        return
+    shown = new_table("batch", "name", "command", "status", "owner", "created (UTC)", "ended (UTC)")
+    for row in rows:
+        times = (_time(row["created_us"]), _time(row["ended_us"]))
+        shown.add_row(row["bid"], row["name"], row["command"], styled(row["status"]), row["owner"] or "", *times)
+    console.print(titled(f"{len(rows)} batches", shown))
+
+
+@batch.command("info")
+@command
+def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
+    """One batch: how many of its entities are done, its pace, when it will end, and its slowest entities."""
+    with _board(url) as board:
+        found = board.batch(bid)
+    if as_json:
+        emit(found)
+        return
+    pace = "" if found["pace"] is None else f"{found['pace']:.3g} entities/s"
+    fields: dict[str, Any] = {
+        **{name: found[name] for name in ("name", "command", "status", "owner", "affinity", "job_affinity")},
+        "entities": f"{found['total_entities']}{'' if found['listed'] else ', the list is not complete'}",
+        "succeeded": found["succeeded"],
+        "failed": found["failed"],
+        "pace": pace,
+        "created (UTC)": _time(found["created_us"]),
+        "started (UTC)": _time(found["started_us"]),
+        "ended (UTC)": _time(found["ended_us"]),
+        "will end (UTC)": _time(found["eta"]),
+    }
+    rows = new_table("field", "value")
+    for name, value in fields.items():
+        rows.add_row(name, styled(value) if name == "status" else "" if value is None else str(value))
+    slow = new_table("entity", "ms", "status", "result", numbers=("ms",))
+    for each in found["extra_stats"]["slowest"]:
+        slow.add_row(each["id"], str(each["ms"]), styled(each["status"]), each["result"] or "")
+    console.print(Group(titled(f"batch {bid}", rows), titled("slowest entities", slow)))
+
+
+@batch.command("entities")
+@command
+def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
+    """What a batch has to do, in the order of listing."""
+    with _board(url) as board:
+        board.batch(bid)  # an unknown one is an error, not an empty list
+        rows = board.entities(bid, status)
+    if as_json:
+        emit({"entities": rows})
+        return
+    shown = new_table("entity", "status", "ms", "result", numbers=("ms",))
+    for row in rows:
+        ms = "" if row["ms"] is None else str(row["ms"])
+        shown.add_row(row["entity"], styled(row["status"]), ms, row["result"] or "")
+    console.print(titled(f"{len(rows)} entities", shown))
+
+
+@batch.command("jobs")
+@command
+def jobs(status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
+    """Jobs, those of a status after those of another, in the order of their making."""
+    from stateflow.ledger.batches import JobStatus
+
+    with _board(url) as board:
+        rows = [row for each in ([status] if status is not None else JobStatus) for row in board.jobs(each)]
+    if as_json:
+        emit({"jobs": rows})
+        return
+    shown = new_table(
+        "job", "batch", "status", "tries", "worker", "affinity", "schedule", "fires (UTC)", numbers=("tries",)
+    )
+    for row in rows:
+        texts = (row["worker"] or "", row["affinity"] or "", row["schedule"] or "", _time(row["fire_us"]))
+        shown.add_row(row["job_id"], row["bid"] or "", styled(row["status"]), str(row["tries"]), *texts)
+    console.print(titled(f"{len(rows)} jobs", shown))
+
+
+def _time(microseconds: int | None) -> str:
+    return "" if microseconds is None else shown_time(microseconds)

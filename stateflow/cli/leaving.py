@@ -1,0 +1,49 @@
+"""Commands that take something out of a cluster for good."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stateflow.cli.options import LOCAL, Controller, Json
+from stateflow.cli.output import command, console, emit
+from stateflow.client import Cluster
+
+
+def add_to(app: typer.Typer) -> None:
+    for function in (undeploy, forget):
+        app.command()(function)
+
+
+@command
+def undeploy(
+    operator: Annotated[str, typer.Argument(help="Its name.")],
+    delete_state: Annotated[
+        bool, typer.Option("--delete-state", help="Yes, delete its state on all replicas; checkpoints stay.")
+    ] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Take an operator out of the cluster, and delete its state. It is refused while its partitions move."""
+    waiting = Cluster(controller).undeploy(operator, delete_state=delete_state)
+    if as_json:
+        emit({"operator": operator, "waiting": waiting})
+        return
+    console.print(f"{operator} is undeployed")
+    if waiting:
+        console.print(f"did not answer, and delete what they have when they come back: {', '.join(waiting)}")
+
+
+@command
+def forget(
+    replica: Annotated[str, typer.Argument(help="One that has ended for good.")],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Know nothing any more of a replica that owns nothing and has ended. One that comes under its name is new."""
+    Cluster(controller).forget(replica)
+    if as_json:
+        emit({"replica": replica})
+    else:
+        console.print(f"{replica} is forgotten")

@@ -1,0 +1,61 @@
+"""``stateflow source``: who sends to an operator, and what is kept of those that do no more."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from stateflow.cli import show
+from stateflow.cli.group import Commands
+from stateflow.cli.options import LOCAL, Controller, Json
+from stateflow.cli.output import command, console, emit, size
+from stateflow.client import Cluster
+from stateflow.clock import SYSTEM_CLOCK
+
+app = Commands("source", help="Sources of an operator: queries, batch runs, stream clients.")
+Operator = Annotated[str, typer.Argument(help="Its name.")]
+
+
+@app.command("list")
+@command
+def list_(
+    operator: Operator,
+    limit: Annotated[int, typer.Option(help="The newest so many; 0 for all.", min=0)] = 50,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Each source's newest batch, how long ago it came, and what is kept of it."""
+    found = Cluster(controller).sources(operator)
+    shown = found[-limit:] if limit else found
+    if as_json:
+        emit({"sources": [each.to_dict() for each in shown]})
+        return
+    table = show.new_table("source", "batch", "idle", "partitions", "kept", "", numbers=("batch", "idle", "kept"))
+    now_us = SYSTEM_CLOCK.now_us()
+    for each in shown:
+        idle = timedelta(seconds=max(0, now_us - each.at_us) // 1_000_000) if each.at_us else "?"
+        state = Text("retired", "dim") if each.retired else Text()
+        batch = "" if each.batch < 0 else str(each.batch)
+        table.add_row(Text(each.source), batch, str(idle), str(each.partitions), size(each.bytes), state)
+    console.print(table)
+    if len(found) > len(shown):
+        console.print(f"{len(found) - len(shown)} more were silent for longer: --limit 0 shows all")
+
+
+@app.command("retire")
+@command
+def retire(
+    operator: Operator,
+    source: Annotated[str, typer.Argument(help="As `stateflow source list` shows it.")],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Keep of a source only which batch is contained: its output goes, and its watermark holds nobody back."""
+    partitions = Cluster(controller).retire_source(operator, source)
+    if as_json:
+        emit({"operator": operator, "source": source, "partitions": partitions})
+    else:
+        console.print(f"{source} is retired in {partitions} partitions; it goes on where it was, should it come back")

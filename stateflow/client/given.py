@@ -1,0 +1,54 @@
+"""What callers of a stream give: rows, the name of a source, numbers of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stateflow.errors import InvalidArgument
+from stateflow.runtime.positions import INITIAL, RESERVED
+from stateflow.types import LABEL, SEQUENCE_MAX, shown
+
+#: what may be given by hand: as many numbers are left behind it. Microseconds since 1970 are far below
+GIVEN_MAX = SEQUENCE_MAX // 2
+
+
+def rows_given(rows: object) -> list[Mapping[str, Any]]:
+    """Raises InvalidArgument, with the first row that is none."""
+    found = list(iterable_given(rows))
+    for index, row in enumerate(found):
+        if not isinstance(row, Mapping):
+            raise InvalidArgument(f"{shown(row)} is no row", remedy="send dicts: column → value", row=index)
+        wrong = next((name for name in row if not isinstance(name, str)), None)
+        if wrong is not None:
+            raise InvalidArgument(f"{shown(wrong)} is no name of a column", remedy="use strings", row=index)
+    return found
+
+
+def iterable_given(rows: object) -> Iterable[Any]:
+    """Raises InvalidArgument for what holds no rows."""
+    if isinstance(rows, Mapping):
+        raise InvalidArgument("this is one row, not a list of rows", remedy="send [row]")
+    if not isinstance(rows, Iterable) or isinstance(rows, str | bytes):
+        raise InvalidArgument(f"{shown(rows)} is no list of rows", remedy="send a list of dicts")
+    return rows
+
+
+def source_given(source: object) -> str:
+    """Raises InvalidArgument, not for the source of first state."""
+    if not isinstance(source, str):
+        raise InvalidArgument(f"{shown(source)} is no name of a source", remedy=LABEL.how)
+    if source.startswith(RESERVED) and source != INITIAL:
+        raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
+    return LABEL.check(source, "name of a source")
+
+
+def number_given(number: object, what: str = "sequence") -> int:
+    """Of a batch. Raises InvalidArgument."""
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= GIVEN_MAX:
+        raise InvalidArgument(
+            f"{shown(number)} is no number of a batch",
+            remedy=f"use an int from 0 to {GIVEN_MAX}, so that numbers are left to come after it",
+            argument=what,
+        )
+    return number

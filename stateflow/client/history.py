@@ -1,0 +1,242 @@
+"""What the client of a sparse source knows of its partitions, and what is to be sent again after a loss. Sans-io.
+
+A sparse source sends a batch to the partitions that have rows in it, so a partition cannot tell by a batch's number
+whether it lacks one before it. The client tells it: with every part goes the newest batch, up to this one, that the
+partition must contain. For a new batch that is the newest it *acknowledged*, in a rewind the newest that it is known to
+*contain*. A partition that has less refuses, and is asked, as all of them are, what it has. What is missing is sent
+again in the order it was sent first; a loss in the middle of that is a refusal like any other.
+
+A client that starts again must know what its predecessor was acknowledged, of all partitions, also of those that lost
+it. So that is sent along with every batch, and one partition at each owner keeps it with its position::
+
+    msgpack [1, generation, id, batch, [batch - acknowledged of partition 0, …], partitions of this batch]
+
+The newest that is found counts. It cannot say more than the partitions that are left know: where all that a batch was
+sent to lost it, and no other followed, only the application can tell that it was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgpack
+
+from stateflow.errors import DecodeError, PositionGap
+from stateflow.runtime.layout import Session
+
+KNOWN_VERSION = 1
+#: batches whose partitions are remembered, with or without their rows
+LOGGED_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch as it was sent. ``rows``: partition → Arrow record batch message."""
+
+    number: int
+    schema: bytes
+    rows: Mapping[int, bytes]
+    watermark_us: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self.rows.values())) + len(self.schema)
+
+
+class History:
+    """Args:
+    bytes_max: rows of acknowledged batches that are kept.
+    """
+
+    def __init__(self, operator: str, source: str, partitions: int, bytes_max: int) -> None:
+        self.operator, self.source, self.partitions = operator, source, partitions
+        self.position = -1  # the newest number that was used
+        self.lost: set[int] = set()  # partitions that lack what they acknowledged, as far as it is known
+        self._acknowledged = [-1] * partitions
+        self._contained = [-1] * partitions
+        self._log: dict[int, tuple[int, ...]] = {}  # acknowledged batch → its partitions
+        self._since = 0  # every batch that was acknowledged from this one on is in the log
+        self._kept: dict[int, Sent] = {}
+        self._kept_bytes, self._bytes_max = 0, bytes_max
+        self._rewound: int | None = None  # rewinding by hand: everything up to here was sent again
+        self._unsure: tuple[int, int] | None = None  # batches (from, up to) of a predecessor, nobody knows where
+
+    # -- from partitions and predecessors ------------------------------------------------------------------
+
+    def resume(self, contained: Mapping[int, int], known: Iterable[bytes], acknowledged: int | None = None) -> None:
+        """Start behind a predecessor. What a partition contains counts as acknowledged: it may have been.
+
+        Args:
+            acknowledged: the newest batch that was, as far as the application knows.
+        """
+        self.heard(contained)
+        newest = max((_decoded(each) for each in known), default=_Known(Session(0, ""), -1, [-1] * self.partitions, []))
+        self._acknowledged = [max(pair) for pair in zip(newest.acknowledged, self._contained, strict=True)]
+        if acknowledged is not None:
+            if acknowledged >= newest.number:
+                for partition in newest.partitions:
+                    self._acknowledged[partition] = max(newest.number, self._acknowledged[partition])
+            if acknowledged > newest.number:
+                self._unsure = newest.number + 1, acknowledged
+        self.position = max(newest.number, *self._acknowledged, -1 if acknowledged is None else acknowledged)
+        self._since = self.position + 1
+        self._find_lost()
+
+    @property
+    def incomplete(self) -> bool:
+        """Is something missing that was acknowledged, as far as it is known?"""
+        return bool(self.lost) or self._unsure is not None
+
+    def heard(self, contained: Mapping[int, int]) -> None:
+        """What all partitions contain now; those that have none of this source are left out."""
+        self._contained = [contained.get(partition, -1) for partition in range(self.partitions)]
+        self._rewound = None
+        self._find_lost()
+
+    def _find_lost(self) -> None:
+        pairs = enumerate(zip(self._contained, self._acknowledged, strict=True))
+        self.lost = {partition for partition, (contained, acknowledged) in pairs if contained < acknowledged}
+
+    def known(self, session: Session, number: int, partitions: Iterable[int]) -> bytes:
+        """What a successor needs to know, to be sent with batch ``number`` to these partitions."""
+        behind = [number - acknowledged for acknowledged in self._acknowledged]
+        fields = [KNOWN_VERSION, session.generation_us, session.id, number, behind, list(partitions)]
+        packed: bytes = msgpack.packb(fields)
+        return packed
+
+    # -- batches -------------------------------------------------------------------------------------------
+
+    def after(self, number: int, partitions: Iterable[int], rewind: bool) -> dict[int, int]:
+        """Partition → newest batch, up to ``number``, that it must contain before it takes this one.
+
+        Where that is ``number`` itself, it can only be a replay.
+        """
+        needed = self._contained if rewind else self._acknowledged
+        return {p: min(needed[p], number) for p in partitions if needed[p] >= 0}
+
+    def acknowledged(self, batch: Sent) -> None:
+        number = batch.number
+        for partition in batch.rows:
+            self._acknowledged[partition] = max(number, self._acknowledged[partition])
+            self._contained[partition] = max(number, self._contained[partition])
+            if self._contained[partition] == self._acknowledged[partition]:
+                self.lost.discard(partition)
+        self.position = max(self.position, number)
+        if number >= self._since:
+            self._keep(batch)
+        if self._rewound is not None:
+            self._rewound = max(self._rewound, number)
+            if self._unsure is not None and self._rewound >= self._unsure[1]:
+                self._unsure = None
+
+    def _keep(self, batch: Sent) -> None:
+        number = batch.number
+        if number in self._log:  # again, or to other partitions, or only to those that lost it
+            self._log[number] = tuple({*self._log[number], *batch.rows})
+            if (before := self._kept.get(number)) is None:
+                return
+            self._kept_bytes -= before.bytes
+            batch = replace(before, rows={**before.rows, **batch.rows})
+        else:
+            self._log[number] = tuple(batch.rows)
+        self._kept[number] = batch
+        self._kept_bytes += batch.bytes
+        while self._kept_bytes > self._bytes_max:
+            oldest = next(iter(self._kept))
+            self._kept_bytes -= self._kept.pop(oldest).bytes
+        while len(self._log) > LOGGED_MAX:
+            oldest = next(iter(self._log))
+            del self._log[oldest]
+            self._since = max(self._since, oldest + 1)
+
+    def let_go(self) -> None:
+        """Of rows: from here on nothing can be sent again."""
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    # -- rewinds -------------------------------------------------------------------------------------------
+
+    def missing(self) -> list[Sent]:
+        """What is to be sent again, in order, each batch to the partitions that lack it. Raises PositionGap when some
+        of it is no longer kept."""
+        oldest = self._oldest_missing()
+        if oldest is None:
+            return []
+        if oldest < self._since:
+            raise self.gap(oldest)
+        found = []
+        for number in sorted(number for number in self._log if number >= oldest):
+            lacking = [p for p in self._log[number] if p in self.lost and self._contained[p] < number]
+            if not lacking:
+                continue
+            if number not in self._kept:
+                raise self.gap(oldest)
+            kept = self._kept[number]
+            found.append(Sent(number, kept.schema, {p: kept.rows[p] for p in lacking}, kept.watermark_us))
+        return found
+
+    def rewinding(self, number: int) -> None:
+        """Batch ``number`` is about to be sent again by hand: none may be left out. Raises PositionGap for the one
+        that comes first."""
+        oldest = self._oldest_missing()
+        if oldest is None:
+            return
+        if self._rewound is None:
+            self._rewound = oldest - 1
+        due = self._rewound + 1
+        if number > due and (due < self._since or any(due <= each < number for each in self._log)):
+            raise self.gap(due)
+
+    def accept_loss(self) -> int | None:
+        """What is lost need not come back. Returns the oldest batch that was lost, None: nothing was."""
+        oldest = self._oldest_missing()
+        self._acknowledged = self._contained[:]
+        self.lost.clear()
+        self._rewound = self._unsure = None
+        return oldest
+
+    def _oldest_missing(self) -> int | None:
+        """By its number; where the log does not reach back, the number behind what the partition has."""
+        first = [] if self._unsure is None else [self._unsure[0]]
+        for partition in self.lost:
+            start = self._contained[partition] + 1
+            if start >= self._since:
+                logged = (n for n, partitions in self._log.items() if n >= start and partition in partitions)
+                start = min(logged, default=start)
+            first.append(start)
+        return min(first, default=None)
+
+    def gap(self, expected: int) -> PositionGap:
+        return PositionGap(
+            f"batches that were acknowledged are lost, from {expected} on",
+            remedy=f"send every batch from {expected} on again, in order and with rewind=True; "
+            "or call accept_loss() where they are gone for good",
+            operator=self.operator,
+            source=self.source,
+            expected=expected,
+            partitions=",".join(map(str, sorted(self.lost)[:20])) or None,
+        )
+
+
+class _Known(NamedTuple):
+    """What came with batch ``number`` for its ``partitions``: what each partition had ``acknowledged`` before."""
+
+    session: Session
+    number: int
+    acknowledged: list[int]
+    partitions: list[int]
+
+
+def _decoded(known: bytes) -> _Known:
+    try:
+        version, generation_us, session_id, number, behind, partitions = msgpack.unpackb(known)
+        if version != KNOWN_VERSION:
+            raise ValueError(f"version {version}")
+        return _Known(Session(generation_us, session_id), number, [number - each for each in behind], partitions)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise DecodeError(
+            "what the source's last client left cannot be read",
+            remedy="run the stateflow version of that client, or use another source name",
+        ) from error

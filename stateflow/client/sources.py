@@ -1,0 +1,97 @@
+"""Who sends to an operator: seen and retired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from time import sleep
+from typing import Any, TypeVar
+
+from stateflow.errors import InvalidArgument, NotOwner, Unavailable
+from stateflow.router import Router, backoff
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.clients import ReplicaClient
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What an operator's partitions keep of a source.
+
+    ``batch``: the newest that any of ``partitions`` contains, -1: none. ``at_us``: when its last one came, µs.
+    ``retired``: no partition has more of it than a tombstone. ``watermark_us``: the least of those it promised.
+    """
+
+    source: str
+    batch: int
+    at_us: int
+    partitions: int
+    bytes: int
+    watermark_us: int | None
+    retired: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sources(router: Router) -> list[SourceReport]:
+    """Whoever has sent to the operator; those that sent last come last. Raises Unavailable."""
+    found: dict[str, list[rpb.SourceView]] = {}
+
+    def ask(replica: ReplicaClient, partition: int) -> list[rpb.SourceView]:
+        request = rpb.SourcesRequest(operator=router.operator, partitions=[partition])
+        return [view for reply in replica.stream("Sources", request) for view in reply.sources]
+
+    for views in _everywhere(router, ask):
+        for view in views:
+            found.setdefault(view.source, []).append(view)
+    return sorted((_report(source, views) for source, views in found.items()), key=lambda each: each.at_us)
+
+
+def _report(source: str, views: Iterable[rpb.SourceView]) -> SourceReport:
+    views = list(views)
+    watermarks = [view.watermark_us for view in views if view.HasField("watermark_us")]
+    return SourceReport(
+        source,
+        batch=max(view.batch for view in views),
+        at_us=max(view.at_us for view in views),
+        partitions=sum(view.batch >= 0 for view in views),
+        bytes=sum(view.bytes for view in views),
+        watermark_us=min(watermarks, default=None),
+        retired=all(view.retired for view in views),
+    )
+
+
+def retire(router: Router, source: str) -> int:
+    """Have all partitions keep a tombstone only; returns how many had more. Raises InvalidArgument for a source that
+    is not known, Unavailable."""
+
+    def ask(replica: ReplicaClient, partition: int) -> int:
+        request = rpb.PositionsRequest(operator=router.operator, source=source, partitions=[partition])
+        count: int = replica.call("RetireSource", request).retired
+        return count
+
+    if source not in {each.source for each in sources(router)}:
+        raise InvalidArgument(
+            f"no partition knows a source {source!r}",
+            remedy=f"`stateflow source list {router.operator}` shows them",
+            operator=router.operator,
+        )
+    return sum(_everywhere(router, ask))
+
+
+def _everywhere(router: Router, ask: Callable[[ReplicaClient, int], T]) -> list[T]:
+    """Ask the owner of each partition, also while it moves."""
+    found: list[T] = []
+    for partition in range(router.spec.partitions):
+        for pause in backoff():
+            try:
+                found.append(ask(ReplicaClient(router.table.routes[partition].address), partition))
+                break
+            except (NotOwner, Unavailable):
+                if pause is None:
+                    raise
+                sleep(pause)
+                router.refresh()
+    return found

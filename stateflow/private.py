@@ -1,0 +1,61 @@
+"""What only its owner may read: state, ledgers, checkpoints, and the files that hold their passwords."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+from stateflow.errors import InvalidArgument
+
+#: of a process that keeps state: its directories are 0700, its files 0600
+UMASK = 0o077
+log = logging.getLogger(__name__)
+
+
+def keep_private(path: Path) -> None:
+    """A file or directory that was there before is its owner's alone from now on; that it was not is said."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & UMASK:
+        return
+    try:
+        path.chmod(mode & ~UMASK)
+    except OSError as error:
+        log.warning("%s can be read by others of this machine and stays so: %s", path, error.strerror)
+    else:
+        log.warning("%s could be read by others of this machine; it is its owner's alone now", path)
+
+
+def state_directory() -> Path:
+    """Where a user's own files are that outlast a process, wherever a command is started. Not made here.
+
+    A service has its own place: systemd sets STATE_DIRECTORY for ``StateDirectory=``. Raises RuntimeError for a user
+    without a home.
+    """
+    service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if service:
+        return Path(service)
+    home = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"  # as XDG has it
+    return base / "stateflow"
+
+
+def url_of(text: str) -> str:
+    """A URL as it was given, or what stands in a file: ``@/run/secrets/ledger``. So no password is in the list of
+    processes. Raises InvalidArgument; the text of the file is not repeated."""
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:])
+    try:
+        lines = path.read_text().split()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise InvalidArgument(
+            f"the file with the URL cannot be read: {why}", remedy="write @FILE, with one URL in it", file=path
+        ) from None
+    if len(lines) != 1:
+        raise InvalidArgument("the file must hold one URL", remedy="write it on the first line, alone", file=path)
+    if os.name == "posix" and path.stat().st_mode & stat.S_IROTH:
+        log.warning("%s holds a URL and can be read by everybody here (chmod 600)", path)
+    return lines[0]

@@ -1,0 +1,90 @@
+"""Asking the owners of all partitions whether a source's batch is everywhere, and else how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import sleep
+
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.router.reached import Reached
+from stateflow.router.router import Router
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.clients import ReplicaClient
+
+
+class Asked:
+    """The question is on its way when this is made; the answers are waited for when they are wanted.
+
+    Args:
+        batch: where all partitions of an owner contain the one before it, no more is asked.
+        timeout_s: how long a partition may stay without an owner that answers.
+    """
+
+    def __init__(self, router: Router, source: str, batch: int, timeout_s: float) -> None:
+        self._router = router
+        self._source = source
+        self._batch = batch
+        self._timeout_s = timeout_s
+        self._found: dict[int, Reached] = {}
+        self._open = set(range(router.spec.partitions))
+        self._pending = self._ask()
+
+    def _ask(self) -> list[tuple[list[int], Callable[[], rpb.PositionsReply]]]:
+        by_address: dict[str, list[int]] = {}
+        for partition in sorted(self._open):
+            by_address.setdefault(self._router.table.routes[partition].address, []).append(partition)
+        stall_s = self._router.settings.stall_s
+        pending = []
+        for address, partitions in by_address.items():
+            request = rpb.PositionsRequest(
+                operator=self._router.operator, source=self._source, partitions=partitions, before=self._batch
+            )
+            pending.append((partitions, ReplicaClient(address, stall_s).begin("Positions", request)))
+        return pending
+
+    def answers(self) -> dict[int, Reached]:
+        """Partition → how far, at least; those that have seen nothing of the source are left out.
+
+        Waits for partitions that are on the move, and for owners that are away. Raises Unavailable.
+        """
+        clock = self._router.clock
+        settings = self._router.settings
+        since, pause = clock.monotonic(), settings.backoff_initial_s / 2
+        while (error := self._collect()) is not None:
+            waited = clock.monotonic() - since
+            if waited > self._timeout_s:
+                table = self._router.table
+                partition = min(self._open, key=lambda each: (each not in table.unserved, each))
+                raise table.no_owner(partition, waited, error)
+            sleep(pause)
+            pause = min(settings.backoff_max_s, 2 * pause)
+            try:
+                self._router.refresh()
+            except Unavailable:
+                pass  # go on with what is known
+            self._pending = self._ask()
+        return self._found
+
+    def _collect(self) -> StateflowError | None:
+        """Why some partitions have not answered."""
+        last: StateflowError | None = None
+        for partitions, result in self._pending:
+            try:
+                reply = result()
+            except StateflowError as error:
+                if not error.retryable:
+                    raise
+                last = error
+                continue
+            self._open.difference_update(partitions)
+            if reply.whole:
+                newest_us = reply.newest_event_us if reply.HasField("newest_event_us") else None
+                self._found.update(dict.fromkeys(partitions, Reached(self._batch - 1, newest_us)))
+                continue
+            for partition, batch in reply.positions.items():
+                self._found[partition] = Reached(
+                    batch,
+                    reply.event_us.get(partition),
+                    reply.event_before_us.get(partition),
+                )
+        return last

@@ -1,0 +1,43 @@
+"""Commands on the wire: who commands is checked before a handler begins."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from stateflow.rpc import common_pb2 as pb
+from stateflow.runtime.authority import Command
+
+
+def command_of(request: Any) -> Command:
+    sent: pb.Command = request.command
+    return Command(sent.ledger, sent.term, sent.session)
+
+
+def command_to_pb(command: Command) -> pb.Command:
+    return pb.Command(ledger=command.ledger, term=command.term, session=command.session)
+
+
+def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Handler, of one answer or of many, for the controller that this replica obeys. Within ``unary`` or
+    ``streaming``, which tell a caller what it was refused with."""
+    if inspect.isasyncgenfunction(method):
+
+        @functools.wraps(method)
+        async def stream(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+            self.node.authority.check(command_of(request))
+            async for message in method(self, request, context):
+                yield message
+
+        return stream
+
+    @functools.wraps(method)
+    async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        self.node.authority.check(command_of(request))
+        return await method(self, request, context)
+
+    return handler

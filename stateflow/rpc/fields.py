@@ -1,0 +1,411 @@
+"""What every field on the wire may hold, checked where a message is taken: :func:`checked`.
+
+The table says it by the field's name, which means the same in every message, or by ``Message.field`` where it does not.
+There is no text and there are no bytes that it does not name: tests/unit/test_fields.py enumerates them. What
+a kind lets through may become a path, a ledger id, a label on a terminal or a number in SQL, and an epoch or sequence
+may be counted up from there.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from stateflow.errors import InvalidArgument
+from stateflow.runtime.arrow import read_schema
+from stateflow.types import (
+    ADDRESS,
+    DIGEST,
+    EPOCH_MAX,
+    FILE,
+    LABEL,
+    NAME,
+    PARTITIONS_MAX,
+    SEQUENCE_MAX,
+    SNAPSHOT,
+    SOURCE_MAX,
+    TARGET,
+    TOKEN,
+    URL,
+    WEIGHT_MAX,
+    Grammar,
+    shown,
+)
+
+M = TypeVar("M", bound=Message)
+#: of anything that is repeated; partitions are fewer
+ENTRIES_MAX = 1 << 17
+#: fits 64 bits with a sign: SQL, Arrow and every JSON reader but one of doubles take it
+NUMBER_MAX = (1 << 63) - 1
+TEXT_MAX = 1 << 20
+DURATION_MAX = 1e9
+RATE_MAX = 1e15
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``how``: it is written. ``holds`` is not asked for what proto3 has for nothing, where that is ``optional``."""
+
+    what: str
+    how: str
+    holds: Callable[[Any], bool]
+    optional: bool = False
+
+
+def _of(grammar: Grammar) -> Kind:
+    return Kind(grammar.what, grammar.how, grammar.holds)
+
+
+def _whole(what: str, least: int, most: int) -> Kind:
+    return Kind(what, f"use {least} to {most}", lambda value: least <= value <= most)
+
+
+def _real(what: str, least: float, most: float) -> Kind:
+    return Kind(what, f"use {least:g} to {most:g}", lambda value: least <= value <= most)  # NaN is neither
+
+
+def optional(kind: Kind) -> Kind:
+    return Kind(kind.what, kind.how, kind.holds, True)
+
+
+def is_schema(data: bytes) -> bool:
+    try:
+        read_schema(data)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def is_states(text: str) -> bool:
+    """What :meth:`stateflow.state.KeyedState.schema` gives, as JSON."""
+    try:
+        found = json.loads(text) if len(text) <= TEXT_MAX else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, list) and all(isinstance(x, dict) and isinstance(x.get("name"), str) for x in found)
+
+
+ANY = Kind("", "", lambda _: True)
+NAMED, IDENTIFIED, SNAPSHOTTED, FILED = _of(NAME), _of(TOKEN), _of(SNAPSHOT), _of(FILE)
+DIGESTED, ADDRESSED, LABELLED, PLACED = _of(DIGEST), _of(ADDRESS), _of(LABEL), _of(TARGET)
+LOCATED = optional(_of(URL))
+#: prose of errors and notes; :func:`stateflow.errors.one_line` makes it fit for a terminal
+TEXT = Kind("text", f"use at most {TEXT_MAX} characters", lambda value: len(value) <= TEXT_MAX)
+#: an operator's text; :func:`stateflow.runtime.code.check_digest` says whether it is the one that was deployed
+SOURCE = Kind("source", f"use at most {SOURCE_MAX} bytes", lambda value: len(value.encode()) <= SOURCE_MAX)
+WORD = optional(Kind("word", "use a word", lambda value: len(value) <= 64 and value.replace("-", "_").isidentifier()))
+STATES = Kind("list of states", "send what KeyedState.schema() gives, as JSON", is_states)
+SCHEMA = Kind("Arrow schema", "send an Arrow IPC schema", is_schema)
+#: what a client tells its successor; 9 bytes a partition and its number at most, and read by clients only
+KNOWN = Kind("what a client knows", "use at most 1 MiB", lambda value: len(value) <= 1 << 20)
+PARTITION = _whole("partition", 0, PARTITIONS_MAX - 1)
+PARTITIONS = _whole("number of partitions", 1, PARTITIONS_MAX)
+EPOCH = _whole("epoch", 0, EPOCH_MAX)
+SEQUENCE = _whole("sequence", 0, SEQUENCE_MAX)
+#: -1: none
+BATCH = _whole("batch number", -1, SEQUENCE_MAX)
+COUNT = _whole("number", 0, NUMBER_MAX)
+#: from 1970 to 9999
+INSTANT = _whole("time in µs", 0, 253_402_300_799_999_999)
+#: of events, also "for ever"
+MOMENT = _whole("time in µs", -NUMBER_MAX - 1, NUMBER_MAX)
+DURATION = _real("duration", 0, DURATION_MAX)
+ASKED = _real("limit", -RATE_MAX, RATE_MAX)
+RATE = _real("rate", 0, RATE_MAX)
+#: what somebody measured, to be shown: it may have no bound, or be -1 for nothing
+MEASURE = Kind("measure", "use a number", lambda value: not math.isnan(value))
+
+#: by the field's name, or ``Message.field`` where that is another; of a map (keys, values)
+KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
+    # names
+    "operator": NAMED,
+    "RebalanceRequest.operator": optional(NAMED),  # all
+    "CheckpointRequest.operator": optional(NAMED),  # all
+    "RequestSample.operator": optional(NAMED),
+    "OperatorSpec.name": NAMED,
+    "Replica.name": NAMED,
+    "Replica.site": optional(NAMED),
+    "HeartbeatRequest.name": NAMED,
+    "replica": NAMED,
+    "Unserved.owner": NAMED,
+    "sites": NAMED,
+    "waiting": NAMED,
+    "to": NAMED,
+    "RestoreOperatorRequest.to": optional(NAMED),
+    "savepoint": optional(NAMED),
+    "Move.source": optional(NAMED),
+    "Move.target": NAMED,
+    # ids
+    "id": IDENTIFIED,
+    "move_id": IDENTIFIED,
+    "PartitionView.move_id": optional(IDENTIFIED),
+    "Kept.move_id": optional(IDENTIFIED),
+    "restore_id": IDENTIFIED,
+    "standby_move": optional(IDENTIFIED),
+    "session": optional(IDENTIFIED),
+    "SourceSession.id": IDENTIFIED,
+    "ticket": optional(IDENTIFIED),
+    "ledger": optional(IDENTIFIED),
+    "adopted": optional(IDENTIFIED),
+    "conflicts": TEXT,
+    "Adopted.missing": PARTITION,
+    "Adopted.sealed": PARTITION,
+    "Directory.id": optional(IDENTIFIED),
+    "Directory.place": optional(LABELLED),
+    "ReplaceRequest.directory": optional(IDENTIFIED),
+    "ReplaceReply.directory": optional(IDENTIFIED),
+    "incarnation": optional(IDENTIFIED),
+    "snapshot_id": SNAPSHOTTED,
+    # files
+    "BaseFile.name": FILED,
+    "FetchRequest.name": FILED,
+    "BaseFile.digest": DIGESTED,
+    "digest": optional(DIGESTED),
+    "SnapshotReply.kept": optional(DIGESTED),
+    "size": _whole("size", 0, 1 << 48),
+    "offset": _whole("offset", 0, 1 << 48),
+    # labels
+    "source": LABELLED,
+    "RestoreRequest.source": optional(LABELLED),
+    "RestoreOperatorRequest.source": optional(LABELLED),
+    "run": optional(LABELLED),
+    "use": optional(LABELLED),
+    "task": optional(LABELLED),
+    "call": optional(LABELLED),
+    "ScanRequest.state": LABELLED,
+    "OperatorSpec.key": LABELLED,
+    # places
+    "Replica.address": optional(ADDRESSED),
+    "url": LOCATED,
+    "OperatorSpec.target": PLACED,
+    "OperatorSpec.source": SOURCE,
+    "OperatorSpec.source_digest": optional(DIGESTED),
+    "OperatorSpec.source_mac": optional(DIGESTED),
+    # words and prose
+    "state": WORD,
+    "phase": WORD,
+    "kind": WORD,
+    "strategy": WORD,
+    "order": WORD,
+    "how": WORD,
+    "code": WORD,
+    "what": TEXT,
+    "remedy": TEXT,
+    "note": TEXT,
+    "Fault.where": (TEXT, TEXT),
+    "state_schema": STATES,
+    # bytes: what is in them is checked by whoever reads them
+    "input_schema": optional(SCHEMA),
+    "output_schema": SCHEMA,
+    "side_schemas": (LABELLED, SCHEMA),
+    "dropped": (TEXT, COUNT),
+    "chain": optional(Kind("chain", "send 16 bytes", lambda value: len(value) == 16)),
+    "ApplyHeader.known": KNOWN,
+    "PositionsReply.known": (PARTITION, KNOWN),
+    "rows": ANY,
+    "output": ANY,
+    "data": ANY,
+    "change_sets": ANY,
+    "records": ANY,
+    "keys": ANY,
+    # numbers with a meaning
+    "partition": PARTITION,
+    "partitions": PARTITION,
+    "OperatorSpec.partitions": PARTITIONS,
+    "CheckpointReply.partitions": COUNT,
+    "RetireSourceReply.retired": COUNT,
+    "ReplicaStatus.partitions": COUNT,
+    "ReplaceReply.partitions": COUNT,
+    "Deploying.partitions": COUNT,
+    "UndeployReply.partitions": COUNT,
+    "numbers": PARTITION,
+    "epoch": EPOCH,
+    "epochs": EPOCH,
+    "burnt": EPOCH,
+    "oldest_epoch": EPOCH,
+    "source_epoch": EPOCH,
+    "newest_epoch": EPOCH,
+    "owned_at": EPOCH,
+    "owned_epoch": EPOCH,
+    "checkpoint_epoch": EPOCH,
+    "sequence": SEQUENCE,
+    "after_sequence": SEQUENCE,
+    "head_sequence": SEQUENCE,
+    "checkpoint_sequence": SEQUENCE,
+    "batch": BATCH,
+    "ApplyHeader.batch": _whole("batch number", 0, SEQUENCE_MAX),
+    "PartitionRows.after": BATCH,
+    "TakeOverReply.positions": (LABELLED, BATCH),
+    "RestoreReply.positions": (LABELLED, BATCH),
+    "PositionsReply.positions": (PARTITION, BATCH),
+    "PositionsRequest.before": BATCH,
+    "watermark_us": MOMENT,
+    "event_us": MOMENT,
+    "newest_event_us": MOMENT,
+    "PositionsReply.event_us": (PARTITION, MOMENT),
+    "PositionsReply.event_before_us": (PARTITION, MOMENT),
+    "weight": _whole("weight", 0, WEIGHT_MAX),
+    "StandbyRequest.count": _whole("number of copies", 0, 100),
+    # times and rates that somebody asks for
+    "seconds": _real("time to hold requests", 0, 3600),
+    "FenceRequest.pause_ms": DURATION,
+    "FenceRequest.max_pause_ms": DURATION,
+    "MoveOptions.max_pause_ms": ASKED,  # what is not positive, its reader refuses
+    "MoveOptions.patience_s": ASKED,
+    "MoveOptions.max_bandwidth": ASKED,
+    "bandwidth_max": RATE,
+    "heartbeat_interval_s": DURATION,
+    "lease_s": DURATION,
+}
+#: sub-messages without which a request means nothing
+REQUIRED = {
+    "CreateRequest.spec",
+    "PrepareRequest.spec",
+    "PrepareRequest.source",
+    "TakeOverRequest.spec",
+    "RestoreRequest.spec",
+    "FenceRequest.target",
+    "OpenSourceRequest.asked",
+    "OpenSourceRequest.session",
+    "DeployRequest.spec",
+    "Deployment.spec",
+    "RegisterRequest.replica",
+    "Superseded.owner",
+}
+_WHOLE = {
+    FieldDescriptor.TYPE_INT64,
+    FieldDescriptor.TYPE_UINT64,
+    FieldDescriptor.TYPE_SINT64,
+    FieldDescriptor.TYPE_UINT32,
+    FieldDescriptor.TYPE_INT32,
+}
+
+
+def kind_of(field: FieldDescriptor) -> Kind | tuple[Kind, Kind] | None:
+    """What the table says of a field. None: it says nothing, and it is a text or bytes, which must not be."""
+    assert field.containing_type is not None
+    if field.enum_type is not None:
+        known = frozenset(field.enum_type.values_by_number)
+        return Kind("choice", "use one that this program knows", known.__contains__)
+    named = KINDS.get(f"{field.containing_type.name}.{field.name}") or KINDS.get(field.name)
+    if named is not None:
+        return named
+    if field.type in _WHOLE:
+        return INSTANT if field.name.endswith("_us") else COUNT
+    if field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
+        return MEASURE
+    if field.type in (FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_FIXED64):
+        return ANY
+    return None
+
+
+def checked(message: M) -> M:
+    """The message, when each of its fields holds what it may. Raises InvalidArgument."""
+    for check in _checks_of(message.DESCRIPTOR):
+        check(message)
+    return message
+
+
+_Check = Callable[[Any], None]
+
+
+@functools.cache
+def _checks_of(descriptor: Descriptor) -> tuple[_Check, ...]:
+    return tuple(check for field in descriptor.fields if (check := _check_of(field)) is not None)
+
+
+def _check_of(field: FieldDescriptor) -> _Check | None:
+    assert field.containing_type is not None
+    name, place = field.name, f"{field.containing_type.name}.{field.name}"
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        pair = kind_of(field)
+        assert isinstance(pair, tuple), place
+        return functools.partial(_check_map, name, place, *pair)
+    if field.message_type is not None:
+        inner = field.message_type
+        if field.is_repeated:
+            return functools.partial(_check_messages, name, place, inner)
+        return functools.partial(_check_message, name, place, inner, place in REQUIRED)
+    kind = kind_of(field)
+    assert isinstance(kind, Kind), place
+    if field.is_repeated:
+        entries_max = PARTITIONS_MAX if kind is PARTITION else ENTRIES_MAX
+        return functools.partial(_check_entries, name, place, kind, entries_max)
+    if kind is ANY:
+        return None
+    skips = kind.optional or field.has_presence
+    return functools.partial(_check_value, name, place, kind.holds, kind, field.default_value if skips else _NOTHING)
+
+
+_NOTHING = object()
+
+
+def _check_value(
+    name: str, place: str, holds: Callable[[Any], bool], kind: Kind, nothing: object, message: Any
+) -> None:
+    value = getattr(message, name)
+    if value != nothing and not holds(value):
+        raise _refused(place, kind, value)
+
+
+def _check_entries(name: str, place: str, kind: Kind, entries_max: int, message: Any) -> None:
+    values = getattr(message, name)
+    _check_count(place, len(values), entries_max)
+    if kind is not ANY:
+        for value in values:
+            if not kind.holds(value):
+                raise _refused(place, kind, value)
+
+
+def _check_map(name: str, place: str, keys: Kind, values: Kind, message: Any) -> None:
+    entries = getattr(message, name)
+    _check_count(place, len(entries), ENTRIES_MAX)
+    for key, value in entries.items():
+        if not keys.holds(key):
+            raise _refused(place, keys, key)
+        if not values.holds(value):
+            raise _refused(place, values, value)
+
+
+def _check_message(name: str, place: str, inner: Descriptor, required: bool, message: Any) -> None:
+    if message.HasField(name):
+        checked(getattr(message, name))
+    elif required:
+        raise InvalidArgument(f"a {place} is missing", remedy="send it", field=place)
+
+
+def _check_messages(name: str, place: str, inner: Descriptor, message: Any) -> None:
+    entries = getattr(message, name)
+    if not entries:
+        return
+    _check_count(place, len(entries), ENTRIES_MAX)
+    if inner.name == "PartitionRows" and _are_plain(entries):
+        return
+    checks = _checks_of(inner)
+    for entry in entries:
+        for check in checks:
+            check(entry)
+
+
+def _are_plain(parts: Any) -> bool:
+    """What the table says of PartitionRows, a third of a microsecond each: every batch brings one per partition."""
+    return all(
+        part.partition < PARTITIONS_MAX and part.epoch <= EPOCH_MAX and -1 <= part.after <= SEQUENCE_MAX
+        for part in parts
+    )
+
+
+def _check_count(place: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidArgument(f"{count} entries are too many", remedy=f"send at most {most}", field=place)
+
+
+def _refused(place: str, kind: Kind, value: object) -> InvalidArgument:
+    return InvalidArgument(f"{shown(value)} is not a valid {kind.what}", remedy=kind.how, field=place)

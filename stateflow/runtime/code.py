@@ -1,0 +1,178 @@
+"""Where an operator's class is, and how a replica comes by it.
+
+A class of a module is named, ``package.module:Class``, and imported where it is needed. Any other class goes along as
+text: one of a script, of ``python -c``, of a notebook or a REPL, or of a file that is named as ``file.py:Class``. That
+text is only the part of the program that the class needs (:mod:`stateflow.runtime.excerpt`): no script is ever run in
+order to load a class of it. What is loaded has the SHA-256 that was said, and is one module for each text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import linecache
+import os
+import stat
+import sys
+import tokenize
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stateflow.errors import InvalidArgument, OperatorNotImportable
+from stateflow.runtime.excerpt import excerpt, written
+from stateflow.runtime.program import running
+from stateflow.types import SOURCE_MAX
+
+#: modules made of a text are called this and its digest
+_MODULE = "stateflow code "
+#: what is being loaded, or the replica whose process this is
+_inside: ContextVar[str] = ContextVar("inside", default="")
+#: the same of the whole process, and of those that it starts
+INSIDE = "STATEFLOW_INSIDE"
+
+
+def place_of(cls: type) -> tuple[str, str]:
+    """(target, text) by which :func:`find` finds the class again; the text is empty for a class of a module.
+
+    Raises OperatorNotImportable for a class inside a function, and for one whose text is not there or too long.
+    """
+    name = cls.__qualname__
+    if "<locals>" in name:
+        raise OperatorNotImportable(f"{name} is defined inside a function", remedy="move the class to module level")
+    if cls.__module__.startswith(_MODULE):
+        made = sys.modules[cls.__module__]
+        return f"{made.__file__}:{name}", made.__source__
+    if cls.__module__ != "__main__":
+        return f"{cls.__module__}:{name}", ""
+    place, program, values = running(name)
+    return f"{place}:{name}", _checked(excerpt(program, name, values), name)
+
+
+def find(target: str, text: str = "") -> Any:
+    """Inverse of :func:`place_of`: what has that name there, which may be anything. Raises OperatorNotImportable with
+    the error of what was loaded."""
+    place, _, qualname = target.rpartition(":")
+    if not place or not qualname:
+        raise OperatorNotImportable(
+            f"{target!r} is not an operator's place", remedy="write package.module:Class or file.py:Class"
+        )
+    try:
+        with _loading(target):
+            if text:
+                found: Any = _module(place, text)
+            elif place.startswith("<"):
+                raise ImportError("its program was in no file, and its text is not here")
+            elif is_text(target):
+                found = _module(place, _text_of_file(Path(place).resolve(), qualname))
+            else:
+                found = importlib.import_module(place)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except OperatorNotImportable as error:
+        error.located(target=target)
+        raise
+    except (Exception, SystemExit) as error:  # a module that exits must not take the replica with it
+        raise OperatorNotImportable(
+            f"{type(error).__name__}: {error}",
+            remedy="install the code where this process runs, or start it in a directory that has it",
+            target=target,
+            process=f"{Path(sys.argv[0]).name or 'python'} {os.getpid()}",
+            directory=_here(),
+            python=sys.executable,
+        ) from error
+    return found
+
+
+def _here() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was removed
+        return None
+
+
+def is_text(target: str) -> bool:
+    """Is the class of this target had as text, not imported?"""
+    place = target.rpartition(":")[0]
+    return place.endswith(".py") or place.startswith("<")
+
+
+def digest_of(text: str) -> str:
+    """SHA-256, hexadecimal; empty for no text."""
+    return hashlib.sha256(text.encode()).hexdigest() if text else ""
+
+
+def check_digest(text: str, digest: str) -> None:
+    """Raises OperatorNotImportable for a text that is not what was said."""
+    if digest_of(text) != digest:
+        raise OperatorNotImportable(
+            "the operator's text is not the one that was deployed: its digest is another", remedy="deploy it again"
+        )
+
+
+@contextlib.contextmanager
+def _loading(target: str) -> Iterator[None]:
+    token = _inside.set(f"{target}, which is being loaded")
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+def check_outside(what: str) -> None:
+    """Raises InvalidArgument where code of an operator runs: a replica that imports a script, or whose operator calls
+    one, would start a cluster, whose replicas import it again, and so on."""
+    inside = _inside.get() or os.environ.get(INSIDE, "")
+    if inside:
+        raise InvalidArgument(
+            f"{what} cannot be started inside {inside}",
+            remedy='put what only the program itself does under `if __name__ == "__main__":`',
+        )
+
+
+def _checked(text: str, name: str) -> str:
+    size = len(text.encode())
+    if size > SOURCE_MAX:
+        raise OperatorNotImportable(
+            f"{name} and what it uses are {size} bytes of source, {SOURCE_MAX} are possible",
+            remedy="read data in open(), from a file that replicas have, or install the operator as a package",
+        )
+    return text
+
+
+def _text_of_file(path: Path, qualname: str) -> str:
+    _check_whose(path)
+    with tokenize.open(path) as file:  # as it says it is encoded
+        return _checked(excerpt(written([file.read()]), qualname), qualname)
+
+
+def _check_whose(path: Path) -> None:
+    """A file that others of this machine can write is not run. Raises PermissionError."""
+    found = path.stat()
+    if found.st_mode & stat.S_IWOTH:
+        raise PermissionError(f"{path} can be written by everybody here: take that right away (chmod o-w)")
+    if os.geteuid() and found.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{path} belongs to another user here: chown it, or install the operator as a package")
+
+
+def _module(place: str, text: str) -> ModuleType:
+    """One for each text, so that an instance is one of its class wherever that is loaded."""
+    digest = digest_of(text)
+    name = _MODULE + digest
+    if name in sys.modules:
+        return sys.modules[name]
+    shown = f"<{Path(place).name.strip('<>')} {digest[:8]}>"
+    module = ModuleType(name)
+    module.__file__ = place
+    module.__source__ = text  # type: ignore[attr-defined]
+    linecache.cache[shown] = len(text), None, text.splitlines(keepends=True), shown  # tracebacks show its lines
+    sys.modules[name] = module
+    try:
+        exec(compile(text, shown, "exec", dont_inherit=True), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,137 @@
+"""The same part of a program whose text is gone: ``python -`` read it from a pipe, and kept what it compiled to.
+
+The interpreter compiles such a program whole before it runs it, and that code is there as long as the program runs. A
+definition in it is a straight run of instructions that ends by storing its name, so it can be cut out and run alone; an
+import is written down again. It goes to interpreters of the same version only, as code has no other meaning elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import dis
+import importlib.util
+import marshal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+from stateflow.errors import OperatorNotImportable
+from stateflow.runtime.excerpt import Program, Statement, named_in
+
+#: instructions of an expression or definition without a jump; with any other it is not cut out
+_PLAIN = (
+    *("LOAD_", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE", "CALL", "PRECALL", "KW_NAMES", "PUSH_NULL"),
+    *("BUILD_", "LIST_", "SET_", "DICT_", "FORMAT_", "CONVERT_VALUE", "GET_ITER"),
+    *("BINARY_", "UNARY_", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "EXTENDED_ARG", "NOP"),
+)
+_STORES = ("STORE_NAME", "STORE_GLOBAL")
+_READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+
+
+def code_of_main(values: Mapping[str, Any]) -> CodeType | None:
+    """What ``__main__`` compiled to, while it runs: the outermost frame of its thread."""
+    main = threading.main_thread().ident
+    frame = None if main is None else sys._current_frames().get(main)
+    while frame is not None:
+        if frame.f_globals is values and frame.f_code.co_name == "<module>":
+            return frame.f_code
+        frame = frame.f_back
+    return None
+
+
+def compiled(code: CodeType) -> Program:
+    """A program by what it compiled to."""
+    instructions = list(dis.get_instructions(code))
+    found, elsewhere, module = [], dict[str, int](), None
+    for at, instruction in enumerate(instructions):
+        if instruction.opname == "IMPORT_NAME":
+            module = instruction.argval
+        if instruction.opname not in _STORES:
+            continue
+        name, before = instruction.argval, instructions[at - 1]
+        begin = _begin(instructions, at)
+        if before.opname == "IMPORT_FROM":
+            order, source = (at, _line(instruction)), f"from {module} import {before.argval} as {name}"
+            found.append(Statement(order, source, frozenset({name}), imports=True))
+        elif begin is None:
+            elsewhere.setdefault(name, _line(instruction))
+        else:
+            run = instructions[begin : at + 1]
+            statement = Statement((at, _line(run[0])), _source(code, run), frozenset({name}))
+            _find_names(statement, run)
+            found.append(statement)
+    return Program(found, elsewhere)
+
+
+def _line(instruction: dis.Instruction) -> int:
+    position = instruction.positions
+    return (position.lineno if position else None) or 0
+
+
+def _begin(instructions: Sequence[dis.Instruction], at: int) -> int | None:
+    """Where what is stored begins to be made: where the stack is as it is behind it. None: that is not plain."""
+    missing = 1
+    while missing:
+        at -= 1
+        here = instructions[at] if at >= 0 else None
+        if here is None or not here.opname.startswith(_PLAIN):
+            return None
+        missing -= dis.stack_effect(here.opcode, here.arg, jump=False)
+        if missing and here.is_jump_target:
+            return None
+    while at and instructions[at - 1].opname == "EXTENDED_ARG":
+        at -= 1
+    return at
+
+
+def _source(code: CodeType, run: Sequence[dis.Instruction]) -> str:
+    first = next(each for each in dis.get_instructions(code) if each.opname == "RESUME")
+    begin, end = run[0].offset, run[-1].offset + 2  # a store has no cache behind it
+    used = {each.arg for each in run if each.opcode in dis.hasconst}
+    constants = [each if number in used else None for number, each in enumerate(code.co_consts)]
+    operands = len(constants).to_bytes(4, "big").lstrip(b"\0") or b"\0"
+    tail = b"".join(bytes((dis.opmap["EXTENDED_ARG"], each)) for each in operands[:-1])
+    tail += bytes((dis.opmap["LOAD_CONST"], operands[-1], dis.opmap["RETURN_VALUE"], 0))
+    cut = code.replace(
+        co_code=code.co_code[: first.offset + 2] + code.co_code[begin:end] + tail,
+        co_consts=(*constants, None),
+        co_exceptiontable=b"",
+        co_linetable=b"",
+        co_firstlineno=_line(run[0]),
+    )
+    data = base64.b64encode(marshal.dumps(cut, 2)).decode()  # 2: without references, whose marks differ from run to run
+    magic = importlib.util.MAGIC_NUMBER.hex()
+    return f"exec(__import__({__name__!r}, fromlist=['code']).code({magic!r}, {data!r}))"
+
+
+def code(magic: str, data: str) -> CodeType:
+    """Inverse. Raises OperatorNotImportable in another version of Python."""
+    if magic != importlib.util.MAGIC_NUMBER.hex():
+        raise OperatorNotImportable(
+            "the operator was compiled by another version of Python than this: its program came by a pipe",
+            remedy="deploy it from a .py file",
+        )
+    loaded: CodeType = marshal.loads(base64.b64decode(data))
+    return loaded
+
+
+def _find_names(statement: Statement, run: Sequence[dis.Instruction]) -> None:
+    statement.at_once = {each.argval for each in run if each.opname in _READS}
+    statement.uses = set(statement.at_once)
+    for constant in (each.argval for each in run if isinstance(each.argval, CodeType)):
+        for inner in _with_inner(constant):
+            statement.uses |= {each.argval for each in dis.get_instructions(inner) if each.opname in _READS}
+            if "__annotations__" in inner.co_names:  # they are text there
+                statement.hints |= {
+                    name for each in inner.co_consts if isinstance(each, str) for name in named_in(ast.Constant(each))
+                }
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _with_inner(each)

@@ -1,0 +1,73 @@
+"""What cannot be served and might be state: put aside, where nothing looks for it, until somebody removes it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+
+from stateflow.runtime.machine import Machine
+
+log = logging.getLogger(__name__)
+
+
+class Evidence:
+    """``<data directory>/evidence/<operator>/<partition>/<copy>-<number>``. Nothing in it is ever removed here, but for
+    ``transfers``: copies that arrived damaged, whose source serves on; a few are kept."""
+
+    def __init__(self, root: Path, machine: Machine) -> None:
+        self._root, self._machine = root, machine
+        self._folder = root / "evidence"
+        self.transfers = self._folder / ".transfers"
+
+    def put_aside(self, path: Path, *place: str) -> Path:
+        """Durably. Returns where it is now."""
+        folder = self._at(*place)
+        folder.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while (kept := folder / f"{path.name}-{number}").exists():
+            number += 1
+        path.rename(kept)
+        ways = [folder]
+        while ways[-1] != self._root:
+            ways.append(ways[-1].parent)
+        self._machine.sync([*ways, path.parent])
+        return kept
+
+    def has(self, *place: str) -> bool:
+        folder = self._at(*place)
+        return folder.is_dir() and any(True for _ in folder.iterdir())
+
+    def of_move(self, move_id: str, *place: str) -> list[Path]:
+        """Copies that a move brought."""
+        folder = self._at(*place)
+        copies = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [path for path in copies if path.name.rsplit("-", 2)[0] == move_id]  # <move>-<copy>-<number>
+
+    def undeployed(self, operator: str, epoch: int) -> None:
+        """What there is of an operator that was undeployed, up to this epoch, keeps nobody from deploying it again."""
+        homes = sorted(self._at(operator).glob("p[0-9][0-9][0-9][0-9][0-9]"))
+        for home in homes:
+            home.rename(home.parent / f"{home.name}-undeployed-{epoch}")
+        if homes:
+            self._machine.sync([self._at(operator)])
+
+    def _at(self, *place: str) -> Path:
+        return functools.reduce(lambda folder, name: folder / name, place, self._folder)
+
+    def say(self) -> None:
+        """How much there is, in one line of the log."""
+        kept = [file for operator in self._folder.glob("*") if operator.is_dir() for file in _files(operator)]
+        if kept:
+            log.warning(
+                "%s holds %d bytes of what could not be served; remove it when nobody needs it any more",
+                self._folder,
+                sum(file.stat().st_size for file in kept),
+            )
+
+
+def _files(directory: Path) -> list[Path]:
+    found: list[Path] = []
+    for path in directory.iterdir():
+        found += _files(path) if path.is_dir() else [path]
+    return found

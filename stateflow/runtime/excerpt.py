@@ -1,0 +1,396 @@
+"""The part of a program that one class needs: what it names, what that names, and so on, and nothing else. No I/O.
+
+An operator that was written into a script, a notebook or a REPL has no module that a replica could import: to import
+the script is to run it. So the class goes along as text, with the imports, functions, classes and assignments of its
+program that it uses. Whatever else the program does (``with``, calls, loops, and assignments of names that the class
+does not use) is left out.
+
+A name that holds plain data has in the excerpt the value that it has in the program, however it came by it
+(``sys.argv``, a loop that filled a dict); any other name is made as the program makes it. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import math
+import symtable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from stateflow.errors import OperatorNotImportable
+
+#: names of a module that are its own wherever it is loaded
+_OWN = frozenset({"__name__", "__builtins__", "__spec__", "__loader__", "__doc__", "__annotations__"})
+#: sessions, frames and clusters: what cannot go to another process is not made anew there either
+_NOT_MADE_AGAIN = (
+    *("pyspark.sql.session", "pyspark.sql.dataframe", "pyspark.sql.classic", "pyspark.sql.streaming", "pyspark.core"),
+    *("py4j", "stateflow.testing", "stateflow.client"),
+)
+_FUTURE = "from __future__ import annotations"
+
+
+@dataclass(eq=False, slots=True)
+class Statement:
+    """One of a program that defines something. ``order``: text and line. ``at_once``: names it reads when it is run;
+    ``uses``: also those that its functions read later; ``hints``: those in annotations, which may be read or not."""
+
+    order: tuple[int, int]
+    code: str
+    binds: frozenset[str]
+    at_once: set[str] = field(default_factory=set)
+    uses: set[str] = field(default_factory=set)
+    hints: set[str] = field(default_factory=set)
+    star: bool = False
+    imports: bool = False
+
+
+@dataclass(slots=True)
+class Program:
+    """``elsewhere``: names that only statements make which are not taken → line. ``futures``: annotations are text.
+    ``single``: it is one text, whose lines are known."""
+
+    statements: list[Statement]
+    elsewhere: dict[str, int] = field(default_factory=dict)
+    futures: bool = False
+    single: bool = False
+
+    def makers(self, name: str) -> list[Statement]:
+        """What makes the name what it is at last: the last statement that binds it, and those that this builds on."""
+        found: list[Statement] = []
+        for statement in reversed(self.statements):
+            if name in statement.binds:
+                found.append(statement)
+                if name not in statement.at_once:
+                    break
+        return found
+
+
+def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = None) -> str:
+    """Source of a module in which ``qualname`` is what it is in the program.
+
+    Args: values: the program's names as they are now; None: it does not run here.
+
+    Raises OperatorNotImportable, naming what cannot go along.
+    """
+    taken = _Taking(program, values)
+    name = qualname.partition(".")[0]
+    taken.take(name, needed_by=qualname, hint=False)
+    if not taken.statements:
+        raise OperatorNotImportable(f"there is no {name!r} at the top level of the program", remedy="define it there")
+    text = taken.text()
+    if values is not None:
+        _check_same(text, taken.statements, values, qualname)
+    return text
+
+
+def written(texts: Sequence[str], package: str | None = None) -> Program:
+    """A program by its texts, in the order in which they were run: a script is one, a notebook has one for each cell.
+
+    Args: package: that relative imports start from.
+
+    Raises OperatorNotImportable for a script that is no Python.
+    """
+    program = Program([], single=len(texts) == 1)
+    for number, text in enumerate(texts):
+        try:
+            tree = ast.parse(text)
+        except SyntaxError as error:
+            if program.single:
+                raise OperatorNotImportable(
+                    f"SyntaxError: {error}", remedy="correct the file", line=error.lineno
+                ) from error
+            continue  # a cell that never ran
+        program.futures |= any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body)
+        _read(program, number, text.splitlines(), tree.body, package)
+    for statement in program.statements:
+        _find_names(statement, program.futures)
+    return program
+
+
+def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt], package: str | None) -> None:
+    spans = [(_first_line(node), node.end_lineno or node.lineno) for node in body]
+    for index, node in enumerate(body):
+        first, last = spans[index]
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            continue
+        binds = _binds(node)
+        if binds is None:
+            for name in _stored(node):
+                program.elsewhere.setdefault(name, first)
+            continue
+        alone = all(b < first or a > last for i, (a, b) in enumerate(spans) if i != index)
+        relative = [n for n in ast.walk(node) if isinstance(n, ast.ImportFrom) and n.level]
+        for each in relative:
+            each.module = importlib.util.resolve_name("." * each.level + (each.module or ""), package)
+            each.level = 0
+        code = "\n".join(lines[first - 1 : last]) if alone and not relative else ast.unparse(node)
+        imports = isinstance(node, ast.Import | ast.ImportFrom)
+        statement = Statement((number, first), code, frozenset(binds), star="*" in binds, imports=imports)
+        program.statements.append(statement)
+
+
+class _Taking:
+    def __init__(self, program: Program, values: Mapping[str, Any] | None) -> None:
+        self._program, self._values = program, values
+        self._done: set[str] = set()
+        self.statements: list[Statement] = []
+
+    def take(self, name: str, *, needed_by: str, hint: bool) -> None:
+        todo = [(name, needed_by, hint)]
+        while todo:
+            name, needed_by, hint = todo.pop()
+            if name in self._done or name in _OWN:
+                continue
+            found = self._made(name, needed_by, hint)
+            if not found and hint:
+                continue
+            self._done.add(name)
+            for statement in found:
+                if statement in self.statements:
+                    continue
+                self.statements.append(statement)
+                what = next(iter(sorted(statement.binds)), name)
+                todo += [(each, what, True) for each in sorted(statement.hints)]
+                todo += [(each, what, False) for each in sorted(statement.uses)]
+
+    def _made(self, name: str, needed_by: str, hint: bool) -> list[Statement]:
+        makers = self._program.makers(name)
+        if self._values is None:
+            return self._as_written(name, needed_by, makers, hint)
+        if name not in self._values:  # nobody has it: here as there
+            return []
+        value = self._values[name]
+        if makers and makers[0].imports:
+            return makers
+        literal = _literal(value)
+        if literal is not None:
+            at = makers[0].order if makers else (-1, 0)
+            return [Statement(at, f"{name} = {literal}", frozenset({name}))]
+        kind = type(value).__module__
+        if any(kind == root or kind.startswith(root + ".") for root in _NOT_MADE_AGAIN) and not hint:
+            raise OperatorNotImportable(
+                f"{needed_by} uses {name!r}, a {type(value).__name__}, which cannot go to a replica",
+                remedy="give the operator what it needs in its rows, its state or open()",
+            )
+        if makers:
+            return makers
+        imported = _import_of(name, value, self._values.get("__name__"))
+        if imported is None and not hint:
+            raise self._lacking(name, needed_by)
+        return [] if imported is None else [imported]
+
+    def _as_written(self, name: str, needed_by: str, makers: list[Statement], hint: bool) -> list[Statement]:
+        if makers or hasattr(builtins, name) or hint:
+            return makers
+        stars = [statement for statement in self._program.statements if statement.star]
+        if not stars and name in self._program.elsewhere:
+            raise self._lacking(name, needed_by)
+        return stars
+
+    def _lacking(self, name: str, needed_by: str) -> OperatorNotImportable:
+        return OperatorNotImportable(
+            f"{needed_by} uses {name!r}, which is made by a statement that is not run at replicas",
+            remedy="make it by an import, a def, a class or an assignment at the top level",
+            line=self._program.elsewhere.get(name) if self._program.single else None,
+        )
+
+    def text(self) -> str:
+        """Each statement on the line that it has in a script, so that tracebacks name the right one."""
+        lines = [_FUTURE] if self._program.futures else []
+        for statement in sorted(self.statements, key=lambda each: each.order):
+            if self._program.single:
+                lines += [""] * (statement.order[1] - 1 - len(lines))
+            lines += statement.code.splitlines()
+        return "\n".join(lines) + "\n"
+
+
+# -- what statements bind and read ------------------------------------------------------------------------------------
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
+def _binds(node: ast.stmt) -> set[str] | None:
+    """The names that a statement defines; None for one that may do anything else."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return {node.name}
+        case ast.Import() | ast.ImportFrom():
+            return {(each.asname or each.name).partition(".")[0] for each in node.names}
+        case ast.Assign():
+            return {name for target in node.targets for name in _roots(target)}
+        case ast.AnnAssign() | ast.AugAssign():
+            return set(_roots(node.target)) if node.value is not None else set()
+        case ast.If() if not any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test)):
+            return _all_bind([*node.body, *node.orelse])
+        case ast.Try():
+            caught = [each for handler in node.handlers for each in handler.body]
+            return _all_bind([*node.body, *caught, *node.orelse, *node.finalbody])
+    if type(node).__name__ == "TypeAlias":  # from Python 3.12 on
+        return {node.name.id}  # type: ignore[attr-defined]
+    return None
+
+
+def _all_bind(body: Iterable[ast.stmt]) -> set[str] | None:
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Pass | ast.Raise):
+            continue
+        found = _binds(node)
+        if found is None:
+            return None
+        names |= found
+    return names
+
+
+def _roots(target: ast.expr) -> Iterator[str]:
+    """``a``, ``a, *b``, ``a.x``, ``a["x"]``: what is made or changed."""
+    match target:
+        case ast.Name():
+            yield target.id
+        case ast.Tuple() | ast.List():
+            for each in target.elts:
+                yield from _roots(each)
+        case ast.Starred() | ast.Attribute() | ast.Subscript():
+            yield from _roots(target.value)
+
+
+def _stored(node: ast.stmt) -> set[str]:
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return names | {n.name for n in ast.walk(node) if isinstance(n, made)}
+
+
+def _find_names(statement: Statement, futures: bool) -> None:
+    code = f"{_FUTURE}\n{statement.code}" if futures else statement.code
+    top = symtable.symtable(code, "<excerpt>", "exec")
+    tree = ast.parse(statement.code)
+    statement.at_once = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
+    statement.at_once |= {
+        n.target.id for n in tree.body if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
+    }
+    statement.uses = set(statement.at_once)
+    _add_globals(top, statement, now=True)
+    for node in ast.walk(tree):
+        for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(hint, ast.expr):
+                statement.hints |= named_in(hint)
+
+
+def _add_globals(table: symtable.SymbolTable, statement: Statement, *, now: bool) -> None:
+    for inner in table.get_children():
+        is_class = inner.get_type() == "class"
+        names = {
+            each.get_name()
+            for each in inner.get_symbols()
+            if each.is_referenced() and (each.is_global() or (is_class and each.is_local()))
+        }
+        statement.uses |= names
+        if now and is_class:  # a class body runs with its statement
+            statement.at_once |= names
+        _add_globals(inner, statement, now=now and is_class)
+
+
+def named_in(hint: ast.expr) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(hint):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                names |= named_in(ast.parse(node.value, mode="eval").body)
+            except SyntaxError:
+                continue
+    return names
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _literal(value: object) -> str | None:
+    """Plain data as it is written; None for anything else. Sets are in order, so that equal data is equal text."""
+    try:
+        return _written(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _written(value: object) -> str:
+    kind = type(value)
+    if value is None or kind in (bool, int, str, bytes):
+        return repr(value)
+    if kind is float and math.isfinite(value):  # type: ignore[arg-type]
+        return repr(value)
+    if kind in (tuple, list):
+        inner = ", ".join(_written(each) for each in value)  # type: ignore[attr-defined]
+        return f"[{inner}]" if kind is list else f"({inner},)" if inner else "()"
+    if kind is dict:
+        pairs = value.items()  # type: ignore[attr-defined]
+        return "{" + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in pairs) + "}"
+    if kind in (set, frozenset):
+        return f"{kind.__name__}([{', '.join(sorted(_written(each) for each in value))}])"  # type: ignore[attr-defined]
+    raise ValueError
+
+
+def _import_of(name: str, value: object, program: object) -> Statement | None:
+    """How another module's object is had, when the program has it by no statement that is taken."""
+    if isinstance(value, ModuleType):
+        return Statement((-1, 0), f"import {value.__name__} as {name}", frozenset({name}))
+    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if isinstance(module, str) and isinstance(qualname, str) and module != program and qualname.isidentifier():
+        return Statement((-1, 0), f"from {module} import {qualname} as {name}", frozenset({name}))
+    return None
+
+
+# -- is it what runs? --------------------------------------------------------------------------------------------------
+
+
+def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str, Any], qualname: str) -> None:
+    """A file may have been changed since it was run, and a cell may have failed: what is sent is what is here.
+
+    Raises OperatorNotImportable."""
+    written: dict[str, list[CodeType]] = {}  # a property has its name several times, and so has a lambda
+    for code in _codes(compile(text, "<excerpt>", "exec", dont_inherit=True)):
+        written.setdefault(code.co_qualname, []).append(code)
+    for name in sorted({name for statement in statements for name in statement.binds}):
+        for function in _functions(values.get(name), values):
+            codes = written.get(function.__qualname__, [function.__code__])
+            if not any(_equal(code, function.__code__) for code in codes):
+                raise OperatorNotImportable(
+                    f"the text of {function.__qualname__} is not what runs here: it was changed since",
+                    remedy="start the program again; in a notebook, run its cells again",
+                    operator=qualname,
+                )
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each
+            yield from _codes(each)
+
+
+def _functions(value: object, values: Mapping[str, Any]) -> Iterator[FunctionType]:
+    """The program's own."""
+    if isinstance(value, FunctionType):
+        if value.__globals__ is values:
+            yield value
+    elif isinstance(value, type):
+        for each in vars(value).values():
+            if not isinstance(each, type) or each.__qualname__.startswith(f"{value.__qualname__}."):
+                yield from _functions(getattr(each, "__func__", getattr(each, "fget", each)), values)
+
+
+def _equal(one: CodeType, other: CodeType) -> bool:
+    if (one.co_code, one.co_names, len(one.co_consts)) != (other.co_code, other.co_names, len(other.co_consts)):
+        return False
+    return all(
+        _equal(a, b) if isinstance(a, CodeType) and isinstance(b, CodeType) else (type(a), a) == (type(b), b)
+        for a, b in zip(one.co_consts, other.co_consts, strict=True)
+    )

@@ -1,0 +1,68 @@
+"""What an operator's failure says: whatever it raised, in bounded text, even where its own words fail."""
+
+from __future__ import annotations
+
+import reprlib
+import threading
+import traceback
+from typing import Any
+
+from stateflow.errors import OperatorFailed, OperatorStuck
+from stateflow.runtime.watchdog import Interrupted
+
+TEXT_MAX = 1_000
+FRAMES_SHOWN = 6
+MEND = "mend the operator or the row, or raise STATEFLOW_REPLICA_BATCH_TIMEOUT_S"
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 500
+
+
+def is_ours(error: BaseException) -> bool:
+    """Was it the operator that raised it? Ctrl-C is nobody's fault; it comes in the main thread alone."""
+    return not (isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread())
+
+
+def failure(method: str, error: BaseException, remedy: str, **where: Any) -> OperatorFailed:
+    """Args:
+    method: as it is called, ``process()``.
+    where: operator, partition, and what else locates it; objects are shown as their ``repr``.
+    """
+    place = {name: value if name in ("operator", "partition") else shown(value) for name, value in where.items()}
+    if isinstance(error, Interrupted):
+        return OperatorStuck(
+            f"{method} did not come back in time and was interrupted",
+            remedy=f"{MEND}; the batch was not applied",
+            traceback=trace_of(error),
+            **place,
+        )
+    return OperatorFailed(
+        f"{method} raised {type(error).__name__}: {text_of(error)}", remedy=remedy, traceback=trace_of(error), **place
+    )
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Interrupted:
+        raise
+    except BaseException as worse:  # noqa: BLE001 - its own words fail
+        return f"(its text cannot be had: {type(worse).__name__})"
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}… ({len(text)} characters)"
+
+
+def shown(value: Any) -> str | None:
+    """None stays None."""
+    if value is None:
+        return None
+    try:
+        return _REPR.repr(value)
+    except Interrupted:
+        raise
+    except BaseException as worse:  # noqa: BLE001 - as above
+        return f"(cannot be shown: {type(worse).__name__})"
+
+
+def trace_of(error: BaseException) -> str:
+    """The operator's frames, innermost last."""
+    frames = traceback.format_list(traceback.extract_tb(error.__traceback__)[-FRAMES_SHOWN:])
+    return "\n" + "".join(frames)[: 4 * TEXT_MAX] + f"{type(error).__name__}: {text_of(error)}"

@@ -1,0 +1,37 @@
+"""Which checkpoint store a replica uses, noted in its data directory when it is used for the first time: a mount that
+is missing later is then not taken for a store that is new."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from stateflow.checkpoint import CheckpointStore, Known
+from stateflow.errors import InvalidArgument
+from stateflow.runtime.machine import Machine
+
+NOTE = "CHECKPOINTS"
+
+
+def remember(machine: Machine, data_dir: Path, store: CheckpointStore) -> None:
+    """Have ``store`` be the one that is noted, or be noted. Raises InvalidArgument for a note that cannot be read."""
+    note = data_dir / NOTE
+
+    def keep(known: Known) -> None:
+        machine.write_durably(note, json.dumps(asdict(known)))
+
+    store.remember(_read(note), keep, note)
+
+
+def _read(note: Path) -> Known | None:
+    if not note.exists():
+        return None
+    try:
+        return Known(**json.loads(note.read_text()))
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(
+            "the note of which checkpoint store is used cannot be read",
+            remedy="see that the store is mounted, then remove the note",
+            path=note,
+        ) from error

@@ -1,0 +1,169 @@
+"""Sources that send no more: what is kept of them, and for how long.
+
+A source costs a partition its position, and the whole output of its newest batch. When it has been idle for long, or
+too many are, it is *retired*: its output goes, its watermark holds nobody back, and what is left is a tombstone of
+some bytes that says which batch is contained. A retired source may come back at any time and goes on behind that batch;
+only the output of that batch can nobody have again. Of tombstones the newest are kept. Once any was dropped, a source
+that is not known and cannot be new is refused, for it may be one of them.
+
+A retirement is part of a batch's commit, and moves with the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgpack
+
+from stateflow.changes import Mutations
+from stateflow.runtime import layout
+from stateflow.runtime.layout import Position, Session
+from stateflow.state.cells import LATEST_US
+from stateflow.storage import PartitionStore
+
+#: because they are too many, only such are retired as were silent for so long: their last batch may be asked for again,
+#: of a query that stands still, or of a frame that is evaluated twice
+SPARED_US, SPARED_RUN_US = 86_400_000_000, 600_000_000
+#: retired with one batch, at most; and looked at
+PER_BATCH, LOOKED_AT = 8, 64
+#: of tombstones that are too many, this share more goes at once
+SLACK = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Args:
+    idle_us: a source that was silent for so long is retired, µs; 0: none is for that.
+    sources_max: of one partition; beyond it those that were silent for longest are retired.
+    retired_max: tombstones of one partition.
+    """
+
+    idle_us: int = 7 * 86_400 * 1_000_000
+    sources_max: int = 64
+    retired_max: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A tombstone. ``batch``: the last one contained, -1: none; ``at_us``: when it came."""
+
+    batch: int
+    at_us: int
+    session: Session | None = None
+    event_us: int | None = None
+
+    @classmethod
+    def of(cls, position: Position, session: Session | None) -> Retired:
+        return cls(position.batch, position.at_us, session, position.event_us)
+
+    @property
+    def position(self) -> Position:
+        return Position(self.batch, event_us=self.event_us, event_before_us=self.event_us, at_us=self.at_us)
+
+    def encode(self) -> bytes:
+        session = None if self.session is None else [self.session.generation_us, self.session.id]
+        packed: bytes = msgpack.packb([layout.VERSION, self.batch, self.at_us, session, self.event_us])
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Retired:
+        version, batch, at_us, session, event_us = msgpack.unpackb(data)
+        layout.check_version(version)
+        return cls(batch, at_us, None if session is None else Session(*session), event_us)
+
+
+def idle(sources: Iterable[tuple[str, Position]], count: int, now_us: int, retention: Retention) -> list[str]:
+    """Those to retire now.
+
+    Args:
+        sources: the first few of ``count``, by when their last batch came.
+    """
+    found: list[str] = []
+    excess = count - retention.sources_max
+    for source, position in sources:
+        silent_us = now_us - position.at_us
+        aged = 0 < retention.idle_us <= silent_us
+        if len(found) == PER_BATCH or (not aged and silent_us < SPARED_RUN_US):
+            break
+        spared = silent_us < (SPARED_RUN_US if source.startswith(layout.BATCH_RUN) else SPARED_US)
+        # one that promises a watermark holds the others back on purpose: only its age ends that
+        promises = position.watermark_us is not None and position.watermark_us < LATEST_US
+        if aged or (excess > len(found) and not promises and not spared):
+            found.append(source)
+    return found
+
+
+class Tombstones:
+    """Of one partition, in its store."""
+
+    def __init__(self, store: PartitionStore, most: int) -> None:
+        self._store, self._most = store, most
+        self._count: int | None = None  # not counted yet
+        forgotten = store.get(layout.FORGOTTEN)
+        #: when the newest that was dropped had its last batch, µs
+        self.forgotten_us = None if forgotten is None else int.from_bytes(forgotten, "big", signed=True)
+
+    @property
+    def any(self) -> bool:
+        """Has a source ever been retired here?"""
+        return self.forgotten_us is not None or next(iter(self._store.scan(layout.RETIRED)), None) is not None
+
+    def of(self, source: str) -> Retired | None:
+        stored = self._store.get(layout.RETIRED + source.encode())
+        return None if stored is None else Retired.decode(stored)
+
+    def bury(self, sources: Mapping[str, Retired], mutations: Mutations) -> None:
+        """Have ``mutations`` retire sources, and drop the oldest tombstones when they become too many."""
+        for source, retired in sources.items():
+            name = source.encode()
+            mutations.deletes += [layout.POSITION + name, layout.OUTPUT + name, layout.SESSION + name]
+            mutations.puts.append((layout.RETIRED + name, retired.encode()))
+        if self._count is None:
+            self._count = sum(1 for _ in self._store.scan(layout.RETIRED))
+        self._count += len(sources)
+        if self._count > self._most:
+            self._drop(mutations, len(sources))
+
+    def _drop(self, mutations: Mutations, added: int) -> None:
+        stored = sorted((Retired.decode(value).at_us, key) for key, value in self._store.scan(layout.RETIRED))
+        self._count = len(stored) + added
+        dropped = stored[: max(0, self._count - int(self._most * (1 - SLACK)))]
+        if self._count <= self._most or not dropped:
+            return
+        mutations.deletes += [key for _, key in dropped]
+        self.forgotten_us = max(self.forgotten_us or 0, dropped[-1][0])
+        mutations.puts.append((layout.FORGOTTEN, self.forgotten_us.to_bytes(8, "big", signed=True)))
+        self._count = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """What a partition has of a source. ``batch``: the last one, -1: none; ``at_us``: when it came; ``bytes``: of its
+    output and position; ``session``: its newest client."""
+
+    source: str
+    batch: int
+    at_us: int
+    bytes: int
+    watermark_us: int | None = None
+    retired: bool = False
+    session: Session | None = None
+
+
+def sources_in(store: PartitionStore) -> list[SourceView]:
+    """All that a partition knows."""
+    sessions = {key[len(layout.SESSION) :].decode(): Session.decode(v) for key, v in store.scan(layout.SESSION)}
+    outputs = {key[len(layout.OUTPUT) :].decode(): len(value) for key, value in store.scan(layout.OUTPUT)}
+    found: list[SourceView] = []
+    for key, value in store.scan(layout.POSITION):
+        source, position = key[len(layout.POSITION) :].decode(), Position.decode(value)
+        size, session = len(value) + outputs.get(source, 0), sessions.pop(source, None)
+        found.append(SourceView(source, position.batch, position.at_us, size, position.watermark_us, False, session))
+    for key, value in store.scan(layout.RETIRED):
+        retired = Retired.decode(value)
+        source = key[len(layout.RETIRED) :].decode()
+        found.append(SourceView(source, retired.batch, retired.at_us, len(value), None, True, retired.session))
+    return found + [
+        SourceView(source, -1, session.generation_us, 0, session=session) for source, session in sessions.items()
+    ]

@@ -1,0 +1,38 @@
+"""A value of a row that Python has not, like a time in the year 12000: it is there until somebody looks at it."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from stateflow.errors import InvalidArgument
+
+
+class Unreadable:
+    """Whatever is done with it, beside showing it, raises InvalidArgument with its column and row."""
+
+    __slots__ = ("_column", "_row", "_type", "_why")
+
+    def __init__(self, column: str, row: int, type_: str, why: str) -> None:
+        self._column, self._row, self._type, self._why = column, row, type_, why
+
+    def refusal(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"a {self._type} is beyond what Python has: {self._why}",
+            remedy="filter such rows, or cast the column",
+            column=self._column,
+            row=self._row,
+        )
+
+    def __repr__(self) -> str:
+        return f"<a {self._type} that Python has not>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # who asks whether it can do something
+            raise AttributeError(name)
+        raise self.refusal()
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise self.refusal()
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __reduce__ = __int__ = __float__ = _refuse

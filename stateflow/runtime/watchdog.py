@@ -1,0 +1,172 @@
+"""Batches that do not come back: an operator that never returns costs its batch, and not its replica.
+
+A batch is in hand of one thread. When it takes longer than it may, :class:`Interrupted` is raised in the operator's
+code, where that is Python: the batch fails, its partition goes on. What waits in a call of C cannot be interrupted.
+Then the batch is *taken away*: it can never commit, whenever that call returns, and its partition is not served here
+until it does; everything else goes on in a new thread.
+
+Rules:
+
+* Interrupted is raised only where the innermost frame is not stateflow's own and the first one of stateflow's below it
+  is where operators are called. No bookkeeping is cut in two.
+* A commit is shielded: from ``begin_commit`` on nothing is raised, and nothing is taken away. ``begin_commit`` and the
+  watchdog decide under one lock, so that exactly one of them is first.
+* An operator's instance that was interrupted serves no more batches: who comes next is given a new one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import traceback
+from types import FrameType
+from typing import Protocol
+
+from stateflow.errors import OperatorStuck
+from stateflow.types import PartitionId
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120, PTH100 - as in code objects
+#: where operators are called
+_CALLERS = (os.path.join(_PACKAGE, "runtime", "host.py"), os.path.join(_PACKAGE, "runtime", "failures.py"))  # noqa: PTH118
+FRAMES_SHOWN = 12
+
+
+class Interrupted(BaseException):
+    """Raised in the middle of an operator that does not come back."""
+
+
+class Discardable(Protocol):
+    def discard(self) -> None: ...
+
+
+class InHand:
+    """One partition's batch while a thread works on it.
+
+    Attributes:
+        began: monotonic seconds.
+        left: nobody waits for its thread any more.
+        taken: it can never commit; who took it away has ended it in its place.
+        host: of the partition, once it was taken away; it ends with its thread.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_lock",
+        "_shielded",
+        "_stack",
+        "began",
+        "host",
+        "interrupted",
+        "left",
+        "partition",
+        "pid",
+        "taken",
+        "thread",
+    )
+
+    def __init__(self, partition: PartitionId, began: float) -> None:
+        self.partition = partition
+        self.began = began
+        self.thread = threading.get_ident()
+        self.pid = os.getpid()
+        self.interrupted = self.taken = self.left = False
+        self.host: Discardable | None = None
+        self._stack = ""
+        self._shielded = self._ended = False
+        self._lock = threading.Lock()
+
+    # -- in its own thread --------------------------------------------------------------------------------
+
+    def begin_commit(self) -> None:
+        """Behind the operator's last word. Raises Interrupted when the batch was taken away."""
+        if os.getpid() != self.pid:
+            os._exit(70)  # the operator forked, and its child would write what only one process may
+        self.shield()
+        if self.taken:
+            raise Interrupted
+
+    def shield(self) -> None:
+        """From here on nothing is raised, and nothing taken away."""
+        with self._lock:
+            self._shielded = True
+            self._withdraw()
+
+    def end_commit(self) -> None:
+        """The operator is asked again in the same batch."""
+        self._shielded = False
+
+    def end(self) -> bool:
+        """The batch is committed or rolled back. False: it was taken away, and ended by others."""
+        with self._lock:
+            self._ended = True
+            self._withdraw()
+            return not self.taken
+
+    def _withdraw(self) -> None:
+        if self.interrupted:
+            _raise_in(self.thread, None)
+
+    # -- in the watchdog's --------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def interrupt(self) -> None:
+        """Raise Interrupted in the operator's code, if that is where the thread is now."""
+        with self._lock:
+            if self._shielded or self._ended:
+                return
+            frame = sys._current_frames().get(self.thread)
+            if frame is None or not in_operator(frame):
+                return
+            at = frame.f_lasti
+            self.interrupted = True
+            _raise_in(self.thread, Interrupted)
+            if sys._current_frames().get(self.thread) is not frame or frame.f_lasti != at:
+                _raise_in(self.thread, None)  # it went on meanwhile, nobody knows where to
+
+    def take_away(self) -> bool:
+        """From now on it cannot commit. False: it has ended, or commits just now."""
+        with self._lock:
+            if self._ended or self._shielded:
+                return False
+            self.taken, self._stack = True, self._stack_now()
+            return True
+
+    def refusal(self) -> OperatorStuck:
+        """What the partition's batches are told, once it was taken away."""
+        return OperatorStuck(
+            "the operator did not come back in time, and waits where it cannot be interrupted",
+            remedy="mend the operator and start the replica again, or move the partition; until then it is served as "
+            "soon as the operator comes back; the batch was not applied",
+            operator=self.partition.operator,
+            partition=self.partition.partition,
+            traceback="\n" + self._stack,
+        )
+
+    def _stack_now(self) -> str:
+        """Where the operator's code is now, innermost last."""
+        frame = sys._current_frames().get(self.thread)
+        if frame is None:
+            return ""
+        stack = traceback.extract_stack(frame)
+        first = max((n for n, each in enumerate(stack) if each.filename in _CALLERS), default=-1)
+        return "".join(traceback.format_list(stack[first + 1 :][-FRAMES_SHOWN:]))
+
+
+def in_operator(frame: FrameType | None) -> bool:
+    """Is this the operator's code, or what that has called?"""
+    if frame is None or frame.f_code.co_filename.startswith(_PACKAGE):
+        return False
+    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename in _CALLERS
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """None: withdraw what was not raised yet."""
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

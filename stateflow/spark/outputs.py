@@ -1,0 +1,65 @@
+"""Main rows and side outputs of an operator as DataFrames of their own.
+
+Spark's ``mapInArrow`` gives one DataFrame, so that ``apply_operator`` returns main rows and those of every side output
+together: a side output's in the struct column of its tag, with all else null. What is here takes them apart again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stateflow.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: metadata of the columns that hold side outputs, which goes with them into ``foreachBatch``
+MARK = "stateflow.side"
+
+
+def marked(schema: Any, tags: tuple[str, ...]) -> Any:
+    """The StructType with its side outputs' columns marked."""
+    from pyspark.sql.types import StructField, StructType
+
+    fields = [StructField(f.name, f.dataType, f.nullable, {MARK: True} if f.name in tags else None) for f in schema]
+    return StructType(fields)
+
+
+def side_output(frame: DataFrame, tag: str) -> DataFrame:
+    """Rows of one side output, with its columns and no others.
+
+    Args: frame: as :func:`apply_operator` returned it for a batch, or as ``foreachBatch`` is given it.
+
+    Raises InvalidArgument for a tag that the operator does not have, and for a streaming DataFrame: each of two queries
+    would send all rows to the operator.
+    """
+    tags = _tags(frame)
+    if tag not in tags:
+        raise InvalidArgument(
+            f"there is no side output {tag!r}", remedy=f"use one of {', '.join(tags) or 'none: it has no side outputs'}"
+        )
+    return frame.where(frame[tag].isNotNull()).select(f"`{tag}`.*")
+
+
+def main_output(frame: DataFrame) -> DataFrame:
+    """Main rows, without the columns of the side outputs. ``frame`` and errors as with :func:`side_output`."""
+    tags = _tags(frame)
+    for tag in tags:
+        frame = frame.where(frame[tag].isNull())
+    return frame.drop(*tags)
+
+
+def with_outputs(frame: DataFrame) -> DataFrame:
+    """The same, with ``frame.side(tag)`` and ``frame.main()``."""
+    frame.side, frame.main = partial(side_output, frame), partial(main_output, frame)
+    return frame
+
+
+def _tags(frame: DataFrame) -> list[str]:
+    if frame.isStreaming:
+        raise InvalidArgument(
+            "a streaming query has one output, and each of two queries would send all rows to the operator",
+            remedy="take main_output(batch) and side_output(batch, tag) in writeStream.foreachBatch(…)",
+        )
+    return [field.name for field in frame.schema if field.metadata.get(MARK)]

@@ -1,0 +1,40 @@
+"""From one number to another type of number: exactly, or not at all."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+from stateflow.errors import EncodeError
+
+
+def exact_float(value: Any) -> float:
+    """The float that equals a real number; NaN stays NaN.
+
+    Raises TypeError for what is no real number (a bool is none), EncodeError for a number that no float holds.
+    """
+    if value.__class__ is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"a {type(value).__name__} is no number")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.nan
+    if found == value or value != value:  # noqa: PLR0124 - NaN
+        return found
+    raise EncodeError(
+        f"no float holds {repr(value)[:80]}",
+        remedy="declare int or decimal.Decimal, or round the number before storing it",
+    )
+
+
+def exact_decimal(value: Any) -> Decimal:
+    """A Decimal as it is, an int as a Decimal. Raises TypeError for anything else."""
+    if isinstance(value, Decimal):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Decimal(int(value))
+    raise TypeError(f"a {type(value).__name__} is no int and no Decimal")

@@ -1,0 +1,389 @@
+"""What values of a declared type are: compiled once per declaration, asked for each value that is written.
+
+A value that fits is lowered to plain data, which :mod:`stateflow.state.plain` stores: mostly to itself. Records become
+dicts of their fields; an int becomes the float or the Decimal that is declared, if that is exact.
+"""
+
+from __future__ import annotations
+
+import typing
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from stateflow.errors import DeclarationError, DecodeError, EncodeError
+from stateflow.state.numeric import exact_decimal, exact_float
+from stateflow.state.plain import CONTAINERS, array_item, is_array_type
+from stateflow.state.records import REQUIRED, bare, builder, defaults, hints, is_immutable, is_record, is_union
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """
+    Attributes:
+        name: of what has to be lowered, "" where values are plain data as they are; part of a coder's name.
+        lower: plain data of a value. Raises EncodeError or TypeError for one that does not fit.
+        lift: the value of plain data, None where they are the same.
+        classes: values of exactly these classes fit, and are plain: they need not be looked at. None: all values.
+    """
+
+    name: str
+    lower: Callable[[Any], Any]
+    lift: Callable[[Any], Any] | None = None
+    classes: frozenset[type] | None = frozenset()
+
+
+def misfit(value: Any, declared: str) -> TypeError:
+    return TypeError(f"{type(value).__name__} instead of {declared}")
+
+
+def shape_of(type_: Any) -> Shape:
+    """Raises DeclarationError for unsupported types."""
+    type_ = bare(type_)
+    if type_ in _LEAVES:
+        return _LEAVES[type_]
+    if type_ in (Any, object):
+        return _ANYTHING
+    if is_record(type_):
+        record = RecordShape.of(type_)
+        return Shape(record.name, record.lower, record.lift)
+    origin, args = typing.get_origin(type_) or type_, typing.get_args(type_)
+    if is_array_type(origin):
+        return _array_shape(args)
+    if is_union(type_):
+        return _union_shape(type_, args)
+    if origin is dict:
+        return _dict_shape(args)
+    if origin is tuple and args and Ellipsis not in args:
+        return _tuple_shape(args)
+    if origin in CONTAINERS:
+        return _sequence_shape(origin, args)
+    raise DeclarationError(
+        f"there is no coder for {getattr(type_, '__name__', type_)}",
+        remedy="use int, float, bool, str, bytes, datetime, date, Decimal, UUID, list, dict, set, tuple, numpy.ndarray "
+        "or a dataclass, msgspec.Struct or pydantic model, or pass coder=",
+    )
+
+
+# --- one value of a simple type ------------------------------------------------------------------------
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise misfit(value, "int")
+    return int(value.__index__())
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise misfit(value, "str")
+    return str.__str__(value)  # what an enumeration is, not what it is called
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise misfit(value, "bytes")
+    return bytes(value)
+
+
+def _date(value: Any) -> date:
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise misfit(value, "date")
+    return value
+
+
+def _number(exact: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    def admit(value: Any) -> Any:
+        try:
+            return exact(value)
+        except TypeError:
+            raise misfit(value, name) from None
+
+    return admit
+
+
+def _instance(cls: type) -> Callable[[Any], Any]:
+    def admit(value: Any) -> Any:
+        if not isinstance(value, cls):
+            raise misfit(value, cls.__name__)
+        return value
+
+    return admit
+
+
+def _leaf(cls: type, admit: Callable[[Any], Any]) -> Shape:
+    def lower(value: Any) -> Any:
+        return value if value.__class__ is cls else admit(value)
+
+    return Shape("", lower, None, frozenset({cls}))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_ANYTHING: Final = Shape("", _same, None, None)
+_NOTHING: Final = _leaf(type(None), _instance(type(None)))
+_LEAVES: Final[dict[Any, Shape]] = {
+    None: _NOTHING,
+    type(None): _NOTHING,
+    int: _leaf(int, _int),
+    float: _leaf(float, _number(exact_float, "float")),
+    Decimal: _leaf(Decimal, _number(exact_decimal, "Decimal")),
+    str: _leaf(str, _str),
+    bytes: _leaf(bytes, _bytes),
+    date: _leaf(date, _date),
+    **{cls: _leaf(cls, _instance(cls)) for cls in (bool, datetime, uuid.UUID, bytearray)},
+}
+
+
+# --- containers ----------------------------------------------------------------------------------------
+
+
+def _fit(shape: Shape, values: Any) -> bool:
+    """Whether all of them are plain and fit, by their classes."""
+    return shape.classes is None or shape.classes.issuperset(map(type, values))
+
+
+def _named(origin: type, *inner: Shape) -> str:
+    """Of a container: "" where all in it is plain."""
+    if not any(shape.name for shape in inner):
+        return ""
+    return f"{origin.__name__}[{','.join(shape.name or '_' for shape in inner)}]"
+
+
+def _sequence_shape(origin: Any, args: tuple[Any, ...]) -> Shape:
+    item = shape_of(args[0]) if args else _ANYTHING
+    if item.name and origin in (set, frozenset):
+        raise DeclarationError("a record cannot be the member of a stored set", remedy="use a list or a dict")
+
+    def lower(value: Any) -> Any:
+        if not isinstance(value, origin):
+            raise misfit(value, origin.__name__)
+        return value if _fit(item, value) else origin(map(item.lower, value))
+
+    lifted = item.lift
+    lift = None if lifted is None else lambda value: origin(map(lifted, value))
+    return Shape(_named(origin, item, *[_ANYTHING] * (len(args) - 1)), lower, lift)
+
+
+def _tuple_shape(args: tuple[Any, ...]) -> Shape:
+    shapes = [shape_of(arg) for arg in args]
+    lifts = [shape.lift or _same for shape in shapes]
+
+    def lower(value: Any) -> Any:
+        if not isinstance(value, tuple):
+            raise misfit(value, "tuple")
+        if len(value) != len(shapes):
+            raise TypeError(f"a tuple of {len(value)} instead of one of {len(shapes)}")
+        return tuple([shape.lower(item) for shape, item in zip(shapes, value, strict=True)])
+
+    def lift(value: Any) -> Any:
+        return tuple([lift(item) for lift, item in zip(lifts, value, strict=True)])
+
+    return Shape(_named(tuple, *shapes), lower, lift if any(shape.lift for shape in shapes) else None)
+
+
+def _dict_shape(args: tuple[Any, ...]) -> Shape:
+    keys, values = map(shape_of, args) if args else (_ANYTHING, _ANYTHING)
+    if keys.name:
+        raise DeclarationError("a record cannot be the key of a stored dict", remedy="use a tuple as key")
+
+    def lower(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise misfit(value, "dict")
+        if _fit(keys, value) and _fit(values, value.values()):
+            return value
+        return {keys.lower(key): values.lower(item) for key, item in value.items()}
+
+    lifted = values.lift
+    lift = None if lifted is None else lambda value: {key: lifted(item) for key, item in value.items()}
+    return Shape(_named(dict, keys, values), lower, lift)
+
+
+def _array_shape(args: tuple[Any, ...]) -> Shape:
+    """``numpy.ndarray``, or ``numpy.typing.NDArray[…]`` with the type of its items."""
+    item = array_item(args)
+
+    def lower(value: Any) -> Any:
+        if not is_array_type(value.__class__):
+            raise misfit(value, "numpy.ndarray")
+        if item is not None and not issubclass(value.dtype.type, item):
+            raise TypeError(f"an array of {value.dtype} instead of one of {item.__name__}")
+        return value
+
+    return Shape("", lower)
+
+
+def _union_shape(type_: Any, args: tuple[Any, ...]) -> Shape:
+    shapes = [shape_of(arg) for arg in args]
+    records = [shape for shape in shapes if shape.name]
+    if records and (len(args) != 2 or type(None) not in args):
+        raise DeclarationError(
+            f"a union with a record in it cannot be told apart when read: {type_}",
+            remedy="use Optional[…] of one record",
+        )
+    if any(shape.classes is None for shape in shapes):
+        return _ANYTHING
+    classes = frozenset[type]().union(*[shape.classes for shape in shapes if shape.classes])
+    others = [shape for shape in shapes if shape is not _NOTHING]
+
+    def lower(value: Any) -> Any:
+        if value.__class__ in classes:
+            return value
+        if len(others) == 1 and value is not None:
+            return others[0].lower(value)  # which says best what is wrong
+        for shape in shapes:
+            try:
+                return shape.lower(value)
+            except (TypeError, EncodeError):
+                continue
+        raise misfit(value, str(type_).replace("typing.", ""))
+
+    if not records:
+        return Shape("", lower, None, classes)
+    lift: Any = records[0].lift
+    return Shape(f"{records[0].name}?", lower, lambda value: None if value is None else lift(value), classes)
+
+
+# --- records -------------------------------------------------------------------------------------------
+
+
+class Field:
+    """One field of a record: what it may hold, and how that becomes plain data.
+
+    Of what is read only the field's own type is looked at, not the items of a list in it.
+    """
+
+    __slots__ = ("_classes", "_hint", "_widen", "default", "name", "owner", "shape")
+
+    def __init__(self, owner: str, name: str, hint: Any, default: Any) -> None:
+        self.owner, self.name, self.default = owner, name, default
+        self.shape = shape_of(hint)
+        self._hint = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
+        #: classes of the stored values that fit, None for any
+        self._classes = _classes(hint)
+        self._widen: Callable[[Any], Any] | None = None
+        if self._classes is not None and int not in self._classes:
+            exact = {float: exact_float, Decimal: exact_decimal}
+            self._widen = next((exact[cls] for cls in exact if cls in self._classes), None)
+
+    def lower(self, value: Any) -> Any:
+        try:
+            return self.shape.lower(value)
+        except EncodeError as error:
+            error.where["field"] = self._path(error)
+            raise
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise EncodeError(
+                f"{self.owner} declares field {self.name!r} as {self._hint}, it holds a {type(value).__name__}"
+                + (f": {error}" if isinstance(value, CONTAINERS) else ""),
+                remedy="declare the field with the type it holds",
+                value=repr(value)[:80],
+                field=self.name,
+            ) from error
+
+    def lift(self, plain: Any) -> Any:
+        try:
+            return self._admit(plain) if self.shape.lift is None else self.shape.lift(plain)
+        except DecodeError as error:
+            error.where["field"] = self._path(error)
+            raise
+        except (EncodeError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DecodeError(
+                f"stored {self.owner} has a {type(plain).__name__} in field {self.name!r}, declared as {self._hint}"
+                + (f": {error.what}" if isinstance(error, EncodeError) else ""),
+                remedy="give the field its old type, or write migrate_state",
+                field=self.name,
+            ) from error
+
+    def _admit(self, value: Any) -> Any:
+        """``value``, perhaps widened. Raises TypeError for one that does not fit, EncodeError for an int that the
+        wider type does not hold."""
+        classes = self._classes
+        cls = value.__class__
+        if classes is None or cls in classes:
+            return value
+        if self._widen is not None and isinstance(value, int) and cls is not bool:
+            return self._widen(value)
+        # a bool is no number here, a datetime no date, as in the coders of these types
+        if cls in (bool, datetime) or not isinstance(value, tuple(classes)):
+            raise TypeError(f"{cls.__name__} does not fit")
+        return value
+
+    def _path(self, error: EncodeError | DecodeError) -> str:
+        inner = error.where.get("field")
+        return self.name if inner is None else f"{self.name}.{inner}"
+
+
+def _classes(hint: Any) -> frozenset[type] | None:
+    hint = bare(hint)
+    if hint is None:
+        return frozenset({type(None)})
+    if is_union(hint):
+        each = [_classes(arg) for arg in typing.get_args(hint)]
+        return None if None in each else frozenset[type]().union(*(classes for classes in each if classes))
+    cls = typing.get_origin(hint) or hint
+    return None if cls in (object, Any) or not isinstance(cls, type) else frozenset({cls})
+
+
+class RecordShape:
+    """Lowers a record to ``{field: plain value}``, the stored form; fields are known by name.
+
+    ``immutable`` says that neither the instance nor anything in it can change in place.
+    Raises DeclarationError for a field whose type has no plain form.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.name = f"struct:{cls.__name__}"
+        self.immutable = is_immutable(cls)
+        self._build = builder(cls)
+        self._fields: list[Field] = []
+
+    @classmethod
+    def of(cls, record: type) -> RecordShape:
+        """One shape per class; a class may hold itself, so it is known before its fields are looked at."""
+        if not is_record(record):
+            raise DeclarationError(
+                f"{record!r} is no record", remedy="use a dataclass, a msgspec.Struct or a pydantic model"
+            )
+        known = _records.get(record)
+        if known is None:
+            known = _records[record] = cls(record)
+            try:
+                missing = defaults(record)
+                fields = hints(record).items()
+                known._fields = [Field(record.__name__, name, hint, missing[name]) for name, hint in fields]
+            except DeclarationError:
+                del _records[record]
+                raise
+        return known
+
+    def lower(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, self.cls):
+            raise EncodeError(f"a value of type {type(value).__name__} stands where {self.cls.__name__} is declared")
+        return {field.name: field.lower(getattr(value, field.name)) for field in self._fields}
+
+    def lift(self, plain: Any) -> Any:
+        if not isinstance(plain, dict):
+            raise DecodeError(f"stored data is no {self.cls.__name__}", found=type(plain).__name__)
+        values = {}
+        for field in self._fields:
+            if field.name in plain:
+                values[field.name] = field.lift(plain[field.name])
+            elif field.default is REQUIRED:
+                raise DecodeError(
+                    f"stored {self.cls.__name__} has no field {field.name!r} and the field has no default",
+                    remedy="give the new field a default, or write migrate_state",
+                    field=field.name,
+                )
+            elif field.default is not None:
+                values[field.name] = field.default()
+        return self._build(values)
+
+
+_records: dict[type, RecordShape] = {}

@@ -1,0 +1,115 @@
+"""What an error of a disk or a database means, for whoever has to do something about it. The only place that knows.
+
+RocksDB's errors arrive as plain ``Exception`` with its status as text: ``Corruption: …``, ``IO error: …`` with what the
+operating system said.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from stateflow.errors import DiskFull, DiskRefused, OutOfMemory, StateDamaged, StateflowError, TooFewFiles, Unavailable
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+FEW_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+LOST = frozenset(
+    {
+        errno.ECONNRESET,
+        errno.ECONNREFUSED,
+        errno.ECONNABORTED,
+        errno.EPIPE,
+        errno.ETIMEDOUT,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.ENETDOWN,
+    }
+)
+#: of a database: what should be there is not, or cannot be read
+UNREADABLE = frozenset({errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR})
+DAMAGED = "it is put aside into `evidence/`, and the partition goes to a standby or the newest checkpoint"
+
+
+def meaning(error: BaseException) -> StateflowError | None:
+    """What to tell the user of ``error``; None: it is none of the environment's faults."""
+    if isinstance(error, StateflowError):
+        cause = error.__cause__  # an operator met it while it read its state
+        return error if cause is None else _of_database(cause) or error
+    if isinstance(error, MemoryError):
+        return _no_memory("an allocation failed")
+    if isinstance(error, OSError) and error.errno is not None:
+        return _of_system(error.errno, error.strerror or str(error), error.filename)
+    return _of_database(error)
+
+
+def damage(error: BaseException) -> StateDamaged | None:
+    """The damage that ``error`` tells of, if it does."""
+    meant = meaning(error)
+    return meant if isinstance(meant, StateDamaged) else None
+
+
+def _of_database(error: BaseException) -> StateflowError | None:
+    if type(error) is not Exception or not _raised_here(error):
+        return None
+    text = str(error)  # of others it may be an operator's own, and anything
+    if text.startswith("Corruption: "):
+        return StateDamaged(f"its files are not what was written: {_one_line(text)}", remedy=DAMAGED)
+    if text.startswith("IO error: "):
+        number = next((n for n, said in _SAID.items() if said in text), 0)
+        if number in UNREADABLE:
+            return StateDamaged(f"its files cannot be read: {_one_line(text)}", remedy=DAMAGED)
+        return _of_system(number, _one_line(text), None)
+    return None
+
+
+_KNOWN = FULL | REFUSED | FEW_FILES | UNREADABLE
+_SAID = {number: os.strerror(number) for number in sorted(_KNOWN, key=lambda number: number in UNREADABLE)}
+
+
+def _raised_here(error: BaseException) -> bool:
+    """By a call of ours, and not by an operator that says the same: the innermost frame is one of stateflow's."""
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return str(trace.tb_frame.f_globals.get("__name__", "")).startswith("stateflow.")
+
+
+def _of_system(number: int, said: str, path: object) -> StateflowError | None:
+    if number in FULL:
+        return DiskFull(
+            f"the disk has no room: {said}",
+            remedy="make room there; nothing that was acknowledged is lost, and what failed can be tried again",
+            path=path,
+        )
+    if number in REFUSED or number == errno.EIO:
+        return DiskRefused(
+            f"the file system refuses: {said}",
+            remedy="see that it is mounted for writing and belongs to the user of this process, then try again",
+            path=path,
+        )
+    if number in FEW_FILES:
+        return TooFewFiles(
+            f"no more files can be opened: {said}",
+            remedy="raise the limit (`ulimit -n`, LimitNOFILE= in a unit) and start the process again",
+            path=path,
+        )
+    if number == errno.ENOMEM:
+        return _no_memory(said)
+    if number in LOST:
+        return Unavailable(f"a connection was lost: {said}", remedy="see whether the other end runs, and try again")
+    return None
+
+
+def _no_memory(said: str) -> OutOfMemory:
+    return OutOfMemory(
+        f"there is not enough memory: {said}",
+        remedy="give the process more, or less to do at a time (smaller batches, STATEFLOW_REPLICA_CACHE_BYTES), and "
+        "try again",
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

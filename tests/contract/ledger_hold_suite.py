@@ -1,0 +1,111 @@
+"""Who decides by a ledger: one at a time, checked in the transaction of every write."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from sqlalchemy import text
+
+from stateflow.errors import HoldLost, LedgerReplaced
+from stateflow.ledger import App, Entry, Holder, Ledger
+
+ONE, TWO = Holder("one", "host-1", "a:1", 17), Holder("two", "host-2", "b:1", 18)
+APP = App("decides")
+LONG_S = 600.0
+
+
+def expired(ledger: Ledger) -> None:
+    deadline = time.monotonic() + 60
+    while ledger.hold().left_s > 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class HoldContract:
+    def test_a_ledger_has_an_id_made_once(self, fresh: Ledger, fresh_url: str) -> None:
+        with Ledger(fresh_url) as again:
+            assert again.id == fresh.id
+        assert len(fresh.id) == 32
+
+    def test_one_holds_and_the_other_is_told_who(self, fresh: Ledger, fresh_url: str) -> None:
+        assert fresh.hold().holder.id == ""
+        hold = fresh.take_hold(ONE, LONG_S)
+        assert (hold.term, hold.holder, hold.grace_s) == (1, ONE, 0.0)
+        with Ledger(fresh_url) as other:
+            seen = other.take_hold(TWO, LONG_S)
+            assert (seen.term, seen.holder) == (1, ONE)
+            assert 0 < seen.left_s <= LONG_S
+            assert seen.since_us > 0
+            with pytest.raises(HoldLost, match="not opened to decide"):
+                other.renew_hold(LONG_S)
+            other.put("of-others", APP, "NEW")  # who only records needs no hold
+        fresh.renew_hold(LONG_S)
+        fresh.put("mine", APP, "NEW")
+
+    def test_what_a_former_holder_writes_is_refused_in_its_transaction(self, fresh: Ledger, fresh_url: str) -> None:
+        """Before, both wrote."""
+        fresh.take_hold(ONE, 0.05)
+        fresh.put("before", APP, "NEW")
+        expired(fresh)
+        fresh.put("nobody-else-has-it", APP, "NEW")
+        with Ledger(fresh_url) as other:
+            hold = other.take_hold(TWO, LONG_S)
+            assert (hold.term, hold.holder.id, hold.grace_s) == (2, "two", 0.05)
+            for attempt in (
+                lambda: fresh.put("after", APP, "NEW"),
+                lambda: fresh.renew_hold(LONG_S),
+                lambda: fresh.put_many([]) or fresh.put("after", APP, "NEW"),
+            ):
+                with pytest.raises(HoldLost, match="taken by process 18 on host-2 at b:1") as lost:
+                    attempt()
+                assert lost.value.where["leader"] == "b:1"
+            fresh.give_back_hold()
+            assert other.hold().holder == TWO, "only one's own is given back"
+            other.put("after", APP, "NEW")
+            other.give_back_hold()
+            again = fresh.take_hold(ONE, LONG_S)
+            assert (again.term, again.grace_s) == (3, 0.0), "it was given back: nothing is granted any more"
+
+    def test_what_was_decided_in_an_earlier_term_is_not_recorded_in_a_later_one(self, fresh: Ledger) -> None:
+        """Of one process: a write of its last term was still on its way when it led again, and its new book, which had
+        been read by then, did not know it."""
+        late = fresh.take_hold(ONE, LONG_S).term
+        again = fresh.take_hold(ONE, LONG_S).term
+        with pytest.raises(HoldLost, match="earlier term"):
+            fresh.put_many([Entry("late", APP, "NEW")], late)
+        assert fresh.item("late") is None
+        fresh.put_many([Entry("in-time", APP, "NEW")], again)
+
+    def test_one_that_is_gone_is_followed_at_once(self, fresh: Ledger, fresh_url: str) -> None:
+        fresh.take_hold(ONE, LONG_S)
+        with Ledger(fresh_url) as other:
+            assert other.take_hold(TWO, LONG_S, lambda holder: holder == ONE).term == 2
+        assert fresh.hold().grace_s == 0.0
+
+    def test_of_many_that_take_it_at_once_one_has_it(self, fresh: Ledger, fresh_url: str) -> None:
+        fresh.take_hold(ONE, 0.01)
+        expired(fresh)
+        start, got = threading.Barrier(4), []
+
+        def take(number: int) -> None:
+            with Ledger(fresh_url) as mine:
+                start.wait(60)
+                got.append(mine.take_hold(Holder(f"t{number}"), LONG_S))
+
+        threads = [threading.Thread(target=take, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(got) == 4
+        assert {(hold.term, hold.holder.id) for hold in got} == {(2, fresh.hold().holder.id)}
+
+    def test_another_ledger_in_its_place_is_noticed(self, fresh: Ledger) -> None:
+        fresh.take_hold(ONE, LONG_S)
+        with fresh.database.engine.begin() as connection:
+            connection.execute(text("UPDATE ledger_identity SET id = 'another'"))
+        for attempt in (lambda: fresh.put("x", APP, "NEW"), lambda: fresh.take_hold(ONE, LONG_S)):
+            with pytest.raises(LedgerReplaced):
+                attempt()

@@ -1,0 +1,28 @@
+"""An operator whose replicas seal wrongly for as long as a file says so: the fault of a source, injected where the code
+of an operator is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from stateflow.runtime.transfer import ChangeLog, Seal
+from tests.integration.operators import Tally
+
+LIES = "STATEFLOW_TEST_LIES"
+
+
+class Lying(Tally):
+    pass
+
+
+_end = ChangeLog.end
+
+
+def _lie(self: ChangeLog, seal: Seal) -> None:
+    lies = Path(os.environ.get(LIES, "/nonexistent")).exists()
+    _end(self, dataclasses.replace(seal, digest="0" * len(seal.digest)) if lies else seal)
+
+
+ChangeLog.end = _lie  # type: ignore[method-assign]

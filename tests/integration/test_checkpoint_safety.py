@@ -1,0 +1,144 @@
+"""Restores beside collections, restores whose disk is lost, stores that are not mounted: on running clusters."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stateflow.checkpoint import CheckpointStore, Retention, collect
+from stateflow.cli.app import app
+from stateflow.errors import CheckpointStoreMissing, LeaseLost, StateflowError
+from stateflow.runtime.known_store import NOTE
+from stateflow.testing import LocalCluster
+from tests.integration.operators import Tally
+from tests.integration.support import Model, eventually, read, rows_of, wait_alive
+
+pytestmark = pytest.mark.processes
+PARTITIONS = 3
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        Tally, sites={"cloud": 1}, partitions=PARTITIONS, data_dir=tmp_path / "c", checkpoint_interval_s=0
+    ) as cluster:
+        yield cluster
+
+
+def store_of(local: LocalCluster) -> Path:
+    return local.data_dir / "checkpoints"
+
+
+def said(*arguments: str, status: int = 0) -> Any:
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == status, (result.stdout, result.stderr)
+    return json.loads(result.stdout)
+
+
+def test_what_was_restored_is_there_whatever_is_collected_meanwhile(local: LocalCluster) -> None:
+    """Collections, two at a time, all the while partitions go back and forth."""
+    stream = local.stream("Tally", source="s")
+    everywhere = [{"k": f"key {n}", "v": 1} for n in range(60)]
+    stop = threading.Event()
+    wrong: list[StateflowError] = []
+
+    def collecting() -> None:
+        while not stop.is_set():
+            try:
+                collect(CheckpointStore(str(store_of(local))), Retention(keep=1))
+            except StateflowError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=collecting) for _ in range(2)]
+    restored = 0
+    for round_ in range(4):
+        for _ in range(2):
+            stream.send(everywhere)
+            local.cluster.checkpoint("Tally")
+        before = read(local.cluster, "Tally", "n")
+        if not round_:
+            for thread in threads:
+                thread.start()
+        reports = local.cluster.restore("Tally", at=("s", stream.position))
+        reports += local.cluster.restore("Tally", at=("s", stream.position - 1))
+        for report in reports:
+            assert not report.error or report.error.startswith("checkpoint_missing: "), "it was collected before"
+            restored += not report.error
+        verified = said("checkpoint", "verify", "Tally", "--checkpoints", str(store_of(local)))
+        assert verified["sound"] is True
+        assert set(read(local.cluster, "Tally", "n").values()) <= {*before.values(), *(n - 1 for n in before.values())}
+        local.cluster.restore("Tally", at=("s", stream.position))
+        stream = local.stream("Tally", source=f"s{round_}")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert restored >= 4 * PARTITIONS
+    assert not wrong
+
+
+@pytest.mark.parametrize("spelling", ["{}/", "file://{}", "{}/../link", "elsewhere"])
+def test_a_restore_outlives_a_disk_that_is_lost_right_after(local: LocalCluster, tmp_path: Path, spelling: str) -> None:
+    stream = local.stream("Tally", source="s")
+    model = Model()
+    stream.send(rows_of("a-", 0))
+    model.apply(rows_of("a-", 0))
+    local.cluster.savepoint("v1", "Tally")
+    url = spelling.format(store_of(local))
+    (store_of(local).parent / "link").symlink_to(store_of(local))
+    if spelling == "elsewhere":
+        url = str(tmp_path / "elsewhere")
+        said("savepoint", "export", "v1", "--checkpoints", str(store_of(local)), "--to", url)
+    stream.send(rows_of("a-", 1))
+    local.cluster.checkpoint("Tally")
+    assert [each.error for each in local.cluster.restore("Tally", url=url, savepoint="v1")] == [""] * PARTITIONS
+    model.check(local.cluster)
+    local.kill("cloud-0")
+    local.replace("cloud-0")
+    wait_alive(local, "cloud-0")
+    eventually(lambda: model.check(local.cluster) is None, "its partitions are taken over, as they were restored")
+    assert said("checkpoint", "verify", "Tally", "--checkpoints", str(store_of(local)))["sound"] is True
+
+
+def refused(local: LocalCluster) -> bool:
+    try:
+        local.cluster.checkpoint("Tally")
+    except CheckpointStoreMissing:
+        return True
+    except LeaseLost:  # it registers
+        return False
+    raise AssertionError("a checkpoint was taken")
+
+
+def test_a_store_that_is_not_mounted_is_said_and_not_made_anew(local: LocalCluster) -> None:
+    stream = local.stream("Tally", source="s")
+    stream.send(rows_of("a-", 0))
+    local.cluster.checkpoint("Tally")
+    place, away = store_of(local), store_of(local).with_name("away")
+    place.rename(away)
+    for mount_point in (False, True):
+        if mount_point:
+            place.mkdir()
+        with pytest.raises(CheckpointStoreMissing, match="is it mounted"):
+            local.cluster.checkpoint("Tally")
+        failed = local.cluster.restore("Tally")
+        assert {each.error.partition(":")[0] for each in failed} == {"checkpoint_store_missing"}
+        for command in (("list",), ("verify",), ("gc",)):
+            answer = said("checkpoint", *command, "--checkpoints", str(place), status=1)
+            assert answer["error"]["code"] == "checkpoint_store_missing"
+        local.kill("cloud-0")
+        local.restart("cloud-0")
+        wait_alive(local, "cloud-0")
+        eventually(lambda: refused(local), "it says so after a restart too")
+        assert not place.exists() or not list(place.iterdir()), "nothing is written"
+    place.rmdir()
+    away.rename(place)
+    assert local.cluster.checkpoint("Tally").partitions == PARTITIONS
+    assert (local.data_dir / "cloud-0" / NOTE).exists()
+    made = said("checkpoint", "init", "--checkpoints", str(place))
+    assert said("checkpoint", "init", "--checkpoints", f"{place}/")["id"] == made["id"]

@@ -1,0 +1,124 @@
+"""What the environment does to a command is one line and the right status, whatever command it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+PIPELINE = """\
+name: flights
+cluster: localhost:1
+source: {format: rate}
+operators: [{operator: "ops:Delay"}]
+sink: {format: console, checkpoint: /tmp/checkpoint}
+"""
+
+
+def stateflow(*arguments: str, cwd: Path, out: int | None = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stateflow", *arguments],
+        cwd=cwd,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        timeout=60,
+        check=False,
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str], status: int = 1) -> str:
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "a fault of stateflow" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("run", "ok.yml", "--print"), ("run", "ok.yml", "--print", "--json"), ("ledger", "--help")],
+)
+def test_a_full_disk_behind_stdout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "ok.yml").write_text(PIPELINE)
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = stateflow(*arguments, cwd=tmp_path, out=full)
+    finally:
+        os.close(full)
+    assert one_line(done).startswith("disk_full: the disk has no room: No space left on device")
+
+
+def test_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
+    (tmp_path / "ok.yml").write_text(PIPELINE)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = stateflow("run", "ok.yml", "--print", cwd=tmp_path, out=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("command", ["controller", "replica"])
+def test_a_server_whose_stdout_is_full_serves(tmp_path: Path, command: str) -> None:
+    options = {
+        "controller": ["--ledger", f"sqlite:///{tmp_path}/ledger.db", "--listen", "127.0.0.1:0"],
+        "replica": ["--site", "s", "--data-dir", str(tmp_path / "data"), "--controller", "127.0.0.1:1"],
+    }[command]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stateflow", command, *options], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert process.stderr is not None
+    try:
+        said = next(line for line in process.stderr if "stdout does not take it: No space left on device" in line)
+        assert "listens on 127.0.0.1:" in said
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[1]
+        assert process.returncode == 0, rest
+        assert "Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+
+
+NESTED = "a: " + "[" * 20_000 + "]" * 20_000
+
+
+def test_a_nested_pipeline_file_is_one_line_of_the_command_too(tmp_path: Path) -> None:
+    (tmp_path / "p.yml").write_text(NESTED)
+    assert one_line(stateflow("run", "p.yml", cwd=tmp_path)).startswith("invalid_argument: p.yml is no YAML: sections")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "missing.yml"),
+        ("deploy", "binary.py:Class", "--controller", "127.0.0.1:1"),
+        ("status", "--controller", "127.0.0.1:1"),
+        ("replica", "--site", "s", "--data-dir", "file/below", "--controller", "127.0.0.1:1"),
+        ("controller", "--ledger", "sqlite:///file", "--listen", "127.0.0.1:0"),
+        ("ledger", "verify", "--ledger", "sqlite:///file"),
+        ("checkpoint", "list", "--from", "file"),
+        ("state", "scan", "Op", "n", "--checkpoints", "missing"),
+    ],
+)
+def test_files_that_are_missing_or_something_else(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "file").write_bytes(os.urandom(100))
+    (tmp_path / "binary.py").write_bytes(bytes(range(256)))
+    done = stateflow(*arguments, cwd=tmp_path)
+    assert done.returncode in (1, 2), (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    assert "a fault of stateflow" not in done.stderr
+    if done.returncode == 1:
+        one_line(done)

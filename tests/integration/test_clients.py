@@ -1,0 +1,311 @@
+"""Clients of one source: partitions that lost different things, threads, two clients, clients that start again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stateflow.cli.app import app
+from stateflow.client import StreamClient
+from stateflow.errors import BatchChanged, InvalidArgument, PositionGap, SourceRetired, SourceTaken, StateflowError
+from stateflow.partitioner import partition_of
+from stateflow.settings import RouterSettings
+from stateflow.testing import LocalCluster
+from tests.integration.operators import Tally
+from tests.integration.support import one_line, read
+
+pytestmark = pytest.mark.processes
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory: Path = tmp_path_factory.mktemp("clients")
+    with LocalCluster(
+        Tally, sites={"cloud": 1}, partitions=PARTITIONS, data_dir=directory / "c", checkpoint_interval_s=0
+    ) as cluster:
+        yield cluster
+
+
+def key_in(partition: int, prefix: str) -> str:
+    return next(k for n in range(1000) if partition_of((k := f"{prefix}{n}",), PARTITIONS) == partition)
+
+
+def total(local: LocalCluster, prefix: str) -> int:
+    return sum(read(local.cluster, "Tally", "n", prefix).values())
+
+
+class Lost:
+    """A source whose partitions 0 and 1 lost different suffixes: 1 all behind batch 1, 0 all behind batch 3.
+
+    Batch n has a row for partition 0; every second one for partition 1, too, and the watermark moves in batch 5.
+    """
+
+    def __init__(self, local: LocalCluster, name: str, buffer_bytes: int) -> None:
+        self.local, self.name, self.prefix = local, name, f"{name}-"
+        self.settings = RouterSettings(rewind_buffer_bytes=buffer_bytes)
+        self.zero, self.one = key_in(0, self.prefix), key_in(1, self.prefix)
+        self.stream = self.client()
+        for number in range(8):
+            assert self.send(number) is not None
+            if number in (1, 3):
+                local.cluster.savepoint(f"{name}-{number}")
+        local.cluster.restore("Tally", [0], savepoint=f"{name}-3")
+        local.cluster.restore("Tally", [1], savepoint=f"{name}-1")
+
+    def client(self, **options: Any) -> StreamClient:
+        return StreamClient(self.local.cluster.address, "Tally", self.name, settings=self.settings, **options)
+
+    def send(self, number: int, **options: Any) -> Any:
+        if number == 5:
+            return self.stream.advance_watermark(5_000_000, sequence=5, **options)
+        rows = [{"k": self.zero, "v": number}]
+        if number % 2 == 0:
+            rows.append({"k": self.one, "v": number})
+        return self.stream.send(rows, sequence=number, **options)
+
+    def whole(self, batches: int = 8) -> None:
+        """State is what the batches make, each once."""
+        evens = sum(1 for n in range(batches) if n % 2 == 0)
+        rows = sum(1 for n in range(batches) if n != 5)
+        found = read(self.local.cluster, "Tally", "n", self.prefix)
+        assert found == {(self.zero, None): rows, (self.one, None): evens}
+
+
+def test_what_partitions_lost_is_sent_again_by_the_client(local: LocalCluster) -> None:
+    lost = Lost(local, "itself", 1 << 20)
+    lost.send(8)
+    lost.whole(9)
+
+
+def test_what_partitions_lost_is_named_and_a_rewind_skips_nothing(local: LocalCluster) -> None:
+    lost = Lost(local, "byhand", 0)
+    with pytest.raises(PositionGap) as caught:
+        lost.send(8)
+    print(one_line(caught.value))
+    assert caught.value.where["expected"] == 2
+    with pytest.raises(PositionGap) as caught:
+        lost.send(4, rewind=True)
+    assert caught.value.where["expected"] == 2
+    for number in range(2, 9):
+        lost.send(number, rewind=True)
+    lost.whole(9)
+
+
+def test_a_second_loss_in_the_middle_of_a_rewind_is_noticed(local: LocalCluster) -> None:
+    lost = Lost(local, "twice", 0)
+    for number in range(2, 7):
+        lost.send(number, rewind=True)
+    local.cluster.restore("Tally", [1], savepoint="twice-1")
+    with pytest.raises(PositionGap) as caught:
+        for number in range(7, 9):
+            lost.send(number, rewind=True)
+    assert caught.value.where["expected"] == 2
+    for number in range(2, 9):
+        lost.send(number, rewind=True)
+    lost.whole(9)
+
+
+def test_a_client_that_starts_again_knows_what_was_lost(local: LocalCluster) -> None:
+    lost = Lost(local, "again", 1 << 20)
+    lost.stream = lost.client()
+    assert lost.stream.position == 5, "of batches 6 and 7 all that partitions knew is lost"
+    with pytest.raises(PositionGap) as caught:
+        lost.send(6)
+    assert caught.value.where["expected"] == 1
+    lost.stream = lost.client(acknowledged=7)
+    assert lost.stream.position == 7
+    with pytest.raises(PositionGap) as caught:
+        lost.stream.send([{"k": key_in(2, "elsewhere"), "v": 1}])
+    assert caught.value.where["expected"] == 1
+    for number in range(1, 8):
+        lost.send(number, rewind=True)
+    lost.send(8)
+    lost.whole(9)
+
+
+def test_what_cannot_be_sent_again_is_given_up_by_name(local: LocalCluster) -> None:
+    lost = Lost(local, "gone", 1 << 20)
+    lost.stream = lost.client()
+    with pytest.raises(PositionGap, match="accept_loss"):
+        lost.send(8)
+    lost.stream.accept_loss()
+    lost.send(8)
+    again = lost.client(acknowledged=lambda: 8)
+    again.send([{"k": lost.zero, "v": 9}])
+    assert read(local.cluster, "Tally", "n", lost.prefix) == {(lost.zero, None): 6, (lost.one, None): 2}
+
+
+# -- threads and clients ------------------------------------------------------------------------------------
+
+
+def test_threads_share_a_client(local: LocalCluster) -> None:
+    stream = local.stream("Tally", source="threads")
+    threads, sends = 8, 20
+    wrong: list[Any] = []
+
+    def work(mine: int) -> None:
+        for n in range(sends):
+            key = f"threads-{mine}"
+            outputs = stream.send([{"k": key, "v": n}])
+            if [(o["k"], o["n"]) for o in outputs] != [(key, n + 1)]:
+                wrong.append((mine, n, outputs))
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    print(f"{total(local, 'threads-')} of {threads * sends} rows; outputs of others: {len(wrong)}")
+    assert wrong == []
+    assert total(local, "threads-") == threads * sends
+
+
+def test_a_source_belongs_to_its_newest_client(local: LocalCluster) -> None:
+    one = local.stream("Tally", source="two")
+    acknowledged = 0
+    for n in range(5):
+        one.send([{"k": f"two-{n}", "v": n}])
+        acknowledged += 1
+    other = local.stream("Tally", source="two")
+    refused: list[StateflowError] = []
+    for n in range(10):
+        for stream, key in ((one, "two-a"), (other, "two-b")):
+            try:
+                assert {o["k"] for o in stream.send([{"k": f"{key}{n}", "v": n}])} == {f"{key}{n}"}
+                acknowledged += 1
+            except SourceTaken as error:
+                refused.append(error)
+    print(f"{acknowledged} acknowledged, {total(local, 'two-')} counted")
+    assert total(local, "two-") == acknowledged == 15
+    assert len(refused) == 10
+    with pytest.raises(SourceTaken):
+        one.verify()
+    print(one_line(refused[0]))
+
+
+def test_a_number_with_other_rows_is_another_batch(local: LocalCluster) -> None:
+    stream = local.stream("Tally", source="changed")
+    key = key_in(0, "changed-")
+    first = stream.send([{"k": key, "v": 1}])
+    assert stream.send([{"k": key, "v": 1}], sequence=0) == first
+    with pytest.raises(BatchChanged) as caught:
+        stream.send([{"k": key, "v": 2}], sequence=0)
+    print(one_line(caught.value))
+    assert total(local, "changed-") == 1
+
+
+# -- sources that send no more ------------------------------------------------------------------------------
+
+
+def said(*arguments: str, status: int = 0) -> Any:
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == status, (result.stdout, result.stderr)
+    return json.loads(result.stdout) if status == 0 else result.stderr
+
+
+def test_sources_are_seen_and_retired_by_command(local: LocalCluster) -> None:
+    keys = [f"seen-{n}" for n in range(20)]
+    stream = local.stream("Tally", source="seen")
+    for v in range(2):
+        stream.send([{"k": key, "v": v} for key in keys])
+    there = ("Tally", "--controller", local.cluster.address)
+
+    def seen() -> Any:
+        listed = said("source", "list", *there, "--limit", "0")["sources"]
+        return next(each for each in listed if each["source"] == "seen")
+
+    before = seen()
+    assert (before["batch"], before["partitions"], before["retired"]) == (1, PARTITIONS, False)
+    assert "seen" in CliRunner().invoke(app, ["source", "list", *there, "--limit", "0"]).stdout
+    assert said("source", "retire", "Tally", "seen", *there[1:])["partitions"] == PARTITIONS
+    assert said("source", "retire", "Tally", "seen", *there[1:])["partitions"] == 0
+    after = seen()
+    assert (after["batch"], after["retired"]) == (1, True)
+    assert after["bytes"] < before["bytes"] / 2
+    assert "invalid_argument: no partition knows" in said("source", "retire", "Tally", "nobody", *there[1:], status=1)
+    with pytest.raises(SourceRetired) as caught:
+        stream.send([{"k": key, "v": 1} for key in keys], sequence=1)
+    print(one_line(caught.value))
+    again = local.stream("Tally", source="seen")
+    assert again.position == 1
+    with pytest.raises(SourceTaken):
+        stream.send([{"k": keys[0], "v": 2}], sequence=2)
+    again.send([{"k": key, "v": 2} for key in keys])
+    assert total(local, "seen-") == 60
+    assert seen()["retired"] is False
+    with pytest.raises(InvalidArgument):
+        local.cluster.retire_source("Tally", "nobody")
+
+
+def test_what_is_kept_of_sources_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were silent for long go by themselves, in a batch of any other; one that comes back goes on."""
+    monkeypatch.setenv("STATEFLOW_REPLICA_SOURCE_IDLE_S", "0.001")
+    with LocalCluster(
+        Tally, sites={"cloud": 1}, partitions=1, data_dir=tmp_path / "c", checkpoint_interval_s=0
+    ) as cluster:
+        streams = []
+        for n in range(8):
+            streams.append(cluster.stream("Tally", source=f"run-{n}"))
+            streams[n].send([{"k": f"bounded-{i}", "v": n} for i in range(100)])
+        found = {each.source: each for each in cluster.cluster.sources("Tally")}
+        assert [source for source, each in found.items() if not each.retired] == ["run-7"]
+        assert sum(each.bytes for each in found.values() if each.retired) < 7 * 100
+        assert [found[f"run-{n}"].batch for n in range(8)] == [0] * 8
+        with pytest.raises(SourceRetired):
+            streams[0].send([{"k": f"bounded-{i}", "v": 0} for i in range(100)], sequence=0)
+        streams[0].send([{"k": "bounded-0", "v": 9}])
+        cluster.kill("cloud-0")
+        cluster.restart("cloud-0")
+        streams[1].send([{"k": "bounded-0", "v": 9}])
+        assert total(cluster, "bounded-") == 802
+
+
+def test_a_retired_source_holds_no_watermark_back(local: LocalCluster) -> None:
+    slow, fast = local.stream("Tally", source="slow"), local.stream("Tally", source="fast")
+    slow.advance_watermark(1_000_000)
+    fast.advance_watermark(9_000_000)
+    held = {each.source: each.watermark_us for each in local.cluster.sources("Tally")}
+    assert (held["slow"], held["fast"]) == (1_000_000, 9_000_000)
+    local.cluster.retire_source("Tally", "slow")
+    held = {each.source: each.watermark_us for each in local.cluster.sources("Tally")}
+    assert (held["slow"], held["fast"]) == (None, 9_000_000)
+
+
+def test_what_a_caller_may_not_give_is_said_in_one_line(local: LocalCluster) -> None:
+    stream = local.stream("Tally", source="odd")
+    row = {"k": "odd-1", "v": 1}
+    wrong: dict[str, tuple[Any, str]] = {
+        "one row": (lambda: stream.send(row), "this is one row, not a list of rows: send [row]"),
+        "nothing": (lambda: stream.send(None), "None is no list of rows: send a list of dicts"),
+        "text": (lambda: stream.send("rows"), "'rows' is no list of rows: send a list of dicts"),
+        "a row of nothing": (lambda: stream.send([row, None]), "None is no row (row=1)"),
+        "a column's number": (lambda: stream.send([row | {3: 1}]), "3 is no name of a column (row=0)"),
+        "a great number": (
+            lambda: stream.send([row], sequence=2**63 - 1),
+            "9223372036854775807 is no number of a batch",
+        ),
+        "a text for one": (lambda: stream.send([row], sequence="1"), "'1' is no number of a batch (argument=sequence)"),
+        "true": (lambda: stream.advance_watermark(1, sequence=True), "True is no number of a batch"),
+        "a negative one": (lambda: stream.send([row], sequence=-1), "-1 is no number of a batch"),
+        "no source": (lambda: local.stream("Tally", None), "None is no name of a source"),
+        "an empty source": (lambda: local.stream("Tally", ""), "'' is not a valid name of a source"),
+        "ours": (lambda: local.stream("Tally", "stateflow:x"), "is a reserved name"),
+        "a fraction": (lambda: local.cluster.stream("Tally", "odd", acknowledged=1.5), "(argument=acknowledged)"),
+    }
+    for name, (call, what) in wrong.items():
+        with pytest.raises(InvalidArgument) as caught:
+            call()
+        assert what in one_line(caught.value), name
+    assert stream.send([row]) == [{"k": "odd-1", "n": 1, "total": 1}]
+    assert stream.position == 0, "none of these used a number"
+    with stream:
+        stream.send([row])
+    with pytest.raises(InvalidArgument, match="the client is closed"):
+        stream.send([row])

@@ -1,0 +1,143 @@
+"""Two controllers of one ledger, on real processes: one decides, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from stateflow.client import Cluster
+from stateflow.errors import NotLeading, StateflowError
+from stateflow.ledger import Ledger
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import controller_pb2_grpc
+from stateflow.rpc.wire import remote_error
+from stateflow.testing import LocalCluster
+from stateflow.testing.local_cluster import Process
+from tests.integration.operators import Tally
+from tests.integration.support import Streaming, check_owners, eventually, one_line, wait_alive
+
+pytestmark = pytest.mark.processes
+HOLD_S = "2"
+
+
+class Pair(LocalCluster):
+    """A cluster with a second controller, ``standby``, that every replica knows, and the second one's log."""
+
+    def _replica_arguments(self, name: str) -> list[str]:
+        if "standby" not in self.processes:
+            ledger = f"sqlite:///{self.data_dir / 'ledger.db'}"
+            second = self._process("standby", ["controller", "--listen", "127.0.0.1:0", "--ledger", ledger])
+            second.start()
+            address = second.wait_ready()
+            second._arguments[second._arguments.index("127.0.0.1:0")] = address
+        arguments = super()._replica_arguments(name)
+        arguments[arguments.index("--controller") + 1] = f"{self.address},{self.processes['standby'].address}"
+        return arguments
+
+    @property
+    def cluster(self) -> Cluster:
+        second = self.processes.get("standby")
+        return Cluster(f"{self.address},{second.address}" if second is not None else self.address)
+
+    def said(self, name: str) -> str:
+        return (self.data_dir / f"{name}.log").read_text()
+
+    def hold(self) -> int:
+        with Ledger(f"sqlite:///{self.data_dir / 'ledger.db'}") as ledger:
+            return ledger.hold().term
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_HOLD_S", HOLD_S)
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "3")
+    monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
+    with Pair(Tally, sites={"cloud": 1, "edge": 1}, partitions=4, data_dir=tmp_path / "c") as pair:
+        yield pair
+
+
+def test_the_second_controller_waits_and_says_who_leads(pair: Pair) -> None:
+    second = pair.processes["standby"].address
+    with grpc.insecure_channel(second) as channel:
+        stub = controller_pb2_grpc.ControllerServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Status(cpb.StatusRequest(), timeout=30)
+    meant = remote_error(refused.value, second)
+    assert isinstance(meant, NotLeading)
+    assert pair.address in one_line(meant)
+    assert f"at {pair.address} leads, term 1" in pair.said("standby")
+    assert len(Cluster(second).status().operators) == 1, "clients ask the one that leads"
+
+
+def test_one_that_is_stopped_and_goes_on_does_no_harm(pair: Pair) -> None:
+    """Before, both decided: the second took the first one's replicas for lapsed, and restored what still served."""
+    with Streaming(pair.stream("Tally", source="s"), "k") as streaming:
+        streaming.more(3)
+        pair.freeze("controller")
+        eventually(lambda: "leads from now on, term 2" in pair.said("standby"), "the second leads", 60)
+        wait_alive(pair, "cloud-0", "edge-0")
+        streaming.more(3)
+        pair.thaw("controller")
+        eventually(lambda: "term 1 ends here: hold_lost" in pair.said("controller"), "the first steps down", 60)
+        pair.migrate("Tally", [0, 1, 2, 3], "edge").wait()
+        streaming.more(3)
+    streaming.model.check(pair.cluster)
+    check_owners(pair)
+    assert not [each for each in pair.cluster.reconfigurations() if each.kind == "failover"]
+    assert pair.hold() == 2
+
+
+def test_a_killed_controller_is_followed_at_once_on_its_machine(pair: Pair) -> None:
+    """Its process is gone, and that can be seen: nobody waits for the end of its hold."""
+    pair.kill("standby")
+    os.kill(pair.processes["controller"].pid, signal.SIGKILL)
+    pair.kill("controller")
+    pair.restart("controller")
+    assert "waits" not in pair.said("controller")
+    assert pair.hold() == 2
+    wait_alive(pair, "cloud-0", "edge-0")
+    pair.processes["controller"].stop()
+    pair.restart("standby")
+    assert pair.said("standby").count("leads from now on, term 3") == 1, "it was given back"
+
+
+def test_a_ledger_that_is_moved_away_is_noticed_before_the_next_decision(pair: Pair) -> None:
+    """Before, it went on deciding into a file that nobody would find again."""
+    pair.processes["standby"].stop()
+    database, elsewhere = pair.data_dir / "ledger.db", pair.data_dir / "elsewhere.db"
+    database.rename(elsewhere)
+    refused: list[StateflowError] = []
+    try:
+        Cluster(pair.address).deploy(Tally, 4, name="Other")
+    except StateflowError as error:
+        refused.append(error)
+    assert refused[0].code in ("ledger_replaced", "not_leading"), refused[0]
+    one_line(refused[0])
+    eventually(lambda: "ledger_replaced: the ledger's file was deleted or moved" in pair.said("controller"), "said", 30)
+    assert not database.exists(), "none is made in its place"
+    elsewhere.rename(database)
+    eventually(lambda: Cluster(pair.address).status().operators, "it goes on with what it had", 30)
+    assert [each.name for each in Cluster(pair.address).status().operators] == ["Tally"]
+
+
+def test_without_a_ledger_named_there_is_one_place_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it was a file in whatever directory the controller was started in."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("STATEFLOW_LEDGER", raising=False)
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    process = Process("c", ["controller", "--listen", "127.0.0.1:0"], tmp_path / "c.log", [str(Path.cwd())])
+    process.start()
+    try:
+        process.wait_ready()
+        file = tmp_path / "state" / "stateflow" / "ledger.db"
+        assert file.exists()
+        assert f"at sqlite:///{file}" in (tmp_path / "c.log").read_text()
+    finally:
+        process.stop()

@@ -1,0 +1,84 @@
+"""A disk that is full or may not be written, at start and later: one line, and it goes on when there is room."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stateflow.errors import StateflowError
+from stateflow.testing import LocalCluster
+from tests.integration.mounts import Mount
+from tests.integration.operators import Tally
+from tests.integration.support import Model, eventually, outputs, read
+
+pytestmark = pytest.mark.processes
+SIZE = 24 << 20
+
+
+def fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file:
+        try:
+            while True:
+                file.write(bytes(1 << 16))
+                file.flush()
+        except OSError:
+            pass
+    return ballast
+
+
+def said(data_dir: Path) -> str:
+    """What a replica ends with that cannot start."""
+    arguments = ["replica", "--site", "s", "--name", "r", "--data-dir", str(data_dir), "--controller", "127.0.0.1:1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "stateflow", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_a_full_disk_at_start_is_one_line(mount: Mount) -> None:
+    disk = mount("full", 1 << 20)
+    fill(disk)
+    line = said(disk / "data")
+    assert line.startswith("disk_full: the disk has no room: No space left on device"), line
+    assert "fault of stateflow" not in line
+
+
+def test_a_disk_that_may_not_be_written_is_one_line(mount: Mount) -> None:
+    disk = mount("read-only", 1 << 20)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    line = said(disk / "data")
+    assert line.startswith("invalid_argument: the data directory cannot be used: Read-only file system"), line
+
+
+def test_a_disk_that_fills_up_loses_nothing_and_serves_again_when_there_is_room(mount: Mount) -> None:
+    disk = mount("small")
+    local = LocalCluster(Tally, sites={"cloud": 1}, partitions=2, data_dir=disk / "cluster", checkpoint_interval_s=0)
+    model = Model()
+    with local:
+        stream = local.stream("Tally", source="s")
+        rows = [{"k": f"k{number}" * 50, "v": number} for number in range(200)]
+        assert outputs(stream.send(rows)) == model.apply(rows)
+        ballast = fill(disk)
+        with pytest.raises(StateflowError) as caught:
+            while True:
+                produced = stream.send(rows)
+                assert outputs(produced) == model.apply(rows)
+        assert caught.value.code == "disk_full", caught.value
+        assert "fault of stateflow" not in str(caught.value)
+        ballast.unlink()
+        # the batch that failed is sent again as it was: whether it was written nobody was told
+        again = eventually(lambda: stream.send(rows), "it takes batches again")
+        assert outputs(again) == model.apply(rows)
+        ballast = fill(disk)
+        local.kill("cloud-0")  # and what it has it has, whatever it could not write
+        ballast.unlink()
+        local.restart("cloud-0")
+        counted = eventually(lambda: read(local.cluster, "Tally", "n"), "it is back")
+        assert {key: n for (key, _), n in counted.items()} == model.n
+        assert "Traceback" not in (local.data_dir / "cloud-0.log").read_text()

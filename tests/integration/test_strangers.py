@@ -1,0 +1,298 @@
+"""Callers that mean no good, or are mistaken, against real processes: each is refused in one line, and all goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from stateflow.errors import CodeRefused, InvalidArgument, OperatorNotImportable, StateflowError
+from stateflow.partitioner import partition_of
+from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import OPTIONS, error_of, remote_error, spec_to_pb
+from stateflow.runtime.code import digest_of
+from stateflow.runtime.operator import describe, load
+from stateflow.testing import LocalCluster
+from stateflow.types import SOURCE_MAX
+from tests.integration.operators import Tally
+
+pytestmark = pytest.mark.processes
+ROWS = [{"k": f"a-{number}", "v": number} for number in range(50)]
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("STATEFLOW_REPLICA_WAITING_BYTES_MAX", str(16 * MIB))
+        folder = tmp_path_factory.mktemp("strangers")
+        with LocalCluster(Tally, sites={"local": 1}, partitions=4, data_dir=folder) as started:
+            yield started
+
+
+@pytest.fixture
+def replica(cluster: LocalCluster) -> Iterator[replica_pb2_grpc.ReplicaServiceStub]:
+    address = cluster.cluster.status().replicas[0].address
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
+        yield replica_pb2_grpc.ReplicaServiceStub(channel)
+
+
+@pytest.fixture
+def controller(cluster: LocalCluster) -> Iterator[controller_pb2_grpc.ControllerServiceStub]:
+    with grpc.insecure_channel(cluster.address, options=OPTIONS) as channel:
+        yield controller_pb2_grpc.ControllerServiceStub(channel)
+
+
+@pytest.fixture(autouse=True)
+def all_goes_on(cluster: LocalCluster) -> Iterator[None]:
+    """The same processes serve before and after."""
+    pids = {name: process.pid for name, process in cluster.processes.items()}
+    yield
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids.values())
+    assert {name: process.pid for name, process in cluster.processes.items()} == pids
+    stream = cluster.stream("Tally", source="honest")
+    assert len(stream.send(ROWS)) == len(ROWS)
+
+
+@contextlib.contextmanager
+def refused(*said: str) -> Iterator[None]:
+    """What the server says, in one line of a printable text."""
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    error = remote_error(caught.value, "the server")
+    assert isinstance(error, StateflowError)
+    assert all(each in str(error) for each in said), str(error)
+    assert str(error).isprintable()
+
+
+def header(**more: Any) -> rpb.ApplyHeader:
+    values: dict[str, Any] = {
+        "operator": "Tally",
+        "source": "stranger",
+        "batch": 0,
+        "input_schema": SCHEMA.serialize().to_pybytes(),
+        "sparse": True,
+    }
+    return rpb.ApplyHeader(**values | more)
+
+
+def message(rows: list[dict[str, Any]] = ROWS) -> bytearray:
+    mine = [row for row in rows if partition_of(row["k"], 4) == 0]
+    return bytearray(pa.RecordBatch.from_pylist(mine, SCHEMA).serialize().to_pybytes())
+
+
+def test_a_forged_offset_ends_no_replica(replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
+    """It did, by signal 11; a smaller one read what is behind the message."""
+    forged = message()
+    lengths = [len(row["k"]) for row in ROWS if partition_of(row["k"], 4) == 0]
+    first = (0).to_bytes(4, "little") + lengths[0].to_bytes(4, "little") + sum(lengths[:2]).to_bytes(4, "little")
+    at = bytes(forged).index(first) + 4
+    for wrong in (1 << 30, 100_000, (1 << 32) - 8):
+        forged[at : at + 4] = wrong.to_bytes(4, "little")
+        part = rpb.PartitionRows(partition=0, epoch=1, rows=bytes(forged), last=True)
+        (answer,) = replica.ApplyOne(rpb.ApplyRequest(header=header(), parts=[part]))
+        error = error_of(answer.results[0].fault)
+        assert isinstance(error, InvalidArgument)
+        assert "rows cannot be read as Arrow" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"batch": -1}, "'-1 is not a valid batch number'"),
+        ({"operator": ""}, "is not a valid name (field=ApplyHeader.operator)"),
+        ({"operator": "[/x]"}, "is not a valid name (field=ApplyHeader.operator)"),
+        ({"source": "a\nb"}, "is not a valid name (field=ApplyHeader.source)"),
+        ({"source": "stateflow:migration"}, "is a reserved name"),
+        ({"input_schema": b"nonsense"}, "is not a valid Arrow schema"),
+    ],
+    ids=str,
+)
+def test_a_header_that_cannot_be(
+    replica: replica_pb2_grpc.ReplicaServiceStub, values: dict[str, Any], said: str
+) -> None:
+    part = rpb.PartitionRows(partition=0, epoch=1, rows=bytes(message()), last=True)
+    with refused("invalid_argument", said.strip("'")):
+        list(replica.ApplyOne(rpb.ApplyRequest(header=header(**values), parts=[part])))
+
+
+def test_rows_of_another_partition_are_refused(replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
+    """They were stored, where nobody finds them again. Those beside them, too, are not."""
+    strange = [row for row in ROWS if partition_of(row["k"], 4) != 0][:1]
+    both = pa.RecordBatch.from_pylist([*pa.ipc.read_record_batch(message(), SCHEMA).to_pylist(), *strange], SCHEMA)
+    part = rpb.PartitionRows(partition=0, epoch=1, rows=both.serialize().to_pybytes(), last=True)
+    (answer,) = replica.ApplyOne(rpb.ApplyRequest(header=header(), parts=[part]))
+    found = partition_of(strange[0]["k"], 4)
+    assert f"the key belongs to partition {found} of 4" in str(error_of(answer.results[0].fault))
+    assert not replica.Positions(rpb.PositionsRequest(operator="Tally", source="stranger", partitions=[0])).positions
+
+
+def test_pieces_that_are_never_finished_are_bounded(replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
+    """1.2 GB of them stayed with the replica for as long as the caller liked."""
+
+    def pieces() -> Iterator[rpb.ApplyRequest]:
+        yield rpb.ApplyRequest(header=header())
+        for _ in range(1200):
+            yield rpb.ApplyRequest(parts=[rpb.PartitionRows(partition=0, epoch=1, rows=bytes(MIB))])
+
+    with refused("invalid_argument", f"more than {8 * MIB} bytes of one batch's rows would wait here"):
+        list(replica.Apply(pieces()))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"name": "[/x]"},
+        {"name": "a\nb"},
+        {"name": ""},
+        {"site": "../../etc"},
+        {"address": "unix:/run/docker.sock"},
+        {"weight": (1 << 32) - 1},
+    ],
+    ids=str,
+)
+def test_a_replica_that_cannot_be_does_not_register(
+    cluster: LocalCluster, controller: controller_pb2_grpc.ControllerServiceStub, values: dict[str, Any]
+) -> None:
+    """`[/x]` was a traceback in every `stateflow status` from then on."""
+    sound: dict[str, Any] = {"name": "r", "site": "s", "address": "host:1", "weight": 1}
+    with refused("invalid_argument", "field=Replica."):
+        controller.Register(cpb.RegisterRequest(replica=pb.Replica(**sound | values), ticket="t", incarnation="i"))
+    status = [sys.executable, "-m", "stateflow", "status", "--controller", cluster.address]
+    shown = subprocess.run(status, capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
+def test_three_million_partitions_are_refused_before_work(
+    controller: controller_pb2_grpc.ControllerServiceStub,
+) -> None:
+    """The controller stood still for ten seconds, and leases with it."""
+    spec = spec_to_pb(describe(Tally, 4, "Wide"))
+    spec.partitions = 3_000_000
+    with refused("invalid_argument", "3000000 is not a valid number of partitions"):
+        controller.Deploy(cpb.DeployRequest(spec=spec))
+
+
+def test_a_stranger_creates_nothing(replica: replica_pb2_grpc.ReplicaServiceStub, tmp_path: Path) -> None:
+    """Not as a controller, and not with code of its own: it was imported before anything was asked."""
+    proof, code = tmp_path / "ran", tmp_path / "evil.py"
+    code.write_text(f"open({str(proof)!r}, 'w')\n")
+    spec = spec_to_pb(describe(Tally, 4, "Evil"))
+    spec.target = f"{code}:Evil"
+    forged = pb.Command(ledger="some", term=1, session="some")
+    for command in ({}, {"command": forged}):
+        with refused():
+            replica.Create(rpb.CreateRequest(spec=spec, partitions=[0], epoch=1, **command))  # type: ignore[arg-type]
+        with refused():
+            replica.Restore(rpb.RestoreRequest(restore_id="r", spec=spec, **command))  # type: ignore[arg-type]
+        with refused():
+            source = pb.Replica(name="s", site="s", address="host:1", weight=1)
+            list(replica.Prepare(rpb.PrepareRequest(move_id="m", spec=spec, source=source, **command)))  # type: ignore[arg-type]
+    for number in (4294967295, 65_536):
+        with refused("is not a valid partition"):
+            replica.Create(rpb.CreateRequest(spec=spec, partitions=[number], epoch=1))
+    assert not proof.exists()
+
+
+def test_code_of_who_has_not_the_key_is_not_run(
+    cluster: LocalCluster, controller: controller_pb2_grpc.ControllerServiceStub, tmp_path: Path
+) -> None:
+    """A deployment brings its operator's text, and whoever reaches the controller can send one."""
+    proof, file = tmp_path / "ran", tmp_path / "ops.py"
+    file.write_text(f"open({str(proof)!r}, 'w')\nfrom tests.integration.operators import Tally as Open\n")
+    spec = pb.OperatorSpec()
+    spec.CopyFrom(spec_to_pb(describe(Tally, 4, "Open")))
+    spec.target = f"{file}:Open"
+    for text, mac, refusal in (
+        ("", "", OperatorNotImportable.code),  # and the file is not taken for it
+        (file.read_text(), "", CodeRefused.code),
+        (file.read_text(), "0" * 64, CodeRefused.code),
+    ):
+        spec.source, spec.source_digest, spec.source_mac = text, digest_of(text), mac
+        with refused(refusal):
+            controller.Deploy(cpb.DeployRequest(spec=spec))
+    spec.source, spec.source_mac = "x" * (SOURCE_MAX + 1), ""
+    with refused("invalid_argument", "is not a valid source"):
+        controller.Deploy(cpb.DeployRequest(spec=spec))
+    assert not proof.exists()
+    assert [operator.name for operator in cluster.cluster.status().operators] == ["Tally"]
+
+
+def test_a_file_that_anybody_can_write_is_not_deployed(cluster: LocalCluster, tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open_to_all.py"
+    open_to_all.write_text("from tests.integration.operators import Tally\n\n\nclass Open(Tally):\n    pass\n")
+    open_to_all.chmod(0o666)
+    with pytest.raises(OperatorNotImportable, match="can be written by everybody here"):
+        load(f"{open_to_all}:Open")
+
+
+def test_verifying_checkpoints_runs_no_code(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Who can write into a store named a module, and `checkpoint verify` imported it."""
+    cluster.stream("Tally", source="honest").send(ROWS)
+    cluster.cluster.checkpoint("Tally")
+    proof, package = tmp_path / "ran", tmp_path / "tests" / "integration"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "operators.py").write_text(f"open({str(proof)!r}, 'w')\n")
+    store = str(cluster.data_dir / "checkpoints")
+    verify = ["checkpoint", "verify", "Tally", "--checkpoints", store, "--json"]
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+    command = [sys.executable, "-P", "-m", "stateflow", *verify]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["sound"]
+    assert sum(each["entries"] for each in found["checkpoints"]) > len(ROWS)
+    assert not proof.exists()
+
+
+def test_nobody_else_on_this_machine_reads_state(cluster: LocalCluster) -> None:
+    """Data directories, checkpoints and the ledger with its log were 0644 in 0755."""
+    cluster.cluster.checkpoint("Tally")
+    found = [cluster.data_dir, *cluster.data_dir.rglob("*")]
+    assert {"ledger.db", "CURRENT", "operator.json", "REPLICA", "checkpoints"} <= {path.name for path in found}
+    open_to_others = []
+    for path in found:
+        if path.suffix == ".log" and path.parent == cluster.data_dir:
+            continue  # what the processes print: made by who started them
+        with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+            if path.stat().st_mode & 0o077:
+                open_to_others.append(path)
+    assert open_to_others == []
+
+
+def test_asking_leaves_nothing(cluster: LocalCluster, replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
+    """Every partition that was ever asked for had a slot of its own."""
+
+    def ask(operator: str) -> int:
+        for begin in range(0, 60_000, 10_000):
+            parts = [rpb.PartitionRows(partition=begin + n, epoch=9, last=True) for n in range(10_000)]
+            for answer in replica.ApplyOne(rpb.ApplyRequest(header=header(operator=operator), parts=parts)):
+                assert all(result.fault.code == "not_owner" for result in answer.results)
+        return _resident_bytes(cluster)
+
+    before = ask("Nobody0")  # what answering takes for a moment is there then
+    assert (
+        max(ask(f"Nobody{number}") for number in range(1, 3)) - before < 60 * MIB
+    )  # 120,000 slots and errors were 300
+
+
+def _resident_bytes(cluster: LocalCluster) -> int:
+    pid = next(process.pid for name, process in cluster.processes.items() if name != "controller")
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,110 @@
+"""A source that seals what it did not send: the target proves it and refuses, and there is a way out by command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stateflow.cli.app import app
+from stateflow.client.reports import Reconfiguration
+from stateflow.errors import InvalidArgument, MoveConflict
+from stateflow.testing import LocalCluster
+from tests.integration.lying import LIES, Lying
+from tests.integration.support import Model, check_owners, eventually, outputs, rows_of, wait_alive
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    monkeypatch.setenv(LIES, str(tmp_path / "lies"))
+    with LocalCluster(
+        Lying, sites={"cloud": 1, "edge": 1}, partitions=2, data_dir=tmp_path / "c", deploy_to=("cloud",)
+    ) as local:
+        yield local
+
+
+def ask(local: LocalCluster, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--controller", local.address])
+
+
+def stuck(local: LocalCluster, tmp_path: Path, model: Model) -> str:
+    """A move that stands behind its fence. Its reconfiguration."""
+    stream = local.stream("Lying", source="s")
+    for batch in range(3):
+        assert outputs(stream.send(rows_of("k", batch))) == model.apply(rows_of("k", batch))
+    (tmp_path / "lies").touch()
+    id_ = local.migrate("Lying", [0, 1], "edge").report.id
+
+    def noted() -> bool:
+        moves = local.cluster.reconfiguration(id_).moves
+        return all("the copy differs from what the source sealed" in move.note for move in moves)
+
+    eventually(noted, "both moves cannot be proved", 60)
+    local.cluster.cancel(id_)
+    assert local.cluster.reconfiguration(id_).state == "RUNNING", "only the source's word rolls a fenced move back"
+    return id_
+
+
+def test_the_source_serves_what_it_sealed(local: LocalCluster, tmp_path: Path) -> None:
+    """Before, the move stood fenced for ever, its partitions unserved, and cancelling it had no effect."""
+    model = Model()
+    id_ = stuck(local, tmp_path, model)
+    mistake = ask(local, "reconfig", "resolve", id_)
+    assert mistake.stderr.startswith("invalid_argument: it is not said who is to serve")
+    with pytest.raises(InvalidArgument, match="resolves nothing"):
+        local.cluster.resolve(id_, "pray")
+    done = ask(local, "reconfig", "resolve", id_, "--serve-source")
+    assert done.exit_code == 0, done.stderr
+    assert f"{id_} of Lying: FAILED" in done.stdout
+    with pytest.raises(MoveConflict, match="behind its fence"):
+        local.cluster.resolve(id_, "serve-source")
+    stream = local.stream("Lying", source="s")
+    assert outputs(stream.send(rows_of("k", 3), sequence=3)) == model.apply(rows_of("k", 3))
+    model.check(local.cluster, "Lying")
+    check_owners(local, "Lying")
+    notes = [move.note for each in local.cluster.reconfigurations() if each.kind == "failover" for move in each.moves]
+    assert len(notes) == 2
+    assert all("the old owner's own copy, whole" in note for note in notes)
+    (tmp_path / "lies").unlink()
+    assert local.migrate("Lying", [0, 1], "edge").wait().state == "COMPLETED"
+    model.check(local.cluster, "Lying")
+
+
+def test_a_source_that_is_not_trusted_is_passed_over(local: LocalCluster, tmp_path: Path) -> None:
+    local.cluster.checkpoint("Lying")
+    model = Model()
+    id_ = stuck(local, tmp_path, model)
+    assert ask(local, "reconfig", "resolve", id_, "--restore").exit_code == 0
+
+    def notes() -> list[str]:
+        found = [each for each in local.cluster.reconfigurations() if each.kind == "failover"]
+        return [move.note for each in found if each.state == "COMPLETED" for move in each.moves]
+
+    assert all(
+        "the checkpoint of" in note for note in eventually(lambda: len(notes()) == 2 and notes(), "restored", 60)
+    )
+
+
+def test_distrust_outlives_the_controller(local: LocalCluster, tmp_path: Path) -> None:
+    """It was forgotten with the process: the next one had the source serve what was not trusted."""
+    id_ = stuck(local, tmp_path, Model())
+    assert ask(local, "reconfig", "resolve", id_, "--restore").exit_code == 0
+    eventually(lambda: local.cluster.reconfiguration(id_).state == "FAILED", "it is given up", 60)
+
+    def ended() -> list[Reconfiguration]:
+        found = local.cluster.reconfigurations()
+        return [each for each in found if each.kind == "failover" and each.state != "RUNNING"]
+
+    local.kill("controller")
+    local.restart("controller")
+    wait_alive(local, "cloud-0", "edge-0")
+    before = {each.id for each in ended()}
+    local.kill("cloud-0")  # it says anew what it sealed
+    local.restart("cloud-0")
+    tried = eventually(lambda: [each for each in ended() if each.id not in before], "an owner is looked for", 60)
+    assert {each.state for each in tried} == {"FAILED"}
+    assert list(local.cluster.status().operators[0].owners) == ["cloud-0", "cloud-0"]

@@ -1,0 +1,333 @@
+"""Restores, uploads and collections at once, on one store: the real :class:`CheckpointStore`, one operation at a time.
+
+Everybody runs until its next operation on the store, and then a seed says who goes on: an owner that takes checkpoints,
+its successors that restore (to the newest, to an older one, from another store) and serve, owners that do not know yet
+that they are none, collections with all kinds of retention and clocks, and processes that die in between. The store's
+clock may jump by a day.
+
+What must hold: what was restored is what some checkpoint of that position held; the newest checkpoint can be restored
+whenever nobody is in the middle of publishing; and what a successor began with is in the store when it serves: its
+disk, which may be lost at any time, is not the only place that has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, BinaryIO
+
+import xxhash
+
+from stateflow.checkpoint import CheckpointStore, Codec, Manifest, ManifestFile, Retention, collect
+from stateflow.checkpoint.backend import Stored, Throttle
+from stateflow.checkpoint.catalog import Catalog
+from stateflow.checkpoint.holds import MARK_LIFE_S
+from stateflow.checkpoint.objects import Objects
+from stateflow.errors import CheckpointCorrupt, StateflowError
+from stateflow.types import PartitionId
+from tests.simulation.sim.oracle import Violation
+
+P = PartitionId("Op", 0)
+ROUNDS = 6
+#: contents there are: few, so that what was collected comes back
+CONTENTS = 5
+
+
+class Ended(BaseException):
+    """The process is killed."""
+
+
+class Memory:
+    """Outlives everybody. Its clock is its own."""
+
+    piece_bytes = 0
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[bytes, int]] = {}
+        self.now_us = 1_000_000_000
+
+    def create(self, name: str, data: bytes) -> None:
+        if name in self.objects:
+            raise FileExistsError(name)
+        self.now_us += 1000
+        self.objects[name] = data, self.now_us
+
+    def upload(self, name: str, path: Path, throttle: Throttle) -> None:
+        self.now_us += 1000
+        self.objects[name] = path.read_bytes(), self.now_us
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self.objects[name][0]
+        except KeyError:
+            raise FileNotFoundError(name) from None
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        yield self.read(name)
+
+    def download(self, name: str, file: BinaryIO, expected: int) -> None:
+        file.write(self.read(name))
+
+    def list(self, prefix: str) -> list[Stored]:
+        return [Stored(n, len(d), when) for n, (d, when) in self.objects.items() if n.startswith(f"{prefix}/")]
+
+    def stat(self, name: str) -> Stored | None:
+        found = self.objects.get(name)
+        return None if found is None else Stored(name, len(found[0]), found[1])
+
+    def delete(self, name: str) -> None:
+        self.objects.pop(name, None)
+
+
+class Actor:
+    """Stands still before each operation until it is its turn."""
+
+    def __init__(self, name: str, work: Callable[[Actor], None], memory: Memory) -> None:
+        self.name, self.memory = name, memory
+        self.go, self.still = threading.Semaphore(0), threading.Semaphore(0)
+        self.killed = self.over = False
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+        self._thread.start()
+        self.still.acquire()
+
+    def _run(self, work: Callable[[Actor], None]) -> None:
+        try:
+            self.wait()
+            work(self)
+        except Ended:
+            pass
+        except BaseException as error:  # noqa: BLE001 - the scheduler's
+            self.failure = error
+        finally:
+            self.over = True
+            self.still.release()
+
+    def wait(self) -> None:
+        self.still.release()
+        self.go.acquire()
+        if self.killed:
+            raise Ended
+
+    def step(self) -> None:
+        self.go.release()
+        self.still.acquire()
+
+    def store(self, memory: Memory | None = None) -> CheckpointStore:
+        made = CheckpointStore("sim", backend=memory or self.memory, codec=Codec())
+        made.objects = _InTurn(self, memory or self.memory)
+        made.catalog = Catalog(made.objects, made.codec)
+        return made
+
+
+class _InTurn(Objects):
+    def __init__(self, actor: Actor, memory: Memory) -> None:
+        super().__init__(memory, "sim")
+        self._actor = actor
+
+    def _call(self, timeout_s: float, work: Any, *arguments: Any, **_: Any) -> Any:
+        self._actor.wait()
+        try:
+            return work(*arguments)
+        except Exception as error:  # noqa: BLE001 - as the real one does
+            raise self._meaning(error) from None
+
+    def download(self, name: str, file: BinaryIO, size: int) -> None:
+        self._call(0.0, self._backend.download, name, file, size)
+
+
+@dataclass
+class Owned:
+    """What its owner has on its disk."""
+
+    epoch: int
+    sequence: int
+    content: int
+
+
+class World:
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.random = Random(f"{seed}:checkpoints")
+        self.folder = folder
+        self.memory, self.elsewhere = Memory(), Memory()
+        self.history: dict[tuple[int, int], int] = {}  # (epoch, sequence) → content, of all that was ever owned
+        self.current = Owned(1, 0, 0)
+        self.granted = 1
+        self.restored = self.collected = self.refused = self.killed = 0
+        self._files = 0
+        self.history[1, 0] = 0
+
+    # -- what is done --------------------------------------------------------------------------------------
+
+    def directory(self, content: int) -> Path:
+        self._files += 1
+        directory = self.folder / f"d{self._files}"
+        directory.mkdir()
+        (directory / "a").write_text(f"content {content}")
+        return directory
+
+    def manifest(self, owned: Owned, directory: Path) -> Manifest:
+        data = (directory / "a").read_bytes()
+        file = ManifestFile("a", len(data), xxhash.xxh3_128_hexdigest(data))
+        where = {"s": owned.content}
+        return Manifest("Op", 0, owned.epoch, owned.sequence, "", where, 0, "r", (file,), partitions=1, key=("k",))
+
+    def owner(self, actor: Actor) -> None:
+        """Takes checkpoints of what it believes to own, for as long as it does."""
+        owned = replace(self.current)
+        for _ in range(self.random.randint(1, 4)):
+            if self.current.epoch == owned.epoch:
+                owned = replace(owned, sequence=owned.sequence + 1, content=self.random.randrange(CONTENTS))
+                self.history[owned.epoch, owned.sequence] = owned.content
+                self.current = replace(owned)
+            directory = self.directory(owned.content)
+            try:
+                actor.store().save(self.manifest(owned, directory), directory)
+            except StateflowError:
+                self.refused += 1
+
+    def restorer(self, actor: Actor) -> None:
+        """Becomes the owner, from the newest or an older checkpoint, of this store or another."""
+        foreign = self.random.random() < 0.3
+        source = actor.store(self.elsewhere if foreign else self.memory)
+        own = actor.store()
+        back = self.random.choice((0, 0, 1, 2))
+        try:
+            found = list(source.newest(P))
+        except StateflowError:
+            return
+        for manifest in found[min(back, len(found) - 1) :] if found else ():
+            self._files += 1
+            directory = self.folder / f"d{self._files}"
+            try:
+                source.restore(manifest, directory)
+                adoption = own.adopt(manifest, directory)
+            except CheckpointCorrupt:
+                continue  # collected
+            except StateflowError:
+                return
+            content = int((directory / "a").read_text().split()[1])
+            if content != manifest.positions["s"]:
+                raise Violation(f"{manifest.order} was restored to {content}")
+            self.granted += 1
+            epoch = self.granted
+            try:
+                adoption.publish(epoch, actor.name)
+            except StateflowError:
+                self.refused += 1
+                return
+            if epoch > self.current.epoch:  # it serves from here on
+                self.current = Owned(epoch, manifest.sequence, content)
+                self.history[epoch, manifest.sequence] = content
+                self.restored += 1
+                self.check_newest()
+            adoption.release()
+            return
+
+    def collector(self, actor: Actor) -> None:
+        try:
+            report = collect(actor.store(), Retention(keep=self.random.choice((1, 1, 2))))
+            self.collected += report.blobs_deleted
+        except StateflowError:
+            self.refused += 1
+
+    # -- what must hold ------------------------------------------------------------------------------------
+
+    def check_newest(self) -> None:
+        """At this very moment: whoever has lost all disks finds what is owned, or newer."""
+        here = CheckpointStore("sim", backend=self.memory, codec=Codec())
+        here.objects = _Quiet(self.memory)
+        here.catalog = Catalog(here.objects, here.codec)
+        newest = next(here.newest(P), None)
+        if newest is None:
+            if len(self.history) > 1 and self.current.epoch > 1:
+                raise Violation("there is no checkpoint although something was restored")
+            return
+        if newest.epoch < self.current.epoch:
+            raise Violation(f"epoch {self.current.epoch} is served, and the newest checkpoint is {newest.order}")
+        self._files += 1
+        directory = self.folder / f"d{self._files}"
+        try:
+            here.restore(newest, directory)
+        except CheckpointCorrupt as error:
+            raise Violation(f"the newest checkpoint {newest.order} cannot be restored: {error}") from error
+        if int((directory / "a").read_text().split()[1]) != newest.positions["s"]:
+            raise Violation(f"the newest checkpoint {newest.order} is not what it was")
+
+    # -- running -------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        random = self.random
+        for memory in (self.memory, self.elsewhere):
+            self._drain([Actor("setup", partial(self._first, memory), memory)])
+        works = [("owner", self.owner), ("restore", self.restorer), ("gc", self.collector)]
+        for _ in range(ROUNDS):
+            kinds = random.choices(works, k=random.randint(2, 5))
+            self._drain([Actor(name, work, self.memory) for name, work in kinds], random.random() < 0.5)
+            self.check_newest()
+
+    def _first(self, memory: Memory, actor: Actor) -> None:
+        store = actor.store(memory)
+        store.check(first_use=True)
+        directory = self.directory(0)
+        store.save(self.manifest(Owned(1, 0, 0), directory), directory)
+
+    def _drain(self, actors: list[Actor], faults: bool = False) -> None:
+        random = self.random
+        left = list(actors)
+        try:
+            while left:
+                actor = random.choice(left)
+                if faults and random.random() < 0.005:
+                    actor.killed = True
+                    self.killed += 1
+                if faults and random.random() < 0.03:
+                    self.memory.now_us += int((MARK_LIFE_S + 1) * 1e6)
+                for _ in range(random.choice((1, 1, 2, 8))):
+                    if not actor.over:
+                        actor.step()
+                if actor.over:
+                    left.remove(actor)
+                    if actor.failure is not None:
+                        raise actor.failure
+        finally:
+            for actor in left:
+                actor.killed = True
+                while not actor.over:
+                    actor.step()
+
+
+class _Quiet(Objects):
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory, "sim")
+
+    def _call(self, timeout_s: float, work: Any, *arguments: Any, **_: Any) -> Any:
+        return work(*arguments)
+
+    def create(self, name: str, data: bytes) -> None:
+        """Looks only: its holds are none."""
+
+    def delete(self, name: str) -> None: ...
+
+    def download(self, name: str, file: BinaryIO, size: int) -> None:
+        self._backend.download(name, file, size)
+
+
+def simulate(seed: int) -> World:
+    """Raises Violation."""
+    folder = Path(tempfile.mkdtemp(prefix="stateflow-sim-"))
+    logging.disable(logging.CRITICAL)
+    world = World(seed, folder)
+    try:
+        world.run()
+    finally:
+        logging.disable(logging.NOTSET)
+        shutil.rmtree(folder, ignore_errors=True)
+    return world

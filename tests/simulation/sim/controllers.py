@@ -1,0 +1,162 @@
+"""Several controllers of one ledger, and what may happen to them: they are stopped and go on, the ledger is away from
+one or from all, its clock jumps. Drawn from generators of their own."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from reconfig.controller.desk import Books
+from reconfig.controller.leading import Leading
+from reconfig.controller.service import ControllerServer
+from reconfig.tenure import Tenure
+from stateflow.errors import NotLeading
+from stateflow.ledger import Holder
+from stateflow.rpc import controller_pb2_grpc
+from stateflow.rpc.wire import remote_error
+from tests.simulation.sim.ledger import Handle
+from tests.simulation.sim.loop import Process
+from tests.simulation.sim.net import Methods
+
+if TYPE_CHECKING:
+    from tests.simulation.sim.world import World
+
+NAMES = ("controller", "controller-b")
+SECOND = 0.6  # of the seeds have a second controller
+
+
+class Controllers:
+    """Of a world. ``leading``: by name, of processes that are alive."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = Random(f"{world.seed}:controllers")
+        self.names = NAMES if self._random.random() < SECOND else NAMES[:1]
+        self.leading: dict[str, Leading] = {}
+        self._away_until = dict.fromkeys(self.names, 0.0)
+
+    @property
+    def leader(self) -> ControllerServer | None:
+        serving = [
+            each
+            for each in self.leading.values()
+            if each.serving is not None and each._ledger.id == self._world.ledger.id
+        ]
+        newest = max(serving, key=lambda each: each.serving._desk.term, default=None)  # type: ignore[union-attr]
+        return None if newest is None else newest.serving
+
+    def addresses(self) -> str:
+        return ",".join(f"{name}:1" for name in self.names)
+
+    def is_away(self, name: str) -> bool:
+        return self._world.loop.now < self._away_until[name]
+
+    async def boot(self, process: Process) -> None:
+        from tests.simulation.sim.world import CONTROLLER, Clock
+
+        world, name = self._world, process.name
+        clock = Clock(process)
+        chosen = world.blank if world.blank is not None and name == NAMES[0] else world.ledger
+        ledger: Any = Handle(chosen, lambda: self.is_away(name), world.loop.may_switch, self._random)
+        me = Holder(f"{name}/{world.programs[name].starts}", name, f"{name}:1", 1)
+
+        def gone(other: Holder) -> bool:
+            return other.host == name and other.id != me.id
+
+        def make(tenure: Tenure, books: Books, grace_s: float) -> ControllerServer:
+            world.log(f"{name} leads, term {tenure.term}")
+            connect: Any = world.net.connect
+            server = ControllerServer(
+                ledger, CONTROLLER, clock, connect, world.new_id, tenure=tenure, books=books, grace_s=grace_s
+            )
+            register = server._members.registered
+
+            def registered(name: str, incarnation: str, ticket: str) -> None:
+                register(name, incarnation, ticket)
+                world.registered(incarnation)
+
+            server._members.registered = registered  # type: ignore[method-assign]
+            return server
+
+        leading = Leading(ledger, me, gone, CONTROLLER, clock, make)
+        methods = Methods()
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(leading, methods)
+        world.net.serve(process, methods.handlers)
+        self.leading[name] = leading
+        await leading.run()
+
+    # -- faults -------------------------------------------------------------------------------------------
+
+    def plan(self, until: float) -> None:
+        random, loop = self._random, self._world.loop
+        kinds = [k for k in (self._away, self._away, self._stop, self._jump, self._cut) if random.random() < 0.5]
+        for _ in range(random.choice((0, 0, 1, 2, 4)) if kinds else 0):
+            loop.at(0.5 + random.random() * until, None, random.choice(kinds))
+
+    def mend(self) -> None:
+        self._away_until = dict.fromkeys(self.names, 0.0)
+
+    def _span_s(self) -> float:
+        return self._random.choice((0.05, 0.5, 2.0, 6.0, 12.0)) * self._random.random()
+
+    def _away(self) -> None:
+        """The ledger, from one controller or from all."""
+        names = self._random.choice((self.names, self.names[:1], self.names[-1:]))
+        until = self._world.loop.now + self._span_s()
+        self._world.log(f"the ledger is away from {names}")
+        for name in names:
+            self._away_until[name] = max(self._away_until[name], until)
+
+    def _stop(self) -> None:
+        """One that leads, preferably, for about as long as its hold."""
+        leads = [name for name, each in self.leading.items() if each.serving is not None]
+        name = self._random.choice(leads or list(self.names))
+        process = self._world.programs[name].process
+        if process is None or not process.alive or process.stopped:
+            return
+        self._world.log(f"{name} is stopped")
+        self._world.counts.pauses += 1
+        process.stop()
+        self._world.loop.at(self._world.loop.now + 1 + 8 * self._random.random(), None, self._go_on, process)
+
+    def _go_on(self, process: Process) -> None:
+        self._world.log(f"{process.name} goes on")
+        process.go_on()
+
+    def _jump(self) -> None:
+        """The database's clock."""
+        self._world.clock_skew_s += self._random.choice((-30.0, -2.0, 2.0, 30.0))
+        self._world.log("the database's clock jumps")
+
+    def _cut(self) -> None:
+        """A controller from some replicas, which may hear the other."""
+        from tests.simulation.sim.world import REPLICAS
+
+        name = self._random.choice(self.names)
+        for replica in self._random.sample(REPLICAS, self._random.choice((1, 2, 3))):
+            self._world.log(f"{name} and {replica} are cut")
+            self._world.counts.cuts += 1
+            self._world.net.cut(name, replica)
+            self._world.loop.at(self._world.loop.now + self._span_s(), None, self._world.net.heal, name, replica)
+
+
+class Asked:
+    """Calls to the controller that leads, from a process of the world."""
+
+    def __init__(self, world: World) -> None:
+        names = world.controllers.names
+        self._stubs = [controller_pb2_grpc.ControllerServiceStub(world.net.connect(f"{name}:1")) for name in names]
+        self._at = 0
+
+    async def ask(self, method: str, request: Any, timeout: float) -> Any:
+        """Raises AioRpcError."""
+        for left in reversed(range(len(self._stubs))):
+            try:
+                return await getattr(self._stubs[self._at], method)(request, timeout=timeout)
+            except grpc.aio.AioRpcError as error:
+                self._at = (self._at + 1) % len(self._stubs)
+                if not left or not isinstance(remote_error(error, "controller"), NotLeading):
+                    raise
+        raise AssertionError

@@ -1,0 +1,121 @@
+"""What should be there once: a second replica of a name, with an empty data directory; a controller whose ledger is
+empty, and somebody who deploys the operator there again.
+
+The second replica may have the name only when that has nothing to lose; then it has ended as soon as it is seen. The
+ledger that is empty is followed by the one that was there before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import controller_pb2_grpc
+from stateflow.rpc.wire import spec_to_pb
+from tests.simulation.sim.disk import Disk
+from tests.simulation.sim.ledger import MemoryLedger
+from tests.simulation.sim.loop import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.sim.world import World
+
+SHARE = 0.15  # of seeds that have one of a kind
+
+
+class Doubles:
+    def __init__(self, world: World, busy_s: float) -> None:
+        self._world, self._busy_s = world, busy_s
+        self._random = Random(f"{world.seed}:doubles")
+        self._double: Process | None = None
+        self._stranger: Process | None = None
+
+    def plan(self) -> None:
+        from tests.simulation.sim.world import REPLICAS  # this module is part of a world
+
+        random, loop = self._random, self._world.loop
+        if random.random() < SHARE:
+            begin = 0.5 + random.random() * self._busy_s
+            loop.at(begin, None, self._begin_double, random.choice(REPLICAS))
+            loop.at(begin + 8 * random.random(), None, self._end_double)
+        # NOT COVERED: a pair of controllers that are named together and decide by different ledgers. Replicas follow
+        # the one of their own ledger, so that the other one hears of no claims and may deploy (seed 946, without this).
+        if random.random() < SHARE and len(self._world.controllers.names) == 1:
+            begin = 4 + random.random() * self._busy_s  # it is deployed by then
+            loop.at(begin, None, self._begin_blank)
+            loop.at(begin + 6 * random.random(), None, self._end_blank)
+
+    def end(self) -> None:
+        self._end_double()
+        self._end_blank()
+
+    # -- a second replica ---------------------------------------------------------------------------------
+
+    def _begin_double(self, name: str) -> None:
+        from tests.simulation.sim.world import Program
+
+        world = self._world
+        world.log(f"a second {name} starts")
+        world.counts.doubles += 1
+        world.disks["double"] = Disk(Random(f"{world.seed}:double"), "double")
+
+        async def boot(process: Process) -> None:
+            await world.boot_replica(process, program, name)
+
+        program = Program("double", boot, starts=1)
+        process = program.process = self._double = Process(world.loop, "double", 0.0, 0.0)
+        process.killed = lambda: world.killed(program)
+        world.loop.spawn(process, world.guarded(boot(process)))
+
+        def registered(incarnation: str) -> None:  # before anything is planned with it
+            if incarnation == "double-1":
+                world.log(f"the second {name} was let in")
+                self._end_double()
+
+        world.registered = registered
+
+    def _end_double(self) -> None:
+        if self._double is not None and self._double.alive:
+            self._double.die()
+
+    # -- an empty ledger ----------------------------------------------------------------------------------
+
+    def _begin_blank(self) -> None:
+        from tests.simulation.sim.world import REPLICAS
+
+        world = self._world
+        book = world.controller._book if world.controller is not None else None
+        if book is None or "Flow" not in book.deployed or not set(REPLICAS) <= book.replicas.keys():
+            return  # there is nothing yet that could be lost, or a replica belongs to no ledger yet
+        world.log("the controller gets an empty ledger")
+        world.counts.blanks += 1
+        world.kill("controller")
+        world.blank = MemoryLedger(world.ledger.now, "empty")
+        world.start("controller")
+        self._stranger = Process(world.loop, "stranger", 0.0, 0.0)
+        world.loop.spawn(self._stranger, world.guarded(self._deploy()))
+
+    async def _deploy(self) -> None:
+        from tests.simulation.sim.world import SPEC
+
+        stub = controller_pb2_grpc.ControllerServiceStub(self._world.net.connect("controller:1"))
+        while self._world.blank is not None:
+            await asyncio.sleep(0.5 + self._random.random())
+            try:
+                await stub.Deploy(cpb.DeployRequest(spec=spec_to_pb(SPEC)), timeout=10)
+            except grpc.aio.AioRpcError:
+                continue
+
+    def _end_blank(self) -> None:
+        world = self._world
+        if world.blank is None:
+            return
+        world.log("the controller gets its ledger back")
+        if self._stranger is not None and self._stranger.alive:
+            self._stranger.die()
+        world.kill("controller")
+        world.blank = None
+        world.start("controller")

@@ -1,0 +1,150 @@
+"""A sparse source whose client sends again by itself what partitions lost, of which there may be two at a time.
+
+It runs the client's own :class:`~stateflow.client.delivery.Delivery`. What the application keeps is how many batches
+were acknowledged; what its client keeps no longer, it sends again by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import grpc.aio
+
+from stateflow.client.delivery import Deliver, Delivery, Open, Steps
+from stateflow.client.history import History
+from stateflow.errors import OperatorNotDeployed, PositionGap, SourceTaken, StateflowError, Unavailable
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.wire import remote_error, session_to_pb
+from stateflow.runtime.layout import Session
+from tests.simulation.sim.flow import PARTITIONS, SCHEMA_BYTES
+from tests.simulation.sim.loop import Process
+from tests.simulation.sim.oracle import Violation
+from tests.simulation.sim.workload import Client, Source
+from tests.simulation.sim.world import Clock, World
+
+#: of seeds in which a second client of the source is started beside the first
+RIVALS = 0.3
+
+
+class Gateway(Client):
+    """One start of the application: a client, and the application's part in a rewind."""
+
+    def __init__(self, world: World, process: Process, source: Source) -> None:
+        super().__init__(world, process, source)
+        self._random = Random(f"{world.seed}:{process.name}:{world.programs[process.name].starts}")
+        # a client whose clock is behind, or that keeps nothing, is a client all the same
+        bytes_max = self._random.choice((0, 2_000, 1 << 20))
+        history = History("Flow", source.name, PARTITIONS, bytes_max)
+        session = Session(Clock(process).now_us(), f"{self._random.getrandbits(64):016x}")
+        self._delivery = Delivery(history, session, lambda: source.done - 1 if source.done else None)
+        self._opened = False
+
+    async def run(self) -> None:
+        source = self._source
+        while not source.finished:
+            try:
+                if not self._opened:
+                    await self._open_once()
+                    continue  # a client that came before may have been acknowledged meanwhile
+                await self._one(source.done)
+            except (Unavailable, OperatorNotDeployed):  # the latter of a controller whose ledger is empty
+                await asyncio.sleep(0.1)
+                continue
+            except SourceTaken:
+                newest = self._world.sessions.get(source.name)
+                if newest is None or newest <= self._delivery.session:
+                    raise Violation(f"{self._process.name} is refused although no later client began") from None
+                self._world.log(f"{self._process.name} has lost its source")
+                return
+            await asyncio.sleep(self._random.expovariate(1 / 0.4))
+
+    async def audit(self) -> None:
+        """In the end: whatever partitions lost is sent again."""
+        while True:
+            try:
+                await self._open_once()
+                await self._perform(self._delivery.verify())
+                return
+            except PositionGap as gap:
+                await self._rewind(int(gap.where["expected"]), len(self._source.batches))
+            except Unavailable:
+                await asyncio.sleep(0.1)
+
+    async def _open_once(self) -> None:
+        if not self._opened:
+            await self._perform(self._delivery.open())
+            self._opened = True
+
+    async def _one(self, number: int) -> None:
+        source = self._source
+        try:
+            await self._deliver(number)
+        except PositionGap as gap:
+            await self._rewind(int(gap.where["expected"]), number)
+            return
+        source.done = max(source.done, number + 1)
+
+    async def _deliver(self, number: int, rewind: bool = False) -> None:
+        rows, watermark = self._source.batches[number]
+        steps = self._delivery.deliver(SCHEMA_BYTES, rows, number, rewind, watermark)
+        await self._perform(steps)
+
+    async def _rewind(self, oldest: int, number: int) -> None:
+        """By hand: the client keeps them no longer, or a predecessor sent them."""
+        if not self._world.oracle.lost or self._world.acknowledge == "standby":
+            raise Violation(f"a gap without a loss: batch {oldest} is asked for before {number}")
+        self._world.log(f"{self._process.name} sends again {oldest} to {number - 1}")
+        self._world.counts.rewinds += 1
+        while oldest < number:
+            try:
+                await self._deliver(oldest, rewind=True)
+                oldest += 1
+            except PositionGap as gap:  # it lost more meanwhile
+                oldest = int(gap.where["expected"])
+            except Unavailable:
+                await asyncio.sleep(0.1)
+
+    # -- steps --------------------------------------------------------------------------------------------
+
+    async def _perform(self, steps: Steps[Any]) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    came = await (self._open(step) if isinstance(step, Open) else self._apply(step))
+                except StateflowError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(came)
+        except StopIteration as end:
+            return end.value
+
+    async def _open(self, step: Open) -> list[rpb.PositionsReply]:
+        self._world.takes(self._source.name, step.session)
+        await self._refresh(None)
+        if self._table is None:
+            raise Unavailable("no table yet", remedy="-")
+        replies = []
+        for partition, route in enumerate(self._table.routes):
+            stub = replica_pb2_grpc.ReplicaServiceStub(self._world.net.connect(route.address))
+            asked = rpb.PositionsRequest(operator="Flow", source=self._source.name, partitions=[partition])
+            try:
+                request = rpb.OpenSourceRequest(asked=asked, session=session_to_pb(step.session))
+                replies.append(await stub.OpenSource(request, timeout=2))
+            except grpc.aio.AioRpcError as error:
+                meant = remote_error(error, route.address)
+                raise meant if isinstance(meant, SourceTaken) else Unavailable(str(meant), remedy="-") from None
+        self._world.has(self._source.name, step.session)
+        return replies
+
+    async def _apply(self, step: Deliver) -> Mapping[int, bytes]:
+        batch, opened = step.batch, self._world.opened_by.get(self._source.name)
+        assert batch.session is not None
+        outputs = await self._route(batch, dict(step.rows), step.after)
+        if opened is not None and opened > batch.session:
+            raise Violation(f"{self._process.name} is answered although {self._source.name} belonged to a later client")
+        return outputs

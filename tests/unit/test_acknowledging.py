@@ -1,0 +1,75 @@
+"""``acknowledge=standby``: who is asked whether a standby has a batch, when its partition goes elsewhere meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import NotOwner, StandbyMissing
+from stateflow.rpc.applying import Applier
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.replica import ReplicaNode
+from tests.unit.test_replica import P, Two
+
+#: far more than any of this takes
+LONG_S = 600.0
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(tmp_path)
+    yield made
+    made.close()
+
+
+def asked(node: ReplicaNode, applied: Any, meanwhile: Callable[[], object], wait_s: float = LONG_S) -> Any:
+    """What is said of a batch that is applied and not confirmed, when ``meanwhile`` happens."""
+
+    async def ask() -> Any:
+        changed = asyncio.Event()
+        node.on_change(lambda _: changed.set())
+        applier = Applier(node, SYSTEM_CLOCK, lambda _: changed, lambda _: None)
+        said = asyncio.create_task(applier._replicated_one(P, applied, SYSTEM_CLOCK.monotonic() + wait_s))
+        await asyncio.sleep(0)
+        assert not said.done()
+        meanwhile()
+        try:
+            return await asyncio.wait_for(said, 10)
+        finally:
+            await applier.close()
+
+    return asyncio.run(ask())
+
+
+def test_a_sealed_owner_hands_the_question_on_with_the_partition(two: Two) -> None:
+    applied = two.send(two.a, 1)
+    said = asked(two.a, applied, lambda: two.a.sender.fence(P, "m1", 2, two.b.info, cold=True))
+    assert said == two.b.info
+
+
+def test_a_former_owner_that_follows_by_now_says_that_it_is_not_the_owner(two: Two) -> None:
+    applied = two.send(two.a, 1)
+
+    def leaves_and_is_prepared() -> None:
+        two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+        two.a.receiver.prepare(two.spec, P, "s2", 2)
+
+    said = asked(two.a, applied, leaves_and_is_prepared)
+    assert isinstance(said, NotOwner)
+    assert two.a.lifecycle(P).state is State.WARMING
+
+
+def test_a_standby_that_confirms_is_enough(two: Two) -> None:
+    base = two.a.sender.snapshot(P, "s1", True)
+    applied = two.send(two.a, 1)
+    assert asked(two.a, applied, lambda: two.a.sender.confirm(base.snapshot_id, applied.sequence)) == applied
+
+
+def test_without_a_standby_it_is_said(two: Two) -> None:
+    applied = two.send(two.a, 1)
+    assert isinstance(asked(two.a, applied, lambda: None, wait_s=0.01), StandbyMissing)

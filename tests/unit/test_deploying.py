@@ -1,0 +1,167 @@
+"""A deployment that is reported as failed is not deployed, now or later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reconfig.controller.book import Book, Home
+from reconfig.controller.service import ControllerServer
+from stateflow.errors import CodeRefused, OperatorNotImportable, Unavailable
+from stateflow.ledger import Ledger
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.code import digest_of
+from stateflow.runtime.code_key import VARIABLE, check_signed, signed
+from stateflow.runtime.operator import describe
+from stateflow.types import OperatorSpec, ReplicaInfo
+from tests.unit.operators import Count
+
+SPEC = describe(Count, 4)
+TEXT = replace(SPEC, target="<stdin>:Count", source="class Count: ...", source_digest=digest_of("class Count: ..."))
+
+
+class Cluster:
+    """A controller, and what it asks of two replicas."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._loop = asyncio.Runner()
+        self.server = self._loop.run(_made(ledger))
+        self.book = self.server._book
+        self.asked: list[tuple[str, Any]] = []
+        #: (replica, creates partitions) → what it refuses with
+        self.refuses: dict[tuple[str, bool], Exception] = {}
+        for name in ("a", "b"):
+            self._loop.run(self.server._desk.record(Book.register, ReplicaInfo(name, "site", f"{name}:1"), Home()))
+            self.server._members.issue(name, "ticket", {})
+            self.server._members.registered(name, "incarnation", "ticket")
+        self.server._desk.call = self._call  # type: ignore[method-assign]
+
+    async def _call(self, name: str, method: Any, request: Any, timeout_s: float | None = None) -> None:
+        self.asked.append((name, request))
+        if isinstance(request, rpb.CreateRequest):
+            error = self.refuses.get((name, bool(request.partitions)))
+            if error is not None:
+                raise error
+
+    def deploy(self, spec: OperatorSpec = SPEC) -> None:
+        self._loop.run(self.server._deploy(spec, []))
+
+    def close(self) -> None:
+        self._loop.run(self.server.close())
+        self._loop.close()
+        self.book.ledger.close()
+
+    def sent(self, kind: type) -> list[tuple[str, Any]]:
+        return [(name, request) for name, request in self.asked if isinstance(request, kind)]
+
+
+async def _made(ledger: Ledger) -> ControllerServer:
+    return ControllerServer(ledger)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"))
+    yield made
+    made.close()
+
+
+def test_what_a_replica_refuses_when_it_is_asked_is_not_begun(cluster: Cluster) -> None:
+    cluster.refuses["b", False] = OperatorNotImportable("ModuleNotFoundError", remedy="install it")
+    with pytest.raises(OperatorNotImportable):
+        cluster.deploy()
+    assert not cluster.book.planned
+    assert not cluster.book.deployed
+    assert all(request.asked for _, request in cluster.sent(rpb.CreateRequest)), "nothing is kept of it anywhere"
+
+
+def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
+    """It stayed planned, and was deployed by the next controller."""
+    cluster.refuses["b", True] = Unavailable("no answer from b", remedy="see it")
+    with pytest.raises(Unavailable, match="no answer from b"):
+        cluster.deploy()
+    for book in (cluster.book, Book.read(cluster.book.ledger)):
+        assert not book.planned
+        assert not book.deployed
+        assert book.undeployed == {"Count": 1}, "who does not answer deletes what it has when it registers"
+    assert {(name, request.epoch) for name, request in cluster.sent(rpb.DropRequest)} == {("a", 1), ("b", 1)}
+    cluster.refuses.clear()
+    cluster.deploy(replace(SPEC, partitions=8))
+    assert set(cluster.book.operator("Count").assignment.epochs) == {2}
+    assert Book.read(cluster.book.ledger).operator("Count").spec.partitions == 8
+
+
+def test_a_version_that_a_replica_refuses_does_not_serve_anywhere(cluster: Cluster) -> None:
+    cluster.deploy()
+    cluster.asked.clear()
+    cluster.refuses["b", False] = OperatorNotImportable("SyntaxError", remedy="correct it")
+    with pytest.raises(OperatorNotImportable):
+        cluster.deploy(TEXT)
+    assert cluster.book.operator("Count").spec == SPEC
+    assert all(request.asked for _, request in cluster.sent(rpb.CreateRequest))
+
+
+def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
+    cluster.deploy()
+    cluster.asked.clear()
+    cluster.deploy(TEXT)
+    cluster.deploy(TEXT)  # twice is no error, and no other version
+    told = [name for name, request in cluster.sent(rpb.CreateRequest) if not request.asked]
+    assert told == ["a", "b"]
+    assert cluster.book.upgrades == {"Count": 1}
+
+
+# -- the key --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "stateflow" / "code.key"
+
+
+def test_a_user_signs_what_the_users_controller_takes(home: Path) -> None:
+    with pytest.raises(CodeRefused, match="has no key"):
+        check_signed(TEXT)
+    spec = signed(TEXT)
+    check_signed(spec)
+    assert signed(TEXT) == spec, "the same code is the same version"
+    assert home.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in home.parent.iterdir()] == ["code.key"]
+    for other in (replace(spec, source="import os"), replace(spec, source_mac=""), replace(spec, source_mac="0" * 64)):
+        with pytest.raises(CodeRefused, match="not sent by who has"):
+            check_signed(other)
+    home.write_text("of somebody else")
+    with pytest.raises(CodeRefused):
+        check_signed(spec)
+
+
+def test_a_key_of_an_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "0123456789abcdef")
+    check_signed(signed(TEXT))
+    assert not home.exists()
+    monkeypatch.setenv(VARIABLE, "short")
+    with pytest.raises(Exception, match="is too short"):
+        signed(TEXT)
+
+
+def test_a_class_of_a_module_needs_no_key(home: Path) -> None:
+    check_signed(signed(SPEC))
+    assert not home.exists()
+
+
+def test_a_key_that_others_could_read_or_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed(TEXT)
+    home.chmod(0o644)
+    signed(TEXT)
+    assert home.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    with pytest.raises(Exception, match=r"belongs to another user.*set STATEFLOW_CODE_KEY"):
+        signed(TEXT)

@@ -1,0 +1,82 @@
+"""An operator that was undeployed: nothing of it is left at a replica, and nothing that is newer goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateflow.errors import NotOwner, OperatorNotDeployed, StateMissing
+from stateflow.runtime.lifecycle import State
+from tests.unit.test_replica import P, Two
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(tmp_path)
+    yield made
+    made.close()
+
+
+def test_nothing_of_it_is_left(two: Two) -> None:
+    """Neither of the owner's, nor of a copy that was sealed, nor of one that was on its way in."""
+    two.send(two.a, 1, 2)
+    two.move(two.a, two.b, "m1", 1)
+    two.a.create(two.spec, [1], 1)
+    two.warm(two.b, two.a, "m2", 2)
+    changed: list[object] = []
+    two.b.on_change(changed.append)
+    assert (two.a.drop("Op", 2), two.b.drop("Op", 2)) == (2, 1)
+    assert changed == [P], "whoever waits for it is told"
+    for node in (two.a, two.b):
+        assert node.operators() == []
+        assert list(node.inventory()) == []
+        assert node.drop("Op", 2) == 0, "twice is no error"
+    with pytest.raises(NotOwner):
+        two.send(two.b, 3, epoch=2)
+    with pytest.raises((NotOwner, OperatorNotDeployed)):
+        two.states(two.b)
+    for name in "ab":
+        assert list((two.root / name / "operators").iterdir()) == []
+        assert list(two.restart(name).inventory()) == []
+
+
+def test_what_was_deployed_again_stays(two: Two) -> None:
+    two.send(two.a, 1, 2)
+    two.a.drop("Op", 1)
+    two.a.create(two.spec, [0], 2)
+    two.send(two.a, 5, epoch=2, number=0)
+    assert two.a.drop("Op", 1) == 0
+    assert two.states(two.a) == {"k2": 5}
+    again = two.restart("a")
+    assert (again.lifecycle(P).state, again.lifecycle(P).epoch) == (State.OWNED, 2)
+
+
+def test_one_that_was_cut_short_is_done_again(two: Two) -> None:
+    """As after a crash: the description is there, some partitions are, and the rest of a third."""
+    two.a.create(two.spec, [1], 1)
+    two.send(two.a, 1)
+    home = two.root / "a" / "operators" / "Op" / "p00000"
+    (copy,) = home.iterdir()
+    two.a.close()
+    copy.rename(copy.with_name(copy.name + ".part"))
+    node = two.start("a")
+    assert [lifecycle.partition.partition for lifecycle, _ in node.inventory()] == [1]
+    assert node.drop("Op", 1) == 1
+    assert not home.parent.exists()
+
+
+def test_what_was_put_aside_stays_and_is_in_nobodys_way(two: Two) -> None:
+    """A deployment that was taken back, or undeployed, could not be made again where a copy had been damaged."""
+    two.send(two.a, 1, 2)
+    two.a.close()
+    home = two.root / "a" / "operators" / "Op" / "p00000"
+    (home / "created-1" / "CURRENT").unlink()
+    node = two.start("a")
+    with pytest.raises(StateMissing, match="was put aside"):
+        node.create(two.spec, [0], 2)
+    node.drop("Op", 1)
+    node.create(two.spec, [0], 2)
+    kept = two.root / "a" / "evidence" / "Op" / "p00000-undeployed-1" / "created-1-1"
+    assert any(path.name.startswith("MANIFEST-") for path in kept.iterdir())

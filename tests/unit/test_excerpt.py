@@ -1,0 +1,294 @@
+"""The part of a program that a class needs goes along, whole; nothing else of the program is ever run."""
+
+from __future__ import annotations
+
+import sys
+from types import GenericAlias, ModuleType
+from typing import Any
+
+import pytest
+
+from stateflow.errors import OperatorNotImportable
+from stateflow.runtime import excerpt as module_under_test
+from stateflow.runtime.compiled import code, compiled
+from stateflow.runtime.excerpt import written
+
+#: what a program must never do again
+BOOM = "raise AssertionError('this was run')"
+
+
+def excerpt(texts: list[str], name: str, live: dict[str, Any] | None = None, package: str | None = None) -> str:
+    return module_under_test.excerpt(written(texts, package), name, live)
+
+
+def run(text: str, name: str = "program") -> dict[str, Any]:
+    """As a replica does."""
+    module = ModuleType(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, "<excerpt>", "exec", dont_inherit=True), vars(module))
+    finally:
+        del sys.modules[name]
+    return vars(module)
+
+
+def each_way(source: str, name: str = "Op") -> list[dict[str, Any]]:
+    """Names of the excerpt: of a program that has run, of one that has not, and of one whose text is gone."""
+    live = run(source, "live")
+    texts = [excerpt([source], name, live), excerpt([source], name), piped(source, name, live)]
+    return [run(text) for text in texts]
+
+
+def piped(source: str, name: str, live: dict[str, Any]) -> str:
+    return module_under_test.excerpt(compiled(compile(source, "<stdin>", "exec", dont_inherit=True)), name, live)
+
+
+@pytest.mark.parametrize(
+    ("before", "expression"),
+    [
+        ("N = 3", "N"),
+        ("N, OTHER = 3, 4", "N"),
+        ("N = 1; N = 3", "N"),
+        ("N = {}\nN['a'] = 3", "N['a']"),
+        ("N = 1\nN += 2", "N"),
+        ("import math", "math.floor(3.5)"),
+        ("import os.path", "len(os.path.join('a', 'b'))"),
+        ("from math import floor as down", "down(3.5)"),
+        ("from math import *", "floor(3.5)"),
+        ("def three():\n    return 3", "three()"),
+        ("three = lambda: 3", "three()"),
+        ("def fact(n):\n    return n * fact(n - 1) if n else 1", "fact(3) - 3"),
+        ("async def three():\n    return 3\nimport asyncio", "asyncio.run(three())"),
+        ("N = 3\ndef three(n=N):\n    return n", "three()"),
+        ("N = 3", "[N for _ in 'a'][0]"),
+        ("class A:\n    n = 3\nclass B(A): ...", "B().n"),
+        ("N = 3\nclass A:\n    n = N", "A.n"),
+        ("class A:\n    class B:\n        n = 3", "A.B.n"),
+        ("def add(cls):\n    cls.n = 3\n    return cls\n@add\nclass A: ...", "A.n"),
+        ("from functools import cache\n@cache\ndef three():\n    return 3", "three()"),
+        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int = 3", "P().x"),
+        ("from enum import Enum\nclass E(Enum):\n    A = 3", "E.A.value"),
+        ("from collections import namedtuple\nP = namedtuple('P', 'x')", "P(3).x"),
+        ("from typing import NamedTuple\nclass P(NamedTuple):\n    x: int", "P(3).x"),
+        ("from datetime import timedelta\nT = timedelta(seconds=3)", "T.seconds"),
+        ("try:\n    import no_such as m\nexcept ImportError:\n    import math as m", "m.floor(3.5)"),
+        ("import sys\nif sys.version_info > (3,):\n    N = 3\nelse:\n    N = 2", "N"),
+    ],
+)
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_what_the_class_uses_comes_along(before: str, expression: str, where: str) -> None:
+    cls = f"class Op:\n    def f(self):\n        return {expression}\n"
+    for names in each_way(f"{before}\n{cls}" if where == "above" else f"{cls}{before}\n"):
+        assert names["Op"]().f() == 3
+
+
+def test_what_the_class_body_itself_uses() -> None:
+    source = "N = 2\nclass Base:\n    m = 1\ndef double(f):\n    return lambda self: 2 * f(self)\n"
+    source += "class Op(Base):\n    n = N\n    @double\n    def f(self, o=N):\n        return self.n + self.m + o\n"
+    for names in each_way(source):
+        assert names["Op"]().f() == 10
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "print('x') if False else boom()",
+        "with boom():\n    pass",
+        "unused = boom()",
+        "for _ in boom():\n    pass",
+        "while boom():\n    pass",
+        "assert boom()",
+        "if __name__ == '__main__':\n    boom()",
+        "if True:\n    boom()",
+        "try:\n    import no_such\nexcept ImportError:\n    boom()",
+        "boom()",
+        "del boom",
+        "def other(x=boom()): ...",
+        "class Other:\n    x = boom()",
+    ],
+)
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_nothing_else_is_run(statement: str, where: str) -> None:
+    cls = "class Op:\n    def f(self):\n        unused = 3\n        return unused\n"
+    source = f"{statement}\n{cls}" if where == "above" else f"{cls}{statement}\n"
+    live = run(cls)
+    for text in (excerpt([source], "Op"), piped(source, "Op", live)):
+        names = run(text)
+        assert names["Op"]().f() == 3
+        assert not names.keys() & {"boom", "unused", "Other", "other"}
+
+
+LOCAL_NAMES = """
+rows = {boom}
+def rows_of():
+    {boom}
+class Op:
+    def f(self):
+        rows = 3
+        return rows
+    def g(self, rows_of):
+        return [rows for rows in rows_of]
+"""
+
+
+def test_a_local_name_is_not_the_programs() -> None:
+    text = excerpt([LOCAL_NAMES.format(boom="boom()")], "Op")
+    assert "boom" not in text
+
+
+FUTURE = """from __future__ import annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_type_hints
+if TYPE_CHECKING:
+    from no_such_module import Never
+
+@dataclass
+class Inner:
+    x: int
+
+@dataclass
+class Outer:
+    inner: Inner
+    other: "list[Inner]"
+
+class Op:
+    def f(self, never: Never | None = None) -> Missing:
+        return Outer(Inner(3), [])
+"""
+
+
+def test_annotations_that_are_read_later() -> None:
+    """Records are stored by the types of their fields, which are text there."""
+    from typing import get_type_hints
+
+    live = run(FUTURE, "live")
+    for text in (excerpt([FUTURE], "Op", live), excerpt([FUTURE], "Op"), piped(FUTURE, "Op", live)):
+        module = ModuleType("hinted")
+        sys.modules["hinted"] = module
+        exec(compile(text, "<excerpt>", "exec", dont_inherit=True), vars(module))
+        hints = get_type_hints(vars(module)["Outer"])
+        inner = vars(module)["Inner"]
+        assert hints == {"inner": inner, "other": GenericAlias(list, (inner,))}
+        assert vars(module)["Op"]().f().inner.x == 3
+
+
+def test_plain_data_is_what_it_is_now() -> None:
+    """However it came about: by a loop, an argument, the clock."""
+    source = """
+import os
+TABLE = {}
+for n in range(3):
+    TABLE[n] = {n}
+HERE = os.environ.get("NO_SUCH", "here")
+with open(os.devnull) as file:
+    CONTENT = file.read() or None
+class Op:
+    def f(self):
+        return TABLE, HERE, CONTENT
+"""
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        assert run(text)["Op"]().f() == ({0: {0}, 1: {1}, 2: {2}}, "here", None)
+        assert "environ" not in text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, -3, 10**30, 0.1, "ä'\n", b"\x00'", (), (1,), [1, [2]], {"a": {1, 2}}, frozenset({"x", "y"}), set()],
+)
+def test_data_that_can_be_written(value: object) -> None:
+    live = {"VALUE": value, "Op": type("Op", (), {})}
+    text = excerpt(["VALUE = make()\nclass Op:\n    def f(self):\n        return VALUE"], "Op", live)
+    assert run(text)["Op"]().f() == value
+
+
+def test_a_line_is_where_it_was() -> None:
+    source = "\n\nRATE = 3\n\nprint('x')\n\nclass Op:\n    def f(self):\n        raise ValueError\n"
+    for live in (None, run(source, "live")):
+        with pytest.raises(ValueError) as caught:
+            run(excerpt([source], "Op", live))["Op"]().f()
+        assert caught.traceback[-1].lineno + 1 == 9
+
+
+def test_cells_of_a_notebook() -> None:
+    """What was defined last counts; a cell that is no Python never ran."""
+    cells = [
+        "",
+        "N = 1\ndef n(): return N",
+        "this is no python",
+        "def n(): return N + 10",
+        "class Op:\n    f = lambda self: n()",
+    ]
+    live: dict[str, Any] = {"__name__": "live"}
+    for cell in (*cells[:2], *cells[3:]):
+        exec(cell, live)
+    live["N"] = 5
+    assert run(excerpt(cells, "Op", live))["Op"]().f() == 15
+
+
+def test_equal_programs_are_equal_text() -> None:
+    source = "SITES = {'a', 'b', 'c'}\nclass Op:\n    def f(self):\n        return SITES\n"
+    assert excerpt([source], "Op", run(source)) == excerpt([source], "Op", {**run(source), "SITES": {"c", "b", "a"}})
+    assert excerpt([source + "print()"], "Op") == excerpt([source], "Op"), "what is not used is no other version"
+
+
+class Session:
+    """Of a kind that cannot go to another process."""
+
+
+Session.__module__ = "pyspark.sql.session"
+
+
+@pytest.mark.parametrize(
+    ("source", "live", "said"),
+    [
+        ("with x() as N: ...\nclass Op:\n    def f(self): return N", None, "Op uses 'N', which is made by a statement"),
+        ("for N in x(): ...\nclass Op:\n    def f(self): return N", {"N": object()}, "Op uses 'N', which is made by"),
+        ("N = x()\nclass Op:\n    def f(self): return N", {"N": Session()}, "a Session, which cannot go to a replica"),
+        ("class Op:\n  def f(self) return", None, "SyntaxError"),
+        ("def g():\n    return N\nwith x() as N: ...\nclass Op:\n    f = g", None, "g uses 'N'"),
+    ],
+)
+def test_what_cannot_come_along(source: str, live: dict[str, Any] | None, said: str) -> None:
+    with pytest.raises(OperatorNotImportable, match=said) as caught:
+        excerpt([source], "Op", None if live is None else {"Op": object, **live})
+    assert caught.value.remedy
+
+
+def test_a_file_that_was_changed_since_it_was_run() -> None:
+    source = "class Op:\n    def f(self):\n        return 3\n    g = property(lambda self: 1)\n    h = lambda self: 2\n"
+    live: dict[str, Any] = {"__name__": "live"}
+    exec(source, live)
+    assert excerpt([f"# a comment\n{source}"], "Op", live)
+    with pytest.raises(OperatorNotImportable, match=r"Op\.f is not what runs here: it was changed since"):
+        excerpt([source.replace("3", "4")], "Op", live)
+
+
+def test_relative_imports_of_a_module_that_was_run() -> None:
+    text = excerpt(["from .operators import Count\nclass Op(Count): ..."], "Op", package="tests.unit")
+    assert run(text)["Op"].__mro__[1].__name__ == "Count"
+
+
+def test_what_was_compiled_is_equal_from_run_to_run_and_for_this_python_only() -> None:
+    source = "password = 'hidden'\nclass Op:\n    def f(self):\n        return 3\n"
+    text = piped(source, "Op", run(source))
+    assert text == piped(source, "Op", run(source))
+    constants = [each for each in _codes_in(text)[0].co_consts if isinstance(each, str)]
+    assert "hidden" not in constants, "what the class does not use stays where it is"
+    with pytest.raises(OperatorNotImportable, match="another version of Python"):
+        code("00000000", "")
+
+
+def _codes_in(text: str) -> list[Any]:
+    import ast
+
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and len(node.args) == 2]
+    return [code(*(each.value for each in call.args)) for call in calls if isinstance(call.func, ast.Attribute)]  # type: ignore[attr-defined]
+
+
+def test_many_constants_and_names() -> None:
+    """Their numbers take more than a byte."""
+    lines = [f"n{number} = 'c{number}'" for number in range(300)]
+    source = "\n".join([*lines, "def last():\n    return 'x'", "class Op:\n    f = lambda self: n299 + last()"])
+    for names in each_way(source):
+        assert names["Op"]().f() == "c299x"

@@ -1,0 +1,90 @@
+"""A source that is none: the target of a move writes what a copy has, and no more than was declared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+import xxhash
+
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.puller import Incoming, Pull
+from stateflow.runtime.operator import describe
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.settings import ReplicaSettings
+from stateflow.types import PartitionId, ReplicaInfo
+from tests.unit.operators import Count
+
+EVIL = b"open('/tmp/ran', 'w')\n"
+DIGEST = xxhash.xxh3_128_hexdigest(EVIL)
+
+
+class Fake(replica_pb2_grpc.ReplicaServiceServicer):
+    def __init__(self, files: list[dict[str, Any]], sent: bytes) -> None:
+        self._files, self._sent = files, sent
+
+    async def Inspect(self, request: rpb.InspectRequest, context: Any) -> rpb.PartitionView:
+        return rpb.PartitionView(operator=request.operator, partition=request.partition)
+
+    async def Snapshot(self, request: rpb.SnapshotRequest, context: Any) -> rpb.SnapshotReply:
+        return rpb.SnapshotReply(snapshot_id="s", digest="0" * 32, files=[rpb.BaseFile(**file) for file in self._files])
+
+    async def Fetch(self, request: rpb.FetchRequest, context: Any) -> AsyncIterator[rpb.FileChunk]:
+        yield rpb.FileChunk(data=self._sent, checksum=xxhash.xxh64_intdigest(self._sent))
+
+
+def file(name: str, size: int = len(EVIL), digest: str = DIGEST) -> dict[str, Any]:
+    return {"name": name, "size": size, "digest": digest}
+
+
+@pytest.mark.parametrize(
+    ("files", "sent", "said"),
+    [
+        ([file("../../../evil.py")], EVIL, "is not a valid file name"),
+        ([file("/tmp/stateflow-evil.py")], EVIL, "is not a valid file name"),
+        ([file("evil.py")], EVIL, "is not a valid file name"),
+        ([file("RESTORING")], EVIL, "is not a valid file name"),
+        ([file("000001.sst", digest="../../evil")], EVIL, "is not a valid digest"),
+        ([file("000001.sst"), file("000001.sst")], EVIL, "a base has a file twice"),
+        ([file("000001.sst", size=5)], EVIL * 1000, "more than its 5 bytes"),
+        ([file("000001.sst", size=1 << 47)], EVIL, "are free"),
+        ([file("000001.sst", size=1 << 60)], EVIL, "is not a valid size"),
+    ],
+    ids=str,
+)
+def test_it_writes_nothing_outside_the_copy(
+    tmp_path: Path, files: list[dict[str, Any]], sent: bytes, said: str
+) -> None:
+    home = tmp_path / "a" / "b" / "data"
+    settings = ReplicaSettings(resume_timeout_s=0.0, transfer_timeout_s=5.0)
+    node = ReplicaNode(ReplicaInfo("target", "edge", "edge:1"), home, settings)
+    spec = describe(Count, 4)
+
+    async def pull() -> str:
+        server = grpc.aio.server()
+        replica_pb2_grpc.add_ReplicaServiceServicer_to_server(Fake(files, sent), server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        move = Incoming("m", spec, PartitionId(spec.name, 0), ReplicaInfo("fake", "x", address), 1)
+        try:
+            with ThreadPoolExecutor(1) as files_, ThreadPoolExecutor(1) as quick:
+                async with grpc.aio.insecure_channel(address) as channel:
+                    *_, last = [report async for report in Pull(node, move, channel, files_, quick, SYSTEM_CLOCK).run()]
+            return str(last.fault.what)
+        finally:
+            await server.stop(None)
+
+    before = {path for path in tmp_path.rglob("*") if home not in path.parents}
+    assert said in asyncio.run(pull())
+    node.close()
+    assert {path for path in tmp_path.rglob("*") if home not in path.parents} == before
+    assert not Path("/tmp/stateflow-evil.py").exists()
+    written = [path for path in home.rglob("*") if path.is_file() and path.read_bytes() == sent]
+    assert written == []

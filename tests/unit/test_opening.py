@@ -1,0 +1,66 @@
+"""How long the controller waits for a replica that says that it is coming."""
+
+from __future__ import annotations
+
+from reconfig.controller.members import Members
+from stateflow.settings import ControllerSettings
+
+SETTINGS = ControllerSettings(lease_s=10, opening_timeout_s=30)
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def now_us(self) -> int:
+        return round(self.now * 1e6)
+
+
+def members() -> tuple[Members, HandClock]:
+    clock = HandClock()
+    found = Members(["a"], SETTINGS, clock)
+    found.issue("a", "t", {})
+    found.registered("a", "i1", "t")
+    return found, clock
+
+
+def test_who_says_nothing_is_not_waited_for() -> None:
+    found, _ = members()
+    assert not found.is_opening("a")
+    found.opens("b")
+    assert not found.is_opening("b")
+
+
+def test_it_is_waited_for_while_it_is_heard() -> None:
+    found, clock = members()
+    for _ in range(5):
+        clock.now += 5
+        found.opens("a")
+        assert found.is_opening("a")
+    assert found.lapsed("a"), "that it comes gives it no lease"
+    clock.now += 10.1
+    assert not found.is_opening("a")
+
+
+def test_it_is_not_waited_for_longer_for_saying_it_often_or_from_several_processes() -> None:
+    found, clock = members()
+    for _ in range(31):
+        found.opens("a")
+        clock.now += 1
+    found.opens("a")
+    assert not found.is_opening("a")
+
+
+def test_once_it_registered_the_next_start_has_all_the_time_again() -> None:
+    found, clock = members()
+    found.opens("a")
+    clock.now += 29
+    found.issue("a", "t2", {})
+    found.registered("a", "i2", "t2")
+    assert not found.is_opening("a")
+    clock.now += 5
+    found.opens("a")
+    assert found.is_opening("a")

@@ -1,0 +1,127 @@
+"""Positions on disk as older versions wrote them; who may send under a source's name, and which rows."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from stateflow.errors import BatchChanged, PositionGap, SourceTaken, StaleBatch
+from stateflow.runtime import layout
+from stateflow.runtime.host import PartitionHost
+from stateflow.runtime.layout import Attempt, Position, Session
+from stateflow.runtime.positions import Batch
+from stateflow.storage import MemoryStore
+from tests.unit.operators import Count
+from tests.unit.test_host import SCHEMA, P, message
+
+SCHEMA_BYTES = SCHEMA.serialize().to_pybytes()
+OLD, NEW = Session(1_000_000, "b"), Session(1_000_000, "c")
+#: as versions 1 and 2 wrote them
+VERSION_1 = bytes.fromhex("980107ce004c4b4003a372756ea3757365a47461736ba463616c6c")
+VERSION_2 = bytes.fromhex("9a0207ce004c4b40030403a372756ea3757365a47461736ba463616c6c")
+
+
+def test_positions_of_older_versions_are_read() -> None:
+    attempt = Attempt("run", "use", "task", "call")
+    assert Position.decode(VERSION_1) == Position(7, 5_000_000, 3, attempt)
+    assert Position.decode(VERSION_2) == Position(7, 5_000_000, 3, attempt, 4, 3)
+    now = Position(7, 5_000_000, 3, attempt, 4, 3, 8, 1 << 63, b"known")
+    assert Position.decode(now.encode()) == now
+
+
+class One:
+    """A partition, started anew for every batch when ``restarts``."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.start()
+
+    def start(self) -> None:
+        self.host = PartitionHost(Count, P, self.store, epoch=1)
+
+    def send(
+        self,
+        number: int,
+        *rows: tuple[str, int],
+        session: Session | None = OLD,
+        after: int | None = None,
+        rewind: bool = False,
+        schema: bytes = SCHEMA_BYTES,
+    ) -> bytes:
+        batch = Batch("s", number, sparse=True, session=session, rewind=rewind)
+        return self.host.apply(batch, schema, message(rows) if rows else b"", 0, after).output
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_older_client_is_refused_once_a_newer_one_has_the_source(restarted: bool) -> None:
+    one = One()
+    first = one.send(0, ("a", 1))
+    one.host.open_source("s", NEW)
+    told = one.host.sequence
+    one.host.open_source("s", NEW)
+    assert one.host.sequence == told, "what is known is not written again"
+    if restarted:
+        one.start()
+    before = dict(one.store.scan(b""))
+    for number, rewind in ((0, False), (1, False), (0, True)):
+        with pytest.raises(SourceTaken, match="1970-01-01 00:00:01"):
+            one.send(number, ("a", 1), rewind=rewind)
+    with pytest.raises(SourceTaken):
+        one.host.open_source("s", OLD)
+    assert dict(one.store.scan(b"")) == before
+    assert one.send(0, ("a", 1), session=NEW) == first, "the same batch again, by the successor"
+    assert one.send(1, ("a", 1), session=NEW)
+
+
+def test_a_newer_client_is_known_by_its_first_batch_where_it_was_not_announced() -> None:
+    one = One()
+    one.send(0, ("a", 1))
+    one.send(1, ("a", 1), session=NEW)
+    one.start()
+    with pytest.raises(SourceTaken):
+        one.send(2, ("a", 1))
+    assert layout.Session.decode(one.store.get(layout.SESSION + b"s") or b"") == NEW
+
+
+def test_the_same_number_with_other_rows_is_refused() -> None:
+    one = One()
+    first = one.send(0, ("a", 1))
+    other_schema = pa.schema([("k", pa.string()), ("w", pa.int64())]).serialize().to_pybytes()
+    for rows, schema in (((("a", 2),), SCHEMA_BYTES), ((), b""), ((("a", 1),), other_schema)):
+        with pytest.raises(BatchChanged):
+            one.send(0, *rows, schema=schema)
+    assert one.send(0, ("a", 1)) == first
+    one.send(1, schema=b"")  # a watermark
+    with pytest.raises(BatchChanged):
+        one.send(1, ("a", 1))
+
+
+def test_a_sparse_source_may_skip_numbers_and_no_batches() -> None:
+    one = One()
+    one.send(3, ("a", 1))
+    one.send(7, ("a", 1), after=3)
+    for number, after in ((9, 8), (9, 9)):
+        with pytest.raises(PositionGap) as caught:
+            one.send(number, ("a", 1), after=after)
+        assert caught.value.where["expected"] == 8
+    with pytest.raises(PositionGap):
+        one.send(9, ("a", 1), after=8, rewind=True)
+    assert one.send(3, ("a", 1), after=3, rewind=True) == b""
+    with pytest.raises(StaleBatch):
+        one.send(3, ("a", 1), after=3)
+
+
+def test_rows_are_encoded_alike_every_time() -> None:
+    """Else a batch that is sent again would be taken for another."""
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64()), ("b", pa.bool_()), ("d", pa.float64())])
+    rows = [
+        {"k": f"k{n}", "v": None if n % 3 else n, "b": None if n % 2 else True, "d": None if n % 5 else n / 7}
+        for n in range(257)
+    ]
+
+    def encoded() -> bytes:
+        columns = {name: [row[name] for row in rows] for name in schema.names}
+        batch = pa.Table.from_pydict(columns, schema=schema).combine_chunks().to_batches()[0]
+        return batch.take(pa.array(range(1, 257, 3))).serialize().to_pybytes()
+
+    assert len({encoded() for _ in range(50)}) == 1

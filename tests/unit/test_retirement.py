@@ -1,0 +1,192 @@
+"""Sources that are retired: what is left of them, who may come back, and what never goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateflow.changes import ChangeSet, Mutations
+from stateflow.errors import PositionGap, SourceRetired, SourceTaken, StaleBatch
+from stateflow.runtime import layout
+from stateflow.runtime.host import PartitionHost
+from stateflow.runtime.layout import Position, Session
+from stateflow.runtime.positions import INITIAL, Batch
+from stateflow.runtime.retirement import SPARED_RUN_US, SPARED_US, Retention, Retired, idle, sources_in
+from stateflow.state.cells import LATEST_US
+from stateflow.storage import MemoryStore
+from tests.unit.operators import Count
+from tests.unit.test_host import SCHEMA, P, message
+
+SCHEMA_BYTES = SCHEMA.serialize().to_pybytes()
+DAY = 86_400_000_000
+START = 1_700_000_000_000_000
+
+
+class One:
+    """A partition, its clock, and a copy that follows by change sets."""
+
+    def __init__(self, **retention: int) -> None:
+        self.store, self.copy = MemoryStore(), MemoryStore()
+        self.now_us = START
+        self.retention = Retention(**retention)
+        self.start()
+
+    def start(self) -> None:
+        self.host = PartitionHost(
+            Count, P, self.store, epoch=1, retention=self.retention, on_commit=lambda _, encode: self.follow(encode())
+        )
+
+    def follow(self, change_set: bytes) -> None:
+        self.copy.apply(ChangeSet.decode(change_set).mutations)
+
+    def send(
+        self,
+        source: str,
+        number: int,
+        *,
+        sparse: bool = True,
+        later_us: int = 1,
+        after: int | None = None,
+        **more: Any,
+    ) -> bytes:
+        self.now_us += later_us
+        batch = Batch(source, number, sparse=sparse, **more)
+        output = self.host.apply(batch, SCHEMA_BYTES, message([("a", 1)]), self.now_us, after).output
+        assert dict(self.store.scan(b"")) == dict(self.copy.scan(b"")), "a follower has the same"
+        return output
+
+    def kept(self) -> dict[str, bool]:
+        """Source → is it retired."""
+        return {view.source: view.retired for view in sources_in(self.store)}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_source_that_was_silent_for_long_is_retired_and_may_come_back(restarted: bool) -> None:
+    one = One()
+    one.send("old", 4, session=Session(7, "x"), event_us=5)
+    one.send("busy", 0, later_us=DAY)
+    one.send("busy", 1, later_us=6 * DAY - 1_000)
+    assert one.kept() == {"old": False, "busy": False}
+    one.send("busy", 2, later_us=2_000)
+    assert one.kept() == {"old": True, "busy": False}
+    assert {key for key, _ in one.store.scan(b"m") if key.endswith(b"old")} == {layout.RETIRED + b"old"}
+    if restarted:
+        one.start()
+    with pytest.raises(SourceRetired, match="go on with batch 5"):
+        one.send("old", 4)
+    with pytest.raises(StaleBatch):
+        one.send("old", 3)
+    with pytest.raises(SourceTaken):
+        one.send("old", 5, session=Session(6, "x"))
+    with pytest.raises(PositionGap):
+        one.send("old", 9, after=6)
+    assert one.send("old", 3, rewind=True) == b""
+    assert one.kept()["old"]
+    one.send("old", 5, session=Session(7, "x"), after=4)
+    assert one.kept() == {"old": False, "busy": False}
+    with pytest.raises(SourceTaken):
+        one.send("old", 6, session=Session(6, "x"))
+    one.start()
+    with pytest.raises(SourceTaken):
+        one.send("old", 6, session=Session(6, "x"))
+    assert one.send("busy", 2), "the newest output of one that was not retired is there"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_new_client_of_a_retired_source_fences_the_old_one(restarted: bool) -> None:
+    one = One()
+    one.send("s", 4, session=Session(7, "x"))
+    assert one.host.retire("s")
+    assert not one.host.retire("s")
+    assert not one.host.retire("nobody")
+    one.host.open_source("s", Session(8, "y"))
+    if restarted:
+        one.start()
+    assert one.kept() == {"s": True}
+    with pytest.raises(SourceTaken):
+        one.send("s", 5, session=Session(7, "x"))
+    with pytest.raises(SourceRetired):
+        one.send("s", 4, session=Session(8, "y"))
+    one.send("s", 5, session=Session(8, "y"), after=4)
+
+
+@pytest.mark.parametrize(("prefix", "spared_us"), [("batch:", SPARED_RUN_US), ("query:", SPARED_US)])
+def test_too_many_sources_are_too_many_but_not_those_of_a_moment_ago(prefix: str, spared_us: int) -> None:
+    one = One(sources_max=3)
+    for n in range(8):
+        one.send(f"{prefix}{n}", 0, sparse=False)
+    one.send("near", 0, later_us=spared_us - 1000)
+    assert list(one.kept().values()) == [False] * 9
+    one.send("next", 0, later_us=1000)
+    assert sum(not retired for retired in one.kept().values()) == 3
+    assert not one.kept()["next"]
+    with pytest.raises(SourceRetired):
+        one.send(f"{prefix}0", 0, sparse=False)
+
+
+def test_a_promise_ends_by_age_only() -> None:
+    position = Position(0, watermark_us=1, at_us=0)
+    ended = Position(0, watermark_us=LATEST_US, at_us=0)
+    many = Retention(idle_us=10 * SPARED_US, sources_max=1)
+    assert idle([("a", position), ("b", ended)], 9, 2 * SPARED_US, many) == ["b"]
+    assert idle([("a", position), ("b", ended)], 9, 10 * SPARED_US, many) == ["a", "b"]
+    assert idle([("a", position)], 1, 1 << 60, Retention(idle_us=0)) == []
+    assert idle([("a", position)], 1, -5, many) == []
+
+
+def test_a_retired_source_holds_no_watermark_back() -> None:
+    one = One()
+    one.send("slow", 0, watermark_us=10)
+    one.send("fast", 0, watermark_us=50)
+    assert int.from_bytes(one.store.get(layout.WATERMARK) or b"", "big") == 10
+    one.host.retire("slow")
+    one.send("fast", 1, watermark_us=60)
+    assert int.from_bytes(one.store.get(layout.WATERMARK) or b"", "big") == 60
+
+
+def test_tombstones_are_bounded_and_what_nobody_knows_is_not_taken_for_new() -> None:
+    one = One(retired_max=8)
+    for n in range(40):
+        one.send(f"s{n}", 3, session=Session(START + n, "x"))
+        one.host.retire(f"s{n}")
+        assert sum(one.kept().values()) <= 8
+    assert one.kept()["s39"]
+    one.start()
+    for more in ({"after": 3}, {"session": Session(START + 1, "x")}, {"sparse": False}):
+        with pytest.raises(SourceRetired, match="nobody knows"):
+            one.send("s0", 4, **more)
+    one.send("new", 0, sparse=False)
+    one.send("new-client", 0, session=Session(START + DAY, "x"))
+
+
+def test_initial_state_comes_before_rows_also_of_sources_that_are_gone() -> None:
+    one = One()
+    one.send("s", 0)
+    one.host.retire("s")
+    one.start()
+    with pytest.raises(StaleBatch, match="has processed rows"):
+        one.send(INITIAL, 0)
+    assert not one.host.retire(INITIAL)
+
+
+def test_positions_without_a_time_get_one() -> None:
+    """Those of older versions: they are not retired because nobody knows when they came."""
+    one = One()
+    one.send("s", 0)
+    stored = Position.decode(one.store.get(layout.POSITION + b"s") or b"")
+    for key in (one.store, one.copy):
+        old = Position(stored.batch, stored.watermark_us, stored.rows).encode()
+        key.apply(Mutations(puts=[(layout.POSITION + b"s", old)]))
+    one.start()
+    for number in range(3):
+        one.send("other", number)
+    assert one.kept() == {"other": False, "s": False}
+    one.send("other", 3, later_us=8 * DAY)
+    assert one.kept() == {"other": False, "s": True}
+
+
+def test_a_tombstone_reads_what_it_wrote() -> None:
+    for each in (Retired(-1, 5), Retired(3, 5, Session(1, "x"), -7)):
+        assert Retired.decode(each.encode()) == each
+    assert len(Retired(1 << 40, START, Session(START, "0123456789abcdef"), START).encode()) < 64

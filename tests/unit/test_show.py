@@ -1,0 +1,103 @@
+"""What people see: tables, and how a move stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stateflow.cli import show
+from stateflow.cli.output import console
+from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, ReplicaStatus
+from stateflow.client.reports import RefusedReplica, UnservedPartitions
+from stateflow.rpc import controller_pb2 as cpb
+
+WHY = "state_missing: a came without them (operator=Op partitions=1-2): start a with [its] directory"
+STATUS = ClusterStatus(
+    replicas=(
+        ReplicaStatus("a", "cloud", "a:1", 1, True, 0.4, 3),
+        ReplicaStatus("b", "edge", "b:1", 1, False, 12.0, 1),
+        ReplicaStatus("c", "edge", "c:1", 1, False, -1.0, 0, opening=True),
+    ),
+    operators=(
+        OperatorStatus(
+            "Op", "m:Op", 4, 7, ("a", "a", "a", "b"), (1,) * 4, (UnservedPartitions("Op", (1, 2), "a", WHY),)
+        ),
+    ),
+    reconfigurations=(),
+    refused=(RefusedReplica("d", "d:1", "0f", "name_taken: [red]taken[/red] :warning: [/]", 1.0),),
+)
+
+
+def shown(renderable: Any, **options: Any) -> str:
+    with console.capture() as capture:
+        console.print(renderable, **options)
+    return capture.get()
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_width", 200)
+
+
+def lines(text: str, first: str) -> list[str]:
+    return [line for line in text.splitlines() if line.split()[:1] == [first]]
+
+
+def test_each_column_is_below_its_name() -> None:
+    text = shown(show.status(STATUS))
+    head, row = lines(text, "replica")[0], lines(text, "c")[0]
+    for name, value in (("replica", "c"), ("site", "edge"), ("address", "c:1"), ("state", "opening")):
+        assert row[head.index(name) :].startswith(value)
+    for name, value in (("heard", "never"), ("partitions", "0")):
+        assert row[: head.index(name) + len(name)].endswith(value)
+
+
+def test_partitions_that_nobody_serves_are_red_and_say_why() -> None:
+    """A replica that answers may have lost what it should have."""
+    text = shown(show.status(STATUS))
+    assert [line.split() for line in lines(text, "nobody")] == [["nobody", "2", "1-2"]]
+    assert [line.split() for line in lines(text, "a")[1:]] == [["a", "1", "0"]]
+    assert lines(text, "a")[0].rstrip().endswith("3, 2 not served")
+    assert WHY in text
+    colourful = Console(force_terminal=True, color_system="standard", width=200, markup=False)
+    with colourful.capture() as capture:
+        colourful.print(show.status(STATUS))
+    (line,) = [line for line in capture.get().splitlines() if "nobody" in line]
+    assert "\x1b[1;31m" in line
+
+
+def test_prose_from_elsewhere_is_shown_as_it_is() -> None:
+    """Neither as markup nor as an emoji."""
+    assert "name_taken: [red]taken[/red] :warning: [/]" in shown(show.status(STATUS))
+    assert shown("[bold]x[/] :warning:", highlight=False) == "[bold]x[/] :warning:\n"
+
+
+# -- moves --------------------------------------------------------------------------------------------------
+
+
+MOVE = MoveReport.of(
+    cpb.Move(id="m-3", partition=3, source="a", target="b", phase="CATCHING_UP", bytes_warm=4 << 20, bytes_delta=1024,
+             lag_bytes=512, rounds=2, predicted_pause_ms=31.25, margin_ms=22.0)
+)  # fmt: skip
+
+
+def standing(max_pause_ms: float = 0.0, **changes: Any) -> str:
+    return show.standing(dataclasses.replace(MOVE, **changes), max_pause_ms)
+
+
+def test_how_a_move_stands() -> None:
+    assert standing(state="WAITING") == "3: a → b  WAITING      until others have moved"
+    assert standing(state="WARMING", base_bytes=8 << 20) == "3: a → b  WARMING      4.0 MiB of 8.0 MiB are there"
+    assert standing(state="WARMING") == "3: a → b  WARMING"
+    start = "3: a → b  CATCHING_UP  4.0 MiB sent, 512 B behind; "
+    assert standing(rounds=0) == start + "the pause is not predicted yet"
+    assert standing() == start + "pause 31.2 ms predicted"
+    assert standing(50) == start + "pause 31.2 ms predicted + 22.0 ms margin > 50 ms allowed"
+    assert standing(60) == start + "pause 31.2 ms predicted + 22.0 ms margin ≤ 60 ms allowed"
+    assert standing(50, predicted_pause_ms=math.inf) == start + "changes come faster than they cross"
+    assert standing(state="COMPLETED", pause_ms=9.5) == "3: a → b  COMPLETED    4.0 MiB sent, 9.5 ms paused"
+    assert standing(state="ABORTED", error="budget_unreachable: a …").endswith("ABORTED      budget_unreachable")

@@ -1,0 +1,184 @@
+"""What a client knows of its partitions: against a plain model, with losses anywhere and clients that start again."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgpack
+import pytest
+
+from stateflow.client.history import History, Sent
+from stateflow.errors import DecodeError, PositionGap
+from stateflow.runtime.layout import Session
+
+ME = Session(5, "me")
+EVERYTHING = 1 << 30
+
+
+def history(partitions: int = 3, bytes_max: int = EVERYTHING) -> History:
+    return History("Op", "s", partitions, bytes_max)
+
+
+def batch(number: int, *partitions: int, size: int = 10) -> Sent:
+    return Sent(number, b"", {p: bytes([number % 256]) * size for p in partitions}, None)
+
+
+def sent(h: History, *batches: Sent) -> None:
+    for each in batches:
+        h.acknowledged(each)
+
+
+def test_what_partitions_must_contain() -> None:
+    h = history()
+    assert h.after(0, [0, 1], rewind=False) == {}
+    sent(h, batch(0, 0), batch(1, 0, 1), batch(2, 0))
+    assert h.after(3, [0, 1, 2], rewind=False) == {0: 2, 1: 1}
+    assert h.after(1, [0, 1], rewind=False) == {0: 1, 1: 1}, "only a replay"
+    h.heard({0: 0, 1: 1})
+    assert h.lost == {0}
+    assert h.after(3, [0, 1], rewind=False) == {0: 2, 1: 1}
+    assert h.after(1, [0, 1], rewind=True) == {0: 0, 1: 1}
+
+
+def test_what_is_sent_again_is_what_each_partition_lacks_in_order() -> None:
+    h = history()
+    sent(h, batch(0, 0, 1), batch(1, 0), batch(2, 1, 2), batch(3, 0, 1), batch(4, 2))
+    h.heard({0: 0, 1: 2, 2: 4})
+    assert [(b.number, set(b.rows)) for b in h.missing()] == [(1, {0}), (3, {0, 1})]
+    for each in h.missing():
+        h.acknowledged(each)
+    assert (h.lost, h.missing()) == (set(), [])
+    h.heard({0: 3, 1: -1, 2: 4})
+    assert [(b.number, set(b.rows)) for b in h.missing()] == [(0, {1}), (2, {1}), (3, {1})]
+
+
+def test_what_is_not_kept_is_named() -> None:
+    h = history(bytes_max=30)
+    sent(h, *(batch(n, n % 2) for n in range(10)))
+    h.heard({0: 6, 1: 9})
+    assert [b.number for b in h.missing()] == [8]
+    h.heard({0: 8, 1: 3})
+    with pytest.raises(PositionGap, match="from 5 on") as caught:
+        h.missing()
+    assert (caught.value.where["expected"], caught.value.where["partitions"]) == (5, "1")
+
+
+def test_a_rewind_by_hand_leaves_nothing_out() -> None:
+    h = history(bytes_max=0)
+    sent(h, batch(0, 0, 1), batch(1, 0), batch(2, 1), batch(5, 0), batch(6, 1))
+    h.heard({0: 0, 1: 2})
+    for number in (2, 5, 6):
+        with pytest.raises(PositionGap, match="from 1 on"):
+            h.rewinding(number)
+    for number, partition in ((0, 0), (1, 0), (2, 1)):
+        h.rewinding(number)
+        sent(h, batch(number, partition))
+    with pytest.raises(PositionGap, match="from 3 on"):
+        h.rewinding(6)
+    h.rewinding(5)  # 3 and 4 were never used
+    sent(h, batch(5, 0))
+    h.rewinding(6)
+    sent(h, batch(6, 1))
+    assert not h.incomplete
+
+
+def test_a_successor_knows_what_its_predecessor_was_acknowledged() -> None:
+    h = history()
+    sent(h, batch(0, 0), batch(1, 1))
+    known = h.known(ME, 2, [2])
+    after = history()
+    after.resume({1: 1, 2: 2}, [History("Op", "s", 3, 0).known(ME, 1, [1]), known])
+    assert (after.lost, after.position) == ({0}, 2)
+    with pytest.raises(PositionGap, match="from 0 on"):
+        after.missing()
+    quiet = history()
+    quiet.resume({0: 0, 1: 1}, [h.known(ME, 2, [1, 2])])
+    assert (quiet.incomplete, quiet.position) == (False, 2), "batch 2 was perhaps never acknowledged"
+    told = history()
+    told.resume({0: 0, 1: 1}, [h.known(ME, 2, [1, 2])], acknowledged=2)
+    assert told.lost == {1, 2}
+    unsure = history()
+    unsure.resume({0: 0, 1: 1, 2: 2}, [known], acknowledged=4)
+    assert unsure.lost == set()
+    with pytest.raises(PositionGap, match="from 3 on"):
+        unsure.missing()
+    for number in (3, 4):
+        unsure.rewinding(number)
+        sent(unsure, batch(number, 0))
+    assert not unsure.incomplete
+    with pytest.raises(DecodeError):
+        history().resume({}, [msgpack.packb([2, "?"])])
+
+
+def test_a_loss_that_is_accepted_is_forgotten() -> None:
+    h = history(bytes_max=0)
+    sent(h, batch(0, 0), batch(1, 0), batch(2, 1))
+    h.heard({1: 2})
+    assert h.accept_loss() == 0
+    assert not h.incomplete
+    assert h.after(3, [0, 1], rewind=False) == {1: 2}
+    assert history().accept_loss() is None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_acknowledged_is_contained_in_the_end(seed: int) -> None:
+    """Partitions as lists of batches that take what a real one would take, and lose suffixes at any time."""
+    random = Random(seed)
+    count = random.choice((1, 3, 8))
+    state: list[list[int]] = [[] for _ in range(count)]
+    of_batch: dict[int, list[int]] = {}
+    h = history(count, random.choice((0, 60, EVERYTHING)))
+
+    def asked() -> dict[int, int]:
+        return {p: has[-1] for p, has in enumerate(state) if has}
+
+    def apply(each: Sent, rewind: bool) -> bool:
+        """False: some partition refused it."""
+        after = h.after(each.number, each.rows, rewind)
+        whole = True
+        for p in each.rows:
+            if random.random() < 0.05:
+                del state[p][random.randrange(len(state[p]) + 1) :]
+            last = state[p][-1] if state[p] else -1
+            if last >= each.number:
+                assert rewind or last == each.number
+            elif after.get(p, -1) > last:
+                whole = False
+            else:
+                state[p].append(each.number)
+        if whole:
+            h.acknowledged(each)
+        return whole
+
+    def by_hand(first: int, last: int) -> None:
+        while True:
+            for number in range(first, last + 1):
+                h.rewinding(number)
+                if not apply(batch(number, *of_batch[number]), True):
+                    h.heard(asked())
+                    try:
+                        h.rewinding(number)
+                    except PositionGap as gap:
+                        first = gap.where["expected"]
+                    else:
+                        first = number
+                    break
+            else:
+                return
+
+    def mend(last: int) -> None:
+        h.heard(asked())
+        while h.incomplete:
+            try:
+                if not all(apply(each, True) for each in h.missing()):
+                    h.heard(asked())
+            except PositionGap as gap:
+                by_hand(gap.where["expected"], last)
+
+    for number in range(30):
+        of_batch[number] = sorted(random.sample(range(count), random.randint(1, count)))
+        while not apply(batch(number, *of_batch[number]), False):
+            mend(number - 1)
+    mend(29)
+    for p in range(count):
+        assert state[p] == [n for n, partitions in of_batch.items() if p in partitions]

@@ -1,0 +1,76 @@
+"""When a controller may decide, and whether a former one is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from reconfig.controller.members import Members
+from reconfig.controller.processes import here, is_gone
+from reconfig.tenure import Tenure
+from stateflow.clock import ManualClock
+from stateflow.errors import HoldLost, NotLeading, Unavailable
+from stateflow.rpc.wire import next_of
+from stateflow.settings import ControllerSettings
+
+
+def test_a_hold_counts_from_before_it_was_asked_for() -> None:
+    tenure = Tenure(3, 10.0, 10.0)
+    tenure.check(9.9)
+    with pytest.raises(HoldLost) as lost:
+        tenure.check(10.0)
+    assert lost.value.where["term"] == 3
+    tenure.renewed(5.0)
+    tenure.renewed(4.0)  # answers may come out of order
+    tenure.check(14.9)
+    with pytest.raises(HoldLost):
+        tenure.check(15.0)
+    Tenure().check(1e12)
+
+
+def test_a_successor_waits_for_what_its_predecessor_may_still_grant() -> None:
+    settings = ControllerSettings(lease_s=10.0, lease_margin=0.1, hold_s=5.0)
+    clock = ManualClock()
+    after_a_crash, after_an_expiry = Members(["a"], settings, clock), Members(["a"], settings, clock, settings.hold_s)
+    clock.advance(11.1)
+    assert after_a_crash.lapsed("a")
+    assert not after_an_expiry.lapsed("a"), "a lease may have been granted 5 s after the hold was taken"
+    clock.advance(5.4)
+    assert not after_an_expiry.lapsed("a")
+    clock.advance(0.2)
+    assert after_an_expiry.lapsed("a")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
+def test_a_process_is_gone_only_where_that_is_certain() -> None:
+    me = here("a:1")
+    assert not is_gone(me)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        holder = dataclasses.replace(me, id="other", pid=other.pid, started=_started(other.pid))
+        assert not is_gone(holder)
+        assert is_gone(dataclasses.replace(holder, started=holder.started + 1)), "another process has its number"
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        assert is_gone(holder), "it waits to be buried"
+    assert is_gone(holder)
+    for unknown in ({"boot": "another"}, {"namespace": "pid:[1]"}, {"boot": ""}, {"namespace": ""}, {"started": 0}):
+        assert not is_gone(dataclasses.replace(holder, **unknown)), "elsewhere, or not to be known"
+
+
+def _started(pid: int) -> int:
+    from reconfig.controller import processes
+
+    return processes._started(pid) or 0
+
+
+def test_which_controller_is_asked_next() -> None:
+    both = ["a:1", "b:1"]
+    assert next_of(both, "a:1", Unavailable("-")) == "b:1"
+    assert next_of(both, "b:1", Unavailable("-")) == "a:1"
+    assert next_of(both, "a:1", NotLeading("-", leader="c:1")) == "c:1"
+    assert next_of(both, "c:1", NotLeading("-")) == "a:1"
+    assert next_of(["a:1"], "a:1", Unavailable("-")) == "a:1"
