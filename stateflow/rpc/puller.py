@@ -145,7 +145,7 @@ class Pull:
                 yield await self._failed(error)
                 return
             except Exception as error:
-                if (meant := meaning(error)) is None:
+                if (meant := meaning(error) or self._given_up()) is None:
                     raise
                 yield await self._failed(meant)
                 return
@@ -202,6 +202,12 @@ class Pull:
         self._report.phase = Phase.FAILED
         self._report.fault.CopyFrom(fault_of(error))
         return self._copy()
+
+    def _given_up(self) -> MoveUnknown | None:
+        """It was cancelled while a thread was at work on its files, which are gone."""
+        if self._node.receiver.is_under_way(self._move.partition, self._move.move_id):
+            return None
+        return MoveUnknown("the move was cancelled here", remedy="start a new one", move=self._move.move_id)
 
     async def abandon(self) -> None:
         await self._in_thread(self._node.receiver.abandon, self._move.partition, self._move.move_id)

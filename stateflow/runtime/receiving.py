@@ -137,6 +137,10 @@ class Receiver:
                 reserve=reserve,
             )
 
+    def is_under_way(self, partition: PartitionId, move_id: str) -> bool:
+        incoming = self._shelf.slot(partition).incoming
+        return incoming is not None and incoming.move_id == move_id
+
     def incoming_directory(self, partition: PartitionId, move_id: str) -> Path:
         return self._incoming(partition, move_id).directory
 
@@ -179,10 +183,11 @@ class Receiver:
         files = [path for path in incoming.directory.iterdir() if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         self._shelf.machine.sync([*files, incoming.directory])
-        store = self._open(partition, move_id, base)
-        self._check_kept(store, kept, move_id)
         changes.deletes.append(layout.OWNERSHIP)  # it is not this replica's any more
-        store.apply(changes, sync=True)
+        with slot.work:
+            store = self._open(partition, move_id, base)
+            self._check_kept(store, kept, move_id)
+            store.apply(changes, sync=True)
         return size
 
     @staticmethod
@@ -326,8 +331,8 @@ class Receiver:
             if incoming.seal is not None:
                 self._keep(slot, incoming, incoming.seal)
             else:
+                slot.lifecycle.abandon(move_id)  # whatever becomes of its files
                 self._shelf.discard(incoming)
-                slot.lifecycle.abandon(move_id)
             self._shelf.on_change(slot.id)
 
     def _keep(self, slot: Slot, incoming: Incoming, seal: Seal) -> None:

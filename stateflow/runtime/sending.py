@@ -72,10 +72,17 @@ class Sender:
             self._shelf.drop_log(slot, move_id)
             slot.logs[move_id] = changes
         # the rest while the stream goes on
-        if known:
-            directory.mkdir()
-            (directory / CHANGES).write_bytes(_net(partition, epoch, sequence, written).encode())
-        files = self._shelf.digests.files(directory)
+        try:
+            if known:
+                directory.mkdir()
+                (directory / CHANGES).write_bytes(_net(partition, epoch, sequence, written).encode())
+            files = self._shelf.digests.files(directory)
+        except FileNotFoundError:
+            if not changes.closed:
+                raise
+        if changes.closed:  # and what it was made of is gone, but for what came after that
+            self._shelf.machine.remove_tree(directory)
+            raise MoveUnknown("the move was cancelled, or began anew, meanwhile", remedy="start it again", move=move_id)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
         with slot.mutex:

@@ -10,6 +10,7 @@ return, flushes and closes do not.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from operator import itemgetter
@@ -20,6 +21,7 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    DbClosedError,
     DBCompactionStyle,
     DBCompressionType,
     DBRecoveryMode,
@@ -146,8 +148,7 @@ class RocksStore:
     def __init__(self, db: Rdict) -> None:
         self._db = db
         self.get = db.get  # one call less on the hot path
-        self._closing = threading.Lock()  # a flush comes from another thread than the close it may meet
-        self._closed = False
+        self._writing = _Writing()
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._range(prefix, prefix_end(prefix))
@@ -173,28 +174,56 @@ class RocksStore:
         # in order: neighbours share the way into the memtable, which halves the cost of a large batch
         for key, value in sorted(mutations.puts, key=_ADDRESS):
             put(key, value)
-        self._db.write(batch)
-        if sync:  # apart from the write, which no other thread of the process gets past
-            self._db.flush_wal(True)
+        with self._writing:
+            self._db.write(batch)
+            if sync:  # apart from the write, which no other thread of the process gets past
+                self._db.flush_wal(True)
 
     def sync(self) -> None:
-        with self._closing:
-            if not self._closed:
-                self._db.flush_wal(True)
+        with contextlib.suppress(DbClosedError), self._writing:
+            self._db.flush_wal(True)
 
     def snapshot(self, directory: Path) -> None:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        Checkpoint(self._db).create_checkpoint(str(directory))
+        with self._writing:
+            Checkpoint(self._db).create_checkpoint(str(directory))
 
     def flush(self) -> None:
-        with self._closing:
-            if not self._closed:
-                self._db.flush()
+        with contextlib.suppress(DbClosedError), self._writing:
+            self._db.flush()
 
     def close(self) -> None:
-        with self._closing:
-            self._closed = True
-            self._db.close()
+        self._writing.end()
+        self._db.close()
+
+
+class _Writing:
+    """Who is in a call that writes. rocksdict gives the interpreter away there, and refuses to close a database that
+    another thread is in a call of. Reads hold the interpreter to their end, so that they need not be known of."""
+
+    __slots__ = ("_changed", "_ended", "_threads")
+
+    def __init__(self) -> None:
+        self._threads, self._ended = 0, False
+        self._changed = threading.Condition(threading.Lock())
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._ended:
+                raise DbClosedError("the database was closed")
+            self._threads += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._threads -= 1
+            if self._ended:
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nobody begins to write from now on; returns when nobody does any more."""
+        with self._changed:
+            self._ended = True
+            self._changed.wait_for(lambda: not self._threads)
 
 
 def _scan(entries: RdictIter, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:

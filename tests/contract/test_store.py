@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,24 @@ class TestRocksStore(StoreContract):
         del entries
         store.close()
         self.open(tmp_path / "db").close()
+
+    def test_closing_waits_for_the_call_of_another_thread(self, tmp_path: Path) -> None:
+        """A copy is given up while it is written: the write may find it closed, closing finds nothing in its way."""
+        for attempt in range(20):
+            store, writing = self.make(tmp_path / f"db{attempt}"), threading.Event()
+
+            def write(store: PartitionStore = store, writing: threading.Event = writing) -> None:
+                with pytest.raises(Exception, match="closed"):
+                    for _ in range(1000):
+                        store.apply(Mutations(puts=[(b"%05d" % n, bytes(200)) for n in range(500)]), sync=True)
+                        writing.set()
+
+            with ThreadPoolExecutor(1) as pool:
+                written = pool.submit(write)
+                assert writing.wait(30)
+                store.close()
+                written.result(30)
+            self.open(tmp_path / f"db{attempt}").close()
 
     @pytest.mark.parametrize("sync", [False, True])
     def test_what_was_applied_survives_a_kill(self, tmp_path: Path, sync: bool) -> None:

@@ -498,7 +498,10 @@ def test_cancel(local: LocalCluster, stream: StreamClient) -> None:
 
 
 def test_a_cancel_that_comes_at_once_leaves_nothing_behind(local: LocalCluster) -> None:
-    """Prepare and Cancel race to the target; whichever wins, the partition can move afterwards."""
+    """Prepare and Cancel race to the target; whichever wins, the partition can move afterwards, and none of it is a
+    fault in a log."""
+    logs = [local.data_dir / f"{name}.log" for name in ("edge-0", "cloud-0", "controller")]
+    faults = [log.read_text().count("Traceback") for log in logs]
     move_all(local, "cloud")
     for _ in range(15):
         move = local.migrate("Tally", ALL, "edge", max_pause_ms=0.0001)
@@ -510,6 +513,7 @@ def test_a_cancel_that_comes_at_once_leaves_nothing_behind(local: LocalCluster) 
         return not [v for v in local.cluster.replica_stats(address).partitions if v.state == "WARMING"]
 
     eventually(nothing_warms, "nothing warms at the target")
+    assert [log.read_text().count("Traceback") for log in logs] == faults
     move_all(local, "edge")
     move_all(local, "cloud")
 
