@@ -73,6 +73,7 @@ class Delivery:
         self.history, self.session = history, session
         self._acknowledged = acknowledged
         self._watermark_us: int | None = None
+        self._refused = False  # by a partition that misses something, and not all of them were asked since
         self._rewinds = False  # the last batch was one of a rewind by hand
         self._promised_us: int | None = None  # the watermark before it
         self._failed: tuple[int, bytes, Mapping[int, bytes]] | None = None  # number and rows of the batch that did
@@ -125,8 +126,9 @@ class Delivery:
     def _prepare(self, number: int, rewind: bool) -> Steps[None]:
         """Raises PositionGap when other batches have to come before this one."""
         if rewind:
-            if not self._rewinds:
+            if self._refused or not self._rewinds:
                 yield from self._ask()  # from where?
+            if not self._rewinds:
                 self._promised_us, self._watermark_us = self._watermark_us, None  # what was promised later
             self._rewinds = True
             self.history.rewinding(number)
@@ -134,7 +136,7 @@ class Delivery:
         if self._rewinds:
             promised = [each for each in (self._promised_us, self._watermark_us) if each is not None]
             self._rewinds, self._watermark_us = False, max(promised, default=None)
-        if self.history.incomplete:
+        if self._refused or self.history.incomplete:
             yield from self._ask()
             yield from self._mend()
 
@@ -186,7 +188,11 @@ class Delivery:
         after = self.history.after(number, parts, rewind)
         outputs: dict[int, bytes] = {}
         if parts:
-            outputs = yield Deliver(batch, sent.schema, parts, after)
+            try:
+                outputs = yield Deliver(batch, sent.schema, parts, after)
+            except PositionGap:
+                self._refused = True
+                raise
         self.history.acknowledged(sent)
         return outputs
 
@@ -194,6 +200,7 @@ class Delivery:
         """As the client that it is: one that another came after must not take what it hears for its own."""
         replies = yield Open(self.session)
         self.history.heard(merged(replies)[0])
+        self._refused = False
 
     def _next(self, schema: bytes, messages: Mapping[int, bytes]) -> int:
         if self._failed is None:

@@ -144,7 +144,8 @@ class PartitionHost:
             entry[len(layout.SESSION) :].decode(): layout.Session.decode(value)
             for entry, value in store.scan(layout.SESSION)
         }
-        self._positions = Positions(partition, known, sessions)
+        lapsed = [entry[len(layout.LAPSED) :].decode() for entry, _ in store.scan(layout.LAPSED)]
+        self._positions = Positions(partition, known, sessions, lapsed)
         self._retention = retention
         self._tombstones = Tombstones(store, retention.retired_max)
         self.sequence = read_sequence(store)
@@ -241,7 +242,7 @@ class PartitionHost:
             if self._positions.is_recalled(source):  # it stays retired until it sends
                 tombstone = replace(self._positions.tombstone(source), session=session)
                 put = layout.RETIRED + source.encode(), tombstone.encode()
-            mutations = Mutations(puts=[put])
+            mutations = Mutations(puts=[put], deletes=[layout.LAPSED + source.encode()])
             last = self._positions.last(source)
             # its client is told of no output by which it could learn that this was lost
             self._commit_changes(source, -1 if last is None else last, mutations, sync=True)
@@ -296,10 +297,9 @@ class PartitionHost:
         began = self._clock.monotonic()
         if not self._recall(batch.source) and self._tombstones.forgotten_us is not None:
             self._positions.refuse_forgotten(batch, after, self._tombstones.forgotten_us)
-        session, digest = batch.session, None
-        if session is not None:
-            if not self._positions.is_newer(batch.source, session):
-                session = None  # it is written down
+        digest = None
+        if batch.session is not None:
+            self._positions.check_client(batch.source, batch.session)
             digest = xxhash.xxh3_64_intdigest(rows, xxhash.xxh3_64_intdigest(input_schema))
         if self._positions.contains(batch):
             return Applied(b"", True, 0, self.sequence)
@@ -333,7 +333,7 @@ class PartitionHost:
             self._timers.collect(mutations)
             position = self._positions.behind(batch, count, now_us, digest)
             guard.begin_commit()
-            self._commit(batch, mutations, output, watermark_us, position, session)
+            self._commit(batch, mutations, output, watermark_us, position)
         except BaseException:
             self.state.rollback()
             self._timers.end_batch()
@@ -469,15 +469,12 @@ class PartitionHost:
         output: bytes,
         watermark_us: int | None,
         position: layout.Position,
-        session: layout.Session | None,
     ) -> None:
-        """Args: session: of the client, when it is new here."""
         source = batch.source.encode()
         if self._positions.is_recalled(batch.source):
             mutations.deletes.append(layout.RETIRED + source)
-            session = session or self._positions.session(batch.source)
-        if session is not None:
-            mutations.puts.append((layout.SESSION + source, session.encode()))
+            if (session := self._positions.session(batch.source)) is not None:
+                mutations.puts.append((layout.SESSION + source, session.encode()))
         mutations.puts += [(layout.POSITION + source, position.encode()), (layout.OUTPUT + source, output)]
         if retired := self._positions.idle(position.at_us, self._retention, batch.source):
             self._tombstones.bury(retired, mutations)
@@ -486,8 +483,6 @@ class PartitionHost:
         self._commit_changes(batch.source, batch.number, mutations)
         self._positions.reached(batch.source, position)
         self._positions.retired(retired)
-        if session is not None:
-            self._positions.taken(batch.source, session)
         self._watermark_us = watermark_us
         self.state.mark_clean()
         self._timers.end_batch()

@@ -9,6 +9,7 @@ key       value
           version 1 has no event times, version 2 ends with the attempt
 ``mo``+s  output of that batch, see :mod:`stateflow.runtime.output`
 ``mf``+s  the newest client of source *s*: msgpack ``[version, generation, id]``
+``ml``+s  the copy may be older than what was told of it: the client of source *s* must say again that it is the newest
 ``mr``+s  tombstone of a source that was retired: msgpack ``[version, batch, when it came in µs, [generation, id] of its
           client or nil, newest event time]``; it then has none of the three above
 ``mz``    tombstones were dropped: when the newest of them had its last batch, µs, 8 bytes big endian
@@ -39,6 +40,7 @@ SEQUENCE = b"ms"
 POSITION = b"mp"
 OUTPUT = b"mo"
 SESSION = b"mf"
+LAPSED = b"ml"
 RETIRED = b"mr"
 FORGOTTEN = b"mz"
 OWNERSHIP = b"mw"
@@ -155,6 +157,13 @@ class Position:
 def positions(store: PartitionStore) -> dict[str, int]:
     """Source → last batch that a partition contains."""
     return {key[len(POSITION) :].decode(): Position.decode(value).batch for key, value in store.scan(POSITION)}
+
+
+def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
+    """What to write to a copy that is served in place of a newer one, which may be lost. That a source has changed
+    hands may be lost with it, and its former client would be let in: so none is before it was to every partition, of
+    which others know better."""
+    return [(LAPSED + key[len(SESSION) :], b"") for key, _ in store.scan(SESSION)]
 
 
 @dataclass(frozen=True, slots=True)

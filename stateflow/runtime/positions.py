@@ -56,10 +56,15 @@ class Positions:
     """Of one partition, by source."""
 
     def __init__(
-        self, partition: PartitionId, known: Mapping[str, Position], sessions: Mapping[str, Session] | None = None
+        self,
+        partition: PartitionId,
+        known: Mapping[str, Position],
+        sessions: Mapping[str, Session] | None = None,
+        lapsed: Iterable[str] = (),
     ) -> None:
         self.partition = partition
         self._sessions = dict(sessions or {})
+        self._lapsed = set(lapsed)  # sources whose client has to say again that it is the newest
         opened = {s: Position(-1, at_us=session.generation_us) for s, session in self._sessions.items()}
         #: by when their last batch came; a client that has sent nothing yet counts from its start
         self._known = dict(sorted({**opened, **known}.items(), key=lambda each: each[1].at_us))
@@ -77,6 +82,7 @@ class Positions:
         """It was retired, and comes back. Its tombstone stays until a batch is committed."""
         self._known[source] = retired.position
         self._recalled.add(source)
+        self._lapsed.add(source)
         if retired.session is not None:
             self._sessions[source] = max(retired.session, self._sessions.get(source, retired.session))
 
@@ -124,6 +130,7 @@ class Positions:
             self._known.pop(source, None)
             self._sessions.pop(source, None)
             self._recalled.discard(source)
+            self._lapsed.discard(source)
 
     def reached_by(self, source: str) -> Position | None:
         return self._known.get(source)
@@ -138,7 +145,7 @@ class Positions:
         if present is None or session > present:
             return True
         if session == present:
-            return False
+            return source in self._lapsed
         since = to_datetime(present.generation_us)
         raise SourceTaken(
             f"a newer client has taken the source, at {since:%Y-%m-%d %H:%M:%S} UTC",
@@ -149,9 +156,25 @@ class Positions:
             generation_us=present.generation_us,
         )
 
+    def check_client(self, source: str, session: Session) -> None:
+        """Of a batch. Raises SourceTaken for a client that a newer one follows; PositionGap for one that was let in,
+        as far as it knows, and is not known here: this is an older copy than it was let into. So may be others' by
+        which the same is true of a newer client, and of batches: it has to ask all of them first."""
+        if self.is_newer(source, session):
+            last = self.last(source)
+            raise PositionGap(
+                "the partition does not know that the source is this client's; what came since may be lost",
+                remedy="open the source at every partition, and send again what they do not contain",
+                expected=0 if last is None else last + 1,
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                source=source,
+            )
+
     def taken(self, source: str, session: Session) -> None:
         """It is committed."""
         self._sessions[source] = session
+        self._lapsed.discard(source)
         self._known.setdefault(source, Position(-1, at_us=session.generation_us))
 
     def contains(self, batch: Batch) -> bool:

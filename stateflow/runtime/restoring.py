@@ -216,7 +216,8 @@ class Restorer:
         if restoring.adoption is not None:  # from here on nothing of an earlier epoch can become the newest
             restoring.adoption.publish(epoch, self._shelf.info.name)
         ownership = layout.Ownership(self._shelf.info.name, State.OWNED, epoch, restore_id)
-        restoring.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+        puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(restoring.store)]
+        restoring.store.apply(Mutations(puts=puts), sync=True)
         with slot.work, slot.mutex:
             self._authority.check(command)
             self._check_still(slot)

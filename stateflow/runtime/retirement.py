@@ -117,7 +117,8 @@ class Tombstones:
         """Have ``mutations`` retire sources, and drop the oldest tombstones when they become too many."""
         for source, retired in sources.items():
             name = source.encode()
-            mutations.deletes += [layout.POSITION + name, layout.OUTPUT + name, layout.SESSION + name]
+            kinds = (layout.POSITION, layout.OUTPUT, layout.SESSION, layout.LAPSED)
+            mutations.deletes += [kind + name for kind in kinds]
             mutations.puts.append((layout.RETIRED + name, retired.encode()))
         if self._count is None:
             self._count = sum(1 for _ in self._store.scan(layout.RETIRED))

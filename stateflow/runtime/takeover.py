@@ -176,7 +176,8 @@ class Successor:
         ownership = layout.Ownership(self._shelf.info.name, State.OWNED, epoch, move_id)
         with slot.mutex:
             slot.lifecycle.check_own(move_id, epoch)
-            store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(store)]
+            store.apply(Mutations(puts=puts), sync=True)
             slot.lifecycle.own(move_id, epoch)
             old, slot.incoming = slot.replace(directory, store), None
         self._shelf.unmark_incoming(directory)

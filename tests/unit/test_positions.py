@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from stateflow.changes import Mutations
 from stateflow.errors import BatchChanged, PositionGap, SourceTaken, StaleBatch
 from stateflow.runtime import layout
 from stateflow.runtime.host import PartitionHost
@@ -35,6 +36,8 @@ class One:
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.start()
+
+        self.host.open_source("s", OLD)
 
     def start(self) -> None:
         self.host = PartitionHost(Count, P, self.store, epoch=1)
@@ -73,14 +76,33 @@ def test_an_older_client_is_refused_once_a_newer_one_has_the_source(restarted: b
     assert one.send(1, ("a", 1), session=NEW)
 
 
-def test_a_newer_client_is_known_by_its_first_batch_where_it_was_not_announced() -> None:
+def test_a_client_that_is_not_known_here_has_to_ask_all_partitions_first() -> None:
+    """It was let in: so this is a copy of before that, which takes older ones, too."""
     one = One()
     one.send(0, ("a", 1))
+    for _ in range(2):
+        with pytest.raises(PositionGap, match="is this client's") as caught:
+            one.send(1, ("a", 1), session=NEW)
+        assert caught.value.where["expected"] == 1
+    one.host.open_source("s", NEW)
     one.send(1, ("a", 1), session=NEW)
+
+
+def test_whoever_sent_to_a_copy_that_was_lost_has_to_ask_all_partitions_first() -> None:
+    """The copy in its place knows of the older client only, whose word is as good as any there."""
+    one = One()
+    one.send(0, ("a", 1))
+    one.store.apply(Mutations(puts=layout.lapsing(one.store)))
     one.start()
-    with pytest.raises(SourceTaken):
-        one.send(2, ("a", 1))
-    assert layout.Session.decode(one.store.get(layout.SESSION + b"s") or b"") == NEW
+    for session in (OLD, NEW):
+        with pytest.raises(PositionGap):
+            one.send(1, ("a", 1), session=session)
+    one.host.open_source("s", OLD)
+    for restarted in (False, True):
+        if restarted:
+            one.start()
+        one.send(1 + restarted, ("a", 1))
+    assert not list(one.store.scan(layout.LAPSED))
 
 
 def test_the_same_number_with_other_rows_is_refused() -> None:
