@@ -190,6 +190,24 @@ def test_a_source_belongs_to_its_newest_client(local: LocalCluster) -> None:
     print(one_line(refused[0]))
 
 
+def test_that_a_source_changed_hands_may_be_lost_and_lets_nobody_in(local: LocalCluster) -> None:
+    """What is restored is older than that: the client before goes on there, as far as this partition knows."""
+    key = key_in(0, "hands-")
+    one = local.stream("Tally", source="hands")
+    for number in range(4):
+        one.send([{"k": key, "v": 1}], sequence=number)
+    local.cluster.savepoint("hands")
+    other = local.stream("Tally", source="hands")
+    other.send([{"k": key, "v": 100}], sequence=4)
+    local.cluster.restore("Tally", [0], savepoint="hands")
+    for _ in range(2):
+        with pytest.raises(SourceTaken):
+            one.send([{"k": key, "v": 1}], sequence=5)
+    other.send([{"k": key, "v": 100}], sequence=5)
+    assert read(local.cluster, "Tally", "n", "hands-") == {(key, None): 6}
+    assert read(local.cluster, "Tally", "total", "hands-") == {(key, None): 204}
+
+
 def test_a_number_with_other_rows_is_another_batch(local: LocalCluster) -> None:
     stream = local.stream("Tally", source="changed")
     key = key_in(0, "changed-")
