@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stateflow.client.history import History, Sent
 from stateflow.errors import InvalidArgument, PositionGap, SourceTaken
@@ -86,8 +86,8 @@ class Delivery:
             except SourceTaken as taken:
                 self.session = Session(int(taken.where["generation_us"]) + 1, self.session.id)
             else:
-                contained, known = merged(replies)
-                self.history.resume(contained, known, self._acknowledged())
+                heard = merged(replies)
+                self.history.resume(heard.contained, heard.known, self._acknowledged())
                 return
 
     def deliver(
@@ -121,6 +121,8 @@ class Delivery:
     def accept_loss(self) -> Steps[int | None]:
         """Comes to the oldest batch that is given up, None: nothing was lost."""
         yield from self._ask()
+        if self.history.taken:
+            self._failed = None  # its number may be another's
         return self.history.accept_loss()
 
     def _prepare(self, number: int, rewind: bool) -> Steps[None]:
@@ -199,7 +201,9 @@ class Delivery:
     def _ask(self) -> Steps[None]:
         """As the client that it is: one that another came after must not take what it hears for its own."""
         replies = yield Open(self.session)
-        self.history.heard(merged(replies)[0])
+        heard = merged(replies)
+        others = {p for p, client in heard.clients.items() if client != self.session.id}
+        self.history.heard(heard.contained, others)
         self._refused = False
 
     def _next(self, schema: bytes, messages: Mapping[int, bytes]) -> int:
@@ -209,11 +213,18 @@ class Delivery:
         return number if rows == [schema, messages] else max(self.history.position, number) + 1
 
 
-def merged(replies: Iterable[rpb.PositionsReply]) -> tuple[dict[int, int], list[bytes]]:
-    """(partition → last batch it contains, what predecessors knew)."""
-    contained: dict[int, int] = {}
-    known: list[bytes] = []
+class Heard(NamedTuple):
+    """Partition → last batch it ``contains``, and which of the ``clients`` sent that; what predecessors ``knew``."""
+
+    contained: dict[int, int]
+    known: list[bytes]
+    clients: dict[int, str]
+
+
+def merged(replies: Iterable[rpb.PositionsReply]) -> Heard:
+    heard = Heard({}, [], {})
     for reply in replies:
-        contained |= dict(reply.positions)
-        known += reply.known.values()
-    return contained, known
+        heard.contained.update(reply.positions)
+        heard.known.extend(reply.known.values())
+        heard.clients.update(reply.clients)
+    return heard

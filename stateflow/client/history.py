@@ -17,7 +17,7 @@ sent to lost it, and no other followed, only the application can tell that it wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -62,6 +62,8 @@ class History:
         self._kept_bytes, self._bytes_max = 0, bytes_max
         self._rewound: int | None = None  # rewinding by hand: everything up to here was sent again
         self._unsure: tuple[int, int] | None = None  # batches (from, up to) of a predecessor, nobody knows where
+        self._before = [-1] * partitions  # the last batch of whoever came before
+        self._taken: dict[int, int] = {}  # partition → the last batch of another client that was let in since
 
     # -- from partitions and predecessors ------------------------------------------------------------------
 
@@ -72,6 +74,7 @@ class History:
             acknowledged: the newest batch that was, as far as the application knows.
         """
         self.heard(contained)
+        self._before = self._contained[:]
         newest = max((_decoded(each) for each in known), default=_Known(Session(0, ""), -1, [-1] * self.partitions, []))
         self._acknowledged = [max(pair) for pair in zip(newest.acknowledged, self._contained, strict=True)]
         if acknowledged is not None:
@@ -85,13 +88,25 @@ class History:
         self._find_lost()
 
     @property
+    def taken(self) -> frozenset[int]:
+        """Partitions that another client was let into again, see :meth:`heard`."""
+        return frozenset(self._taken)
+
+    @property
     def incomplete(self) -> bool:
         """Is something missing that was acknowledged, as far as it is known?"""
-        return bool(self.lost) or self._unsure is not None
+        return bool(self.lost) or bool(self._taken) or self._unsure is not None
 
-    def heard(self, contained: Mapping[int, int]) -> None:
-        """What all partitions contain now; those that have none of this source are left out."""
+    def heard(self, contained: Mapping[int, int], others: Collection[int] = ()) -> None:
+        """What all partitions contain now; those that have none of this source are left out.
+
+        Args:
+            others: partitions whose last batch is another client's. Where that is newer than what was there in the
+                beginning, one that came before was let in again, by a copy that knew of nobody newer: whatever this
+                client sent there is lost, and part of its numbers are taken.
+        """
         self._contained = [contained.get(partition, -1) for partition in range(self.partitions)]
+        self._taken = {p: self._contained[p] for p in others if self._contained[p] > self._before[p]}
         self._rewound = None
         self._find_lost()
 
@@ -164,7 +179,7 @@ class History:
         oldest = self._oldest_missing()
         if oldest is None:
             return []
-        if oldest < self._since:
+        if self._taken or oldest < self._since:
             raise self.gap(oldest)
         found = []
         for number in sorted(number for number in self._log if number >= oldest):
@@ -183,6 +198,8 @@ class History:
         oldest = self._oldest_missing()
         if oldest is None:
             return
+        if self._taken:
+            raise self.gap(oldest)
         if self._rewound is None:
             self._rewound = oldest - 1
         due = self._rewound + 1
@@ -194,12 +211,17 @@ class History:
         oldest = self._oldest_missing()
         self._acknowledged = self._contained[:]
         self.lost.clear()
+        for partition, batch in self._taken.items():
+            self._before[partition] = batch
+            self.position = max(self.position, batch)
+        self._taken.clear()
         self._rewound = self._unsure = None
         return oldest
 
     def _oldest_missing(self) -> int | None:
         """By its number; where the log does not reach back, the number behind what the partition has."""
         first = [] if self._unsure is None else [self._unsure[0]]
+        first += [self._before[partition] + 1 for partition in self._taken]
         for partition in self.lost:
             start = self._contained[partition] + 1
             if start >= self._since:
@@ -209,6 +231,16 @@ class History:
         return min(first, default=None)
 
     def gap(self, expected: int) -> PositionGap:
+        if self._taken:
+            newest = max(self._taken.values())
+            return PositionGap(
+                f"batches from {expected} on are lost, those of a former client, up to {newest}, came in their place",
+                remedy="call accept_loss(), and send again under new numbers what the state lacks",
+                operator=self.operator,
+                source=self.source,
+                expected=expected,
+                partitions=",".join(map(str, sorted(self._taken)[:20])),
+            )
         return PositionGap(
             f"batches that were acknowledged are lost, from {expected} on",
             remedy=f"send every batch from {expected} on again, in order and with rewind=True; "

@@ -209,6 +209,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "chain": optional(Kind("chain", "send 16 bytes", lambda value: len(value) == 16)),
     "ApplyHeader.known": KNOWN,
     "PositionsReply.known": (PARTITION, KNOWN),
+    "PositionsReply.clients": (PARTITION, IDENTIFIED),
     "rows": ANY,
     "output": ANY,
     "data": ANY,

@@ -583,7 +583,7 @@ class PositionsRequest(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., before: _Optional[int] = ...) -> None: ...
 
 class PositionsReply(_message.Message):
-    __slots__ = ("positions", "event_us", "event_before_us", "known", "whole", "newest_event_us")
+    __slots__ = ("positions", "event_us", "event_before_us", "known", "whole", "newest_event_us", "clients")
     class PositionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -612,19 +612,28 @@ class PositionsReply(_message.Message):
         key: int
         value: bytes
         def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
+    class ClientsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     EVENT_US_FIELD_NUMBER: _ClassVar[int]
     EVENT_BEFORE_US_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     NEWEST_EVENT_US_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
     positions: _containers.ScalarMap[int, int]
     event_us: _containers.ScalarMap[int, int]
     event_before_us: _containers.ScalarMap[int, int]
     known: _containers.ScalarMap[int, bytes]
     whole: bool
     newest_event_us: int
-    def __init__(self, positions: _Optional[_Mapping[int, int]] = ..., event_us: _Optional[_Mapping[int, int]] = ..., event_before_us: _Optional[_Mapping[int, int]] = ..., known: _Optional[_Mapping[int, bytes]] = ..., whole: _Optional[bool] = ..., newest_event_us: _Optional[int] = ...) -> None: ...
+    clients: _containers.ScalarMap[int, str]
+    def __init__(self, positions: _Optional[_Mapping[int, int]] = ..., event_us: _Optional[_Mapping[int, int]] = ..., event_before_us: _Optional[_Mapping[int, int]] = ..., known: _Optional[_Mapping[int, bytes]] = ..., whole: _Optional[bool] = ..., newest_event_us: _Optional[int] = ..., clients: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class SourcesRequest(_message.Message):
     __slots__ = ("operator", "partitions")

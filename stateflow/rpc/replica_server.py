@@ -172,6 +172,8 @@ class ReplicaServer(MoveHandlers):
                 reply.event_before_us[number] = position.event_before_us
             if position.known:
                 reply.known[number] = position.known
+            if position.client:
+                reply.clients[number] = position.client
         return reply
 
     @unary

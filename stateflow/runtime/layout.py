@@ -5,8 +5,8 @@ key       value
 ========  =============================================================================
 ``ms``    sequence of the last commit, 8 bytes big endian
 ``mp``+s  position of source *s*: msgpack ``[version, batch, watermark in µs or nil, rows, newest event time, the same
-          before that batch, attempt…, when it was committed in µs, digest of the rows or nil, what the client knew]``;
-          version 1 has no event times, version 2 ends with the attempt
+          before that batch, attempt…, when it was committed in µs, digest of the rows or nil, what the client knew,
+          id of that client]``; version 1 has no event times, version 2 ends with the attempt
 ``mo``+s  output of that batch, see :mod:`stateflow.runtime.output`
 ``mf``+s  the newest client of source *s*: msgpack ``[version, generation, id]``
 ``ml``+s  the copy may be older than what was told of it: the client of source *s* must say again that it is the newest
@@ -121,7 +121,7 @@ class Position:
     before: what a watermark for this batch is made of, however often it is sent.
 
     ``at_us``: when it was committed. ``digest``: of the rows, where the same batch must bring the same; None:
-    unknown. ``known``: what its client tells a successor, see :mod:`stateflow.client.history`.
+    unknown. ``known``: what its client tells a successor, see :mod:`stateflow.client.history`; ``client``: its id.
     """
 
     batch: int
@@ -133,11 +133,13 @@ class Position:
     at_us: int = 0
     digest: int | None = None
     known: bytes = b""
+    client: str = ""
 
     def encode(self) -> bytes:
         a = self.attempt
         begin = [POSITION_VERSION, self.batch, self.watermark_us, self.rows, self.event_us, self.event_before_us]
-        packed: bytes = msgpack.packb([*begin, a.run, a.use, a.task, a.call, self.at_us, self.digest, self.known])
+        end = [self.at_us, self.digest, self.known, self.client]
+        packed: bytes = msgpack.packb([*begin, a.run, a.use, a.task, a.call, *end])
         return packed
 
     @classmethod

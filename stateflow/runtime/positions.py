@@ -312,6 +312,7 @@ class Positions:
             now_us,
             digest,
             batch.known or before.known,
+            "" if batch.session is None else batch.session.id,
         )
 
     def reached(self, source: str, position: Position) -> None:

@@ -59,7 +59,9 @@ class Retired:
 
     @property
     def position(self) -> Position:
-        return Position(self.batch, event_us=self.event_us, event_before_us=self.event_us, at_us=self.at_us)
+        client = "" if self.session is None else self.session.id
+        us = self.event_us
+        return Position(self.batch, event_us=us, event_before_us=us, at_us=self.at_us, client=client)
 
     def encode(self) -> bytes:
         session = None if self.session is None else [self.session.generation_us, self.session.id]

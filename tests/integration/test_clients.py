@@ -208,6 +208,28 @@ def test_that_a_source_changed_hands_may_be_lost_and_lets_nobody_in(local: Local
     assert read(local.cluster, "Tally", "total", "hands-") == {(key, None): 204}
 
 
+def test_a_former_client_that_every_partition_let_in_again_is_told_of(local: LocalCluster) -> None:
+    """All that knew of the newer one is lost at once."""
+    key = key_in(0, "former-")
+    one = local.stream("Tally", source="former")
+    one.send([{"k": key, "v": 1}])
+    local.cluster.savepoint("former")
+    other = local.stream("Tally", source="former")
+    other.send([{"k": key, "v": 100}])
+    local.cluster.restore("Tally", savepoint="former")
+    for _ in range(2):
+        one.send([{"k": key, "v": 1}])
+    for _ in range(2):
+        with pytest.raises(PositionGap, match="a former client") as caught:
+            other.send([{"k": key, "v": 100}])
+    print(one_line(caught.value))
+    with pytest.raises(SourceTaken):
+        one.send([{"k": key, "v": 1}])
+    other.accept_loss()
+    other.send([{"k": key, "v": 100}])
+    assert read(local.cluster, "Tally", "total", "former-") == {(key, None): 103}
+
+
 def test_a_number_with_other_rows_is_another_batch(local: LocalCluster) -> None:
     stream = local.stream("Tally", source="changed")
     key = key_in(0, "changed-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgpack
 import pyarrow as pa
 import pytest
 
@@ -28,6 +29,7 @@ def test_positions_of_older_versions_are_read() -> None:
     assert Position.decode(VERSION_2) == Position(7, 5_000_000, 3, attempt, 4, 3)
     now = Position(7, 5_000_000, 3, attempt, 4, 3, 8, 1 << 63, b"known")
     assert Position.decode(now.encode()) == now
+    assert Position.decode(msgpack.packb(msgpack.unpackb(now.encode())[:-1])) == now, "without a client"
 
 
 class One:

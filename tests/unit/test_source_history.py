@@ -120,6 +120,29 @@ def test_a_loss_that_is_accepted_is_forgotten() -> None:
     assert history().accept_loss() is None
 
 
+def test_a_former_client_that_was_let_in_again_is_told_of() -> None:
+    """Of two that sent under the same numbers only one was applied."""
+    h = history()
+    h.resume({0: 4, 1: 4}, [])
+    sent(h, batch(5, 0, 1))
+    h.heard({0: 4, 1: 5}, others={0})
+    assert h.lost == {0}
+    assert [each.number for each in h.missing()] == [5], "nobody has sent anything there since"
+    h.heard({0: 6, 1: 5}, others={0})
+    for asked in (h.missing, lambda: h.rewinding(5)):
+        with pytest.raises(PositionGap, match="a former client") as caught:
+            asked()
+        assert (caught.value.where["expected"], caught.value.where["partitions"]) == (5, "0")
+    assert h.taken == {0}
+    assert h.incomplete
+    assert h.accept_loss() == 5
+    assert not h.incomplete
+    assert h.position == 6, "numbers that are taken are not used again"
+    sent(h, batch(7, 0))
+    h.heard({0: 7, 1: 5})
+    assert not h.incomplete
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_acknowledged_is_contained_in_the_end(seed: int) -> None:
     """Partitions as lists of batches that take what a real one would take, and lose suffixes at any time."""

@@ -20,6 +20,7 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import remote_error, session_to_pb
 from stateflow.runtime.layout import Session
+from stateflow.types import PartitionId
 from tests.simulation.sim.flow import PARTITIONS, SCHEMA_BYTES
 from tests.simulation.sim.loop import Process
 from tests.simulation.sim.oracle import Violation
@@ -97,6 +98,11 @@ class Gateway(Client):
         """By hand: the client keeps them no longer, or a predecessor sent them."""
         if not self._world.oracle.lost or self._world.acknowledge == "standby":
             raise Violation(f"a gap without a loss: batch {oldest} is asked for before {number}")
+        if taken := self._delivery.history.taken:
+            self._world.log(f"{self._process.name} gives up what a former client's batches took the place of")
+            self._world.oracle.given_up |= {PartitionId("Flow", partition) for partition in taken}
+            await self._perform(self._delivery.accept_loss())
+            return
         self._world.log(f"{self._process.name} sends again {oldest} to {number - 1}")
         self._world.counts.rewinds += 1
         while oldest < number:

@@ -74,6 +74,7 @@ class Oracle:
         self.commits = self.lost = 0
         self._histories: dict[tuple[PartitionId, int], list[Commit]] = {}
         self._before_power: dict[tuple[PartitionId, int], list[list[Commit]]] = {}  # what standbys may still have
+        self.given_up: set[PartitionId] = set()  # where a former client was let in, as the newest was told
         self._lost: set[tuple[PartitionId, str, int]] = set()
 
     def history(self, partition: PartitionId) -> list[Commit]:
@@ -222,7 +223,8 @@ class Oracle:
         seen = {(c.batch.source, c.batch.number): c.rows for c in batches(history)}
         if len(seen) != len(batches(history)):
             raise Violation(f"{partition} took a batch twice")
-        lost = {(source, number) for p, source, number in self._lost if p == partition and source not in mended}
+        told = partition in self.given_up
+        lost = {(source, n) for p, source, n in self._lost if p == partition and (told or source not in mended)}
         missing = [key for key in sent if key not in seen and key not in lost]
         if missing or not all(sent[key] == rows for key, rows in seen.items()):
             raise Violation(f"{partition} took other batches than were sent; missing: {missing}")
