@@ -12,10 +12,11 @@ import pytest
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import AlreadyDeployed, OperatorOutdated
-from stateflow.runtime.offline import read_checkpoint
+from stateflow.runtime.offline import read_checkpoint, verify
 from stateflow.runtime.operator import load
 from stateflow.runtime.reading import joined
 from stateflow.testing import LocalCluster
+from stateflow.types import PartitionId
 
 pytestmark = [pytest.mark.processes]
 
@@ -83,6 +84,9 @@ def test_state_evolves_where_it_is_and_where_it_goes(tmp_path: Path, monkeypatch
             assert {row["key"]: row["value"] for row in found} == expected, "before any batch has come"
         offline = joined([pa.ipc.open_stream(page).read_all() for page in read_checkpoint(store, "Prices", "price")])
         assert {row["key"]: row["value"] for row in offline.to_pylist()} == {f"k{n}": float(n) for n in range(20)}
+        found = [verify(store, manifest) for p in range(4) for manifest in store.newest(PartitionId("Prices", p))]
+        assert len(found) >= 4
+        assert not [each.error for each in found if each.error]
         out = stream.send([{"k": f"k{n}", "v": 0.5} for n in range(20)])
         assert {row["k"]: row["total"] for row in out} == {f"k{n}": n + 0.5 for n in range(20)}
         rows = cluster.cluster.read_state("Prices", "rows").to_pylist()
