@@ -53,6 +53,8 @@ CHECKPOINT_TIMEOUT_S = 3600.0
 #: partitions in one request: each takes some durable writes, which are long on an SD card
 CREATED_AT_ONCE = 32
 CREATE_TIMEOUT_S = 60.0
+#: how much later than a lease ends it is looked whether it has
+LAPSING_S = 0.05
 T = TypeVar("T")
 
 
@@ -271,6 +273,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
             return self._survey.deployment(self._book.operator(spec.name))
         if not self._book.deployed and not self._book.planned:  # replicas may have what this ledger has lost
             await asyncio.sleep(self._claims.early_s)
+        await self._former_owners(spec.name)
         self._claims.check_free(spec.name, self._desk.ledger_id)
         candidates = [info for info in self._book.replicas.values() if self._members.alive(info.name)]
         if sites:
@@ -282,6 +285,16 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         record = await self._desk.record(Book.plan_deployment, spec, owners)
         await self._create_or_take_back(self._book.planned[spec.name][0], record)
         return self._survey.deployment(self._book.operator(spec.name))
+
+    async def _former_owners(self, operator: str) -> None:
+        """Wait for whoever was not told that an earlier deployment has ended: it may serve what it had of that as long
+        as its lease runs."""
+        while operator in self._book.undeployed:
+            untold = [name for name in self._book.replicas if not self._members.alive(name)]
+            left_s = [self._members.lease_left_s(name) for name in untold if self._members.may_serve(name)]
+            if not left_s:
+                return
+            await asyncio.sleep(min(max(left_s) + LAPSING_S, self.settings.heartbeat_interval_s))
 
     async def _upgrade(self, deployed: Deployed, spec: OperatorSpec) -> cpb.Deployment:
         """New code and states of an operator. Every replica that answers must have the code, and says so first; one

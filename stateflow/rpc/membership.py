@@ -47,12 +47,14 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
     A controller that gave partitions away forgets the incarnation first. So the lease of a replica that comes back
     begins behind its registration, and that behind the seals of what it lost. A registration whose answer did not
     arrive, or could not be carried out, counts for the controller and not here: it is made again, and until then no
-    heartbeat says who this is. One that lost a partition registers without it.
+    heartbeat says who this is. One that lost a partition registers without it. One that has nothing follows its
+    controller to another ledger.
 
     Args: controller: its address, or those of several, with commas: the one that leads is asked.
     """
     node = shell.node
     said, registered = "", False  # the code of what is wrong, as it was said last
+    free = ""  # the ledger that it belonged to, where nothing is here that a controller could want back
     beats = -1
     claimed: Holding | None = None  # what the controller was told that its ledger does not know of
     addresses = controller.split(",")
@@ -73,13 +75,14 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                         name=info.name,
                         incarnation=incarnation if registered else "",
                         incoming=_some(shell.incoming(), beats),
-                        directory=_directory(node),
+                        directory=_directory(node, free),
                         replica=replica_to_pb(info),
                         term=node.authority.seen[1],
                     ),
                     timeout=CALL_TIMEOUT_S,
                 )
                 answered(beat, asked)
+                beat.adopted = beat.adopted or (free if free and node.is_empty else "")
                 if node.authority.seen[0] not in ("", beat.ledger, beat.adopted):
                     claimed = await _claim(shell, stub, info, _held(node), claimed if beat.claimed else None)
                 node.authority.check_answer(beat.ledger, beat.term, beat.adopted)
@@ -91,9 +94,9 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                 else:
                     node.lease.revoke()
                     registered = False
-                    registered = await _register(shell, stub, info, incarnation, beat)
+                    registered = await _register(shell, stub, info, incarnation, beat, free)
                     if registered:
-                        claimed = None
+                        claimed, free = None, ""
                         log.info("registered as %s at %s", info.name, asked)
                         continue
             except grpc.aio.AioRpcError as error:
@@ -103,6 +106,11 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                     said = meant.code
                 asked = next_of(addresses, asked, meant)
             except (StaleTerm, ForeignLedger) as error:  # as if nothing had been heard
+                if isinstance(error, ForeignLedger) and node.is_empty and not free:
+                    free = node.authority.seen[0]
+                    log.warning("nothing is here of %s, the ledger that this replica belonged to", free)
+                    continue
+                free = ""
                 if said != error.code:
                     log.error("the controller at %s is ignored: %s", asked, error)
                     said = error.code
@@ -118,8 +126,9 @@ async def _register(
     info: ReplicaInfo,
     incarnation: str,
     beat: cpb.HeartbeatReply,
+    free: str,
 ) -> bool:
-    """With the ticket of this answer. False: it was void by then."""
+    """With the ticket of this answer. False: it was void by then. ``free``: see :func:`_directory`."""
     ticket, by = beat.ticket, (beat.ledger, beat.term)
     await shell.in_files(shell.node.begin_session, Command(*by, ticket), beat.adopted)  # what is said now stays true
     *pieces, last = batched(views_of(shell.node))
@@ -129,7 +138,7 @@ async def _register(
             incarnation=incarnation,
             partitions=partitions,
             ticket=ticket,
-            directory=_directory(shell.node),
+            directory=_directory(shell.node, free),
             more=partitions is not last,
         )
         reply = answered(await stub.Register(request, timeout=2 * CALL_TIMEOUT_S), "the controller")
@@ -193,6 +202,7 @@ def _some(incoming: list[dict[str, Any]], beats: int) -> list[cpb.Incoming]:
     return [cpb.Incoming(**copy) for copy in (incoming[first:] + incoming[:first])[:INCOMING_MAX]]
 
 
-def _directory(node: ReplicaNode) -> cpb.Directory:
-    identity = node.identity
-    return cpb.Directory(id=identity.id, place=identity.place, ledger=node.authority.seen[0])
+def _directory(node: ReplicaNode, free: str = "") -> cpb.Directory:
+    """Args: free: a ledger that it belongs to no more."""
+    identity, ledger = node.identity, node.authority.seen[0]
+    return cpb.Directory(id=identity.id, place=identity.place, ledger="" if ledger == free else ledger)

@@ -38,6 +38,11 @@ class Evidence:
         folder = self._at(*place)
         return folder.is_dir() and any(True for _ in folder.iterdir())
 
+    @property
+    def any(self) -> bool:
+        """Is there anything that was a partition's?"""
+        return self._folder.is_dir() and any(path != self.transfers for path in self._folder.iterdir())
+
     def of_move(self, move_id: str, *place: str) -> list[Path]:
         """Copies that a move brought."""
         folder = self._at(*place)

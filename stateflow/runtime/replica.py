@@ -217,6 +217,11 @@ class ReplicaNode:
             if slot.lifecycle.state is not State.ABSENT:
                 yield slot.lifecycle, slot.host.sequence if slot.host else 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Is nothing here of any partition, served or put aside?"""
+        return next(self.inventory(), None) is None and not self._shelf.evidence.any
+
     def quiet_in(self, partition: PartitionId, pause_s: float) -> float:
         """How long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
         return self._shelf.look(partition).rhythm.wait_s(self._clock.monotonic(), pause_s)

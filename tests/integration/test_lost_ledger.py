@@ -99,6 +99,28 @@ def test_a_ledger_that_was_lost_is_rebuilt_from_what_replicas_have(local: LocalC
     check_owners(local)
 
 
+def test_a_replica_with_nothing_goes_to_another_ledger_and_back(local: LocalCluster) -> None:
+    """Whoever has something stays with the ledger that knows of it."""
+    owners = local.cluster.status().operators[0].owners
+    local.cluster.migrate("Tally", [p for p, owner in enumerate(owners) if owner == "edge-0"], "cloud").wait()
+    local.cluster.undeploy("Tally", delete_state=True)
+    local.cluster.deploy(Tally, PARTITIONS, sites=["cloud"])
+    stream, model = local.stream("Tally", source="s"), Model()
+    assert outputs(stream.send(rows_of("k", 0))) == model.apply(rows_of("k", 0))
+    lose_the_ledger(local, "cloud-0", "edge-0")
+    wait_alive(local, "edge-0")
+    assert [r.name for r in local.cluster.status().replicas if r.alive] == ["edge-0"]
+    local.kill("controller")
+    for file in local.data_dir.glob("ledger.db*"):
+        file.rename(file.with_name(f"other-{file.name}"))
+    for file in local.data_dir.glob("lost-ledger.db*"):
+        file.rename(file.with_name(file.name.removeprefix("lost-")))
+    local.restart("controller")
+    wait_alive(local, "cloud-0", "edge-0")
+    assert local.migrate("Tally", [0], "edge").wait().state == "COMPLETED"
+    assert outputs(stream.send(rows_of("k", 1))) == model.apply(rows_of("k", 1))
+
+
 def test_what_is_missing_is_said_and_never_created_empty(local: LocalCluster) -> None:
     stream, model = local.stream("Tally", source="s"), Model()
     for batch in range(2):

@@ -18,6 +18,7 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.code import digest_of
 from stateflow.runtime.code_key import VARIABLE, check_signed, signed
 from stateflow.runtime.operator import describe
+from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
 from tests.unit.operators import Count
 
@@ -35,6 +36,9 @@ class Cluster:
         self.asked: list[tuple[str, Any]] = []
         #: (replica, creates partitions) → what it refuses with
         self.refuses: dict[tuple[str, bool], Exception] = {}
+        #: who does not answer when something is to be dropped, and of them who had a lease when others created it
+        self.untold: set[str] = set()
+        self.may_serve: set[str] = set()
         for name in ("a", "b"):
             self._loop.run(self.server._desk.record(Book.register, ReplicaInfo(name, "site", f"{name}:1"), Home()))
             self.server._members.issue(name, "ticket", {})
@@ -47,9 +51,26 @@ class Cluster:
             error = self.refuses.get((name, bool(request.partitions)))
             if error is not None:
                 raise error
+            if request.partitions:
+                self.may_serve |= {each for each in self.untold if self.server._members.may_serve(each)}
+        elif name in self.untold:
+            raise Unavailable(f"no answer from {name}", remedy="see it")
 
     def deploy(self, spec: OperatorSpec = SPEC) -> None:
-        self._loop.run(self.server._deploy(spec, []))
+        self._loop.run(self._deploy(spec))
+
+    async def _deploy(self, spec: OperatorSpec) -> None:
+        beating = asyncio.create_task(self._beat())
+        try:
+            await self.server._deploy(spec, [])
+        finally:
+            beating.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            for name in ("a", "b"):
+                self.server._members.beat(name, "incarnation")
+            await asyncio.sleep(0.1)
 
     def close(self) -> None:
         self._loop.run(self.server.close())
@@ -61,7 +82,7 @@ class Cluster:
 
 
 async def _made(ledger: Ledger) -> ControllerServer:
-    return ControllerServer(ledger)
+    return ControllerServer(ledger, ControllerSettings(lease_s=1.0, heartbeat_interval_s=0.2))
 
 
 @pytest.fixture
@@ -94,6 +115,19 @@ def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
     cluster.deploy(replace(SPEC, partitions=8))
     assert set(cluster.book.operator("Count").assignment.epochs) == {2}
     assert Book.read(cluster.book.ledger).operator("Count").spec.partitions == 8
+
+
+def test_what_was_taken_back_is_nowhere_served_when_it_is_deployed_again(cluster: Cluster) -> None:
+    """Who was not told of the end of it may have created it late, and serve it as long as its lease runs."""
+    cluster.refuses["b", True] = Unavailable("no answer from b", remedy="see it")
+    cluster.untold = {"b"}
+    with pytest.raises(Unavailable, match="no answer from b"):
+        cluster.deploy()
+    assert cluster.server._members.may_serve("b")
+    cluster.may_serve.clear()
+    cluster.deploy()
+    assert set(cluster.book.operator("Count").assignment.owners) == {"a"}
+    assert not cluster.may_serve
 
 
 def test_a_version_that_a_replica_refuses_does_not_serve_anywhere(cluster: Cluster) -> None:

@@ -63,6 +63,7 @@ class Shell:
             authority=authority,
             begin_session=authority.obey,
             inventory=lambda: (),
+            is_empty=True,
         )
 
     def _granted(self, sent_at: float, lease_s: float) -> None:
