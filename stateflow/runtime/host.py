@@ -18,7 +18,7 @@ import xxhash
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import OperatorFailed, StateflowError
+from stateflow.errors import OperatorFailed, StateflowError, Unavailable
 from stateflow.partitioner import check_belongs
 from stateflow.runtime import layout
 from stateflow.runtime.failures import failure, is_ours, shown
@@ -149,6 +149,8 @@ class PartitionHost:
         self._retention = retention
         self._tombstones = Tombstones(store, retention.retired_max)
         self.sequence = read_sequence(store)
+        #: a commit has begun, and whether all of it is on disk and known here is not known
+        self.is_unsure = False
         self._event_time = operator.event_time
         self._timers = Timers(store)
         keyed = self.state if isinstance(self.state, KeyedState) else None
@@ -223,6 +225,7 @@ class PartitionHost:
             self._commit_changes(MIGRATION, operator.state_version, converted)
             self._guard.end_commit()
             self.state.invalidate()
+            self.is_unsure = False
         finally:
             keyed.unbind()
             if isinstance(self.state, ColumnStates):
@@ -247,6 +250,7 @@ class PartitionHost:
             # its client is told of no output by which it could learn that this was lost
             self._commit_changes(source, -1 if last is None else last, mutations, sync=True)
             self._positions.taken(source, session)
+            self.is_unsure = False
 
     def retire(self, source: str) -> bool:
         """Keep only a tombstone of a source, see :mod:`stateflow.runtime.retirement`. False: nothing is known of it."""
@@ -256,6 +260,7 @@ class PartitionHost:
         self._tombstones.bury({source: tombstone}, mutations)
         self._commit_changes(source, tombstone.batch, mutations)
         self._positions.retired([source])
+        self.is_unsure = False
         return True
 
     def _recall(self, source: str) -> bool:
@@ -486,10 +491,21 @@ class PartitionHost:
         self._watermark_us = watermark_us
         self.state.mark_clean()
         self._timers.end_batch()
+        self.is_unsure = False
 
     def _commit_changes(self, source: str, number: int, mutations: Mutations, sync: bool = False) -> None:
-        """One atomic write under the next sequence, and those who follow are told."""
+        """One atomic write under the next sequence, and those who follow are told.
+
+        Whoever calls this says ``is_unsure = False`` when all of it is known here, too.
+        """
+        if self.is_unsure:
+            raise Unavailable(
+                "whether the last commit is on disk is not known",
+                remedy="open the partition again",
+                partition=self.partition,
+            )
         sequence = self.sequence + 1
+        self.is_unsure = True
         mutations.puts += [*self._unsaved, (layout.SEQUENCE, sequence.to_bytes(8, "big"))]
         self._store.apply(mutations, sync=sync or self._sync)
         self.sequence = sequence

@@ -144,6 +144,13 @@ class Lifecycle:
             )
         self._check_step(epoch)
 
+    def seal_again(self, before: Lifecycle) -> None:
+        """What was sealed here was to be owned, and that could not be written: it is as it was ``before``."""
+        if self.state is not State.WARMING or before.state is not State.SEALED:
+            raise self._illegal("seal_again")
+        self.state, self.epoch = before.state, before.epoch
+        self.move_id, self.successor = before.move_id, before.successor
+
     def adopt(self, move_id: str, by: str) -> None:
         """What warmed for ``move_id`` is to be owned by ``by``. Raises MoveAborted when that was cancelled here."""
         if self.state is not State.WARMING or self.move_id not in (move_id, by):

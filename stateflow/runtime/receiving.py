@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from stateflow.changes import ChangeSet, Mutations, chain
@@ -48,17 +49,18 @@ class Receiver:
         with slot.work, slot.mutex:
             if slot.incoming is None:
                 self._shelf.expect(1)
-            slot.lifecycle.prepare(move_id, source_epoch, newest_epoch)
-            if slot.incoming is not None:
-                self._shelf.discard(slot.incoming)
-            if slot.store is not None:  # what it had before a move away: from now on only files
-                slot.store.close()
-                slot.store = None
+            replace(slot.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises, if it must not be
             slot.snapshots += 1
             directory = slot.home / f"{move_id}-{slot.snapshots}{PART}"
             self._shelf.machine.remove_tree(directory)
-            directory.mkdir(parents=True)
-            slot.incoming = Incoming(move_id, directory)
+            directory.mkdir(parents=True)  # the disk may refuse: nothing has changed then
+            former, slot.incoming = slot.incoming, Incoming(move_id, directory)
+            slot.lifecycle.prepare(move_id, source_epoch, newest_epoch)
+            if former is not None:
+                self._shelf.discard(former)
+            if slot.store is not None:  # what it had before a move away: from now on only files
+                slot.store.close()
+                slot.store = None
         self._shelf.on_change(partition)
         return slot.kept
 
@@ -328,11 +330,13 @@ class Receiver:
     def _abandon(self, slot: Slot, move_id: str) -> None:
         if slot.incoming is not None and slot.incoming.move_id == move_id:
             incoming, slot.incoming = slot.incoming, None
-            if incoming.seal is not None:
-                self._keep(slot, incoming, incoming.seal)
-            else:
-                slot.lifecycle.abandon(move_id)  # whatever becomes of its files
-                self._shelf.discard(incoming)
+            try:
+                if incoming.seal is not None:
+                    self._keep(slot, incoming, incoming.seal)
+            finally:
+                slot.lifecycle.abandon(move_id)  # whatever becomes of its files; nothing, where it is kept
+                if slot.directory != incoming.directory:
+                    self._shelf.discard(incoming)
             self._shelf.on_change(slot.id)
 
     def _keep(self, slot: Slot, incoming: Incoming, seal: Seal) -> None:

@@ -309,10 +309,14 @@ class ReplicaNode:
     def _apply(
         self, slot: Slot, epoch: int, batch: Batch, input_schema: bytes, rows: bytes, after: int | None
     ) -> Applied | ReplicaInfo | None:
+        with slot.mutex:
+            if slot.lost is not None and slot.lifecycle.state is State.ABSENT:
+                raise slot.lost
+            if slot.lifecycle.state is not State.OWNED:  # perhaps for the minutes that a checkpoint is fetched for it
+                verdict = slot.lifecycle.begin(epoch)
+                return slot.lifecycle.successor if verdict is Verdict.MOVED else None
         with slot.work:
             with slot.mutex:
-                if slot.lost is not None and slot.lifecycle.state is State.ABSENT:
-                    raise slot.lost
                 if slot.stuck is not None:
                     raise slot.stuck.refusal()
                 verdict = slot.lifecycle.begin(epoch)
@@ -346,7 +350,11 @@ class ReplicaNode:
                 if hand.interrupted and slot.host is not None:
                     slot.host.discard()
                     slot.host = None
-                if slot.lifecycle.finish():
+                sealing = slot.lifecycle.finish()
+                if slot.host is not None and slot.host.is_unsure:
+                    # what is on disk is read anew, and followers begin anew: they may not have been told of all of it
+                    self._shelf.close_store(slot)
+                if sealing:
                     self.sender.seal(slot)
             return
         with slot.mutex:  # it was taken away, and comes back at last
@@ -410,6 +418,8 @@ class ReplicaNode:
 
     def _commit_beside(self, slot: Slot, work: Callable[[PartitionHost], T]) -> T:
         self.lease.check(self._clock.monotonic())
+        if slot.lifecycle.state is not State.OWNED:
+            raise self._not_owned(slot)
         with slot.work:
             with slot.mutex:
                 if slot.stuck is not None:
@@ -417,7 +427,7 @@ class ReplicaNode:
                 serves = slot.lifecycle.state is State.OWNED
                 serves = serves and slot.lifecycle.begin(slot.lifecycle.epoch) is Verdict.SERVE
             if not serves:
-                raise NotOwner("the partition is not owned here", remedy="refresh the assignment", partition=slot.id)
+                raise self._not_owned(slot)
             hand = self._take_in_hand(slot, self._clock.monotonic())
             try:
                 host = self._host(slot)  # the operator may have to open
@@ -429,6 +439,10 @@ class ReplicaNode:
                 raise _stuck(hand, error) from error
             finally:
                 self._end(slot, hand)
+
+    @staticmethod
+    def _not_owned(slot: Slot) -> NotOwner:
+        return NotOwner("the partition is not owned here", remedy="refresh the assignment", partition=slot.id)
 
     def _judge(self, slot: Slot, error: Exception) -> None:
         """Raises what ``error`` means, if that is something else. A partition that cannot be read is lost: it goes to

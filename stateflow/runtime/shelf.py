@@ -286,14 +286,17 @@ class Shelf:
             slot.kept = slot.since = None
             slot.lost = why
             if host is not None:
-                host.close()
+                host.let_go(self.machine.aside)
             if store is not None:
                 with contextlib.suppress(Exception):  # what could be written is written
                     store.close()
             for move_id in list(slot.logs):
                 self.drop_log(slot, move_id)
             if directory is not None:
-                self._put_aside(slot.id, directory, str(why))
+                try:
+                    self._put_aside(slot.id, directory, str(why))
+                except OSError as error:  # a disk that can be written no more: it stays where it is, and is still lost
+                    log.error("%s cannot be put aside: %s (%s)", directory, error, why)
         self.on_change(slot.id)
         self.on_lost()
 
@@ -444,7 +447,7 @@ class Shelf:
             for move_id in list(slot.logs):
                 self.drop_log(slot, move_id)
             if host is not None:
-                host.close()
+                host.let_go(self.machine.aside)
             with contextlib.suppress(Exception):
                 store.close()
 

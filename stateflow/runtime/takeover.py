@@ -8,7 +8,7 @@ granted epoch is the answer.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stateflow.changes import Mutations
@@ -86,8 +86,15 @@ class Successor:
                             remedy="ask for the status, and plan again",
                             partition=partition,
                         )
+                    sealed = replace(slot.lifecycle)
                     slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
-                self._own(slot, move_id, epoch, store, slot.directory)
+                try:
+                    self._own(slot, move_id, epoch, store, slot.directory)
+                except BaseException:  # a disk that refuses: it is sealed as before, and may be asked for again
+                    with slot.mutex:
+                        if slot.lifecycle.state is State.WARMING:
+                            slot.lifecycle.seal_again(sealed)
+                    raise
             return self._view(slot, epoch)
 
     def from_checkpoint(
@@ -196,12 +203,13 @@ class Successor:
         False: nothing of it was here."""
         slot = self._shelf.slot(partition)
         with slot.work, slot.mutex:
-            if not slot.lifecycle.supersede(epoch, owner, burnt):
+            if not replace(slot.lifecycle).supersede(epoch, owner, burnt):
                 return False
             ownership = layout.Ownership(
                 self._shelf.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address
             )
             self._shelf.store(slot).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            slot.lifecycle.supersede(epoch, owner, burnt)
             if slot.host is not None:
                 slot.host.let_go(self._shelf.machine.aside)
             slot.host = slot.kept = slot.since = None
