@@ -69,8 +69,11 @@ class Leaving:
 
     async def drop(self, operator: str) -> list[str]:
         """Have deleted what replicas have of an operator that is undeployed. Returns who did not answer: it has to
-        register again, and is told then."""
+        register again, and is told then. So has who was silent for a while: its lease may still run, and its next
+        heartbeat would renew that without a word of this."""
         alive = self._desk.alive()
+        for silent in self._desk.book.replicas.keys() - alive.keys():
+            self._desk.members.expel(silent)
         request = rpb.DropRequest(operator=operator, epoch=self._desk.book.undeployed[operator])
         names = sorted(alive)
         calls = (self._desk.call(name, lambda stub: stub.Drop, request, DROP_TIMEOUT_S) for name in names)

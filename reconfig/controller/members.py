@@ -161,5 +161,7 @@ class Members:
 
     def expel(self, name: str) -> None:
         """Its partitions are about to be given away: it gets no lease before it has registered again, and so has
-        heard which they are."""
-        self._members[name].incarnation = ""
+        heard which they are. Nothing for one that is not known: it has none."""
+        member = self._members.get(name)
+        if member is not None:
+            member.incarnation = ""

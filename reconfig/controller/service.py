@@ -298,11 +298,15 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
 
     async def _upgrade(self, deployed: Deployed, spec: OperatorSpec) -> cpb.Deployment:
         """New code and states of an operator. Every replica that answers must have the code, and says so first; one
-        that does not answer now says so when it registers."""
+        that does not answer now says so when it registers: an owner that was silent for a while must, though its lease
+        may still run."""
         owners = Counter(deployed.assignment.owners)
         await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._desk.alive().keys()})
         await self._desk.record(Book.upgrade, spec)
-        await asyncio.gather(*(self._tell(name, spec, name in owners) for name in sorted(self._desk.alive())))
+        alive = self._desk.alive()
+        for silent in owners.keys() - alive.keys():
+            self._members.expel(silent)
+        await asyncio.gather(*(self._tell(name, spec, name in owners) for name in sorted(alive)))
         return self._survey.deployment(self._book.operator(spec.name))
 
     async def _tell(self, name: str, spec: OperatorSpec, owns: bool) -> None:

@@ -39,6 +39,7 @@ class Cluster:
         #: who does not answer when something is to be dropped, and of them who had a lease when others created it
         self.untold: set[str] = set()
         self.may_serve: set[str] = set()
+        self.silent: set[str] = set()
         for name in ("a", "b"):
             self._loop.run(self.server._desk.record(Book.register, ReplicaInfo(name, "site", f"{name}:1"), Home()))
             self.server._members.issue(name, "ticket", {})
@@ -68,9 +69,23 @@ class Cluster:
 
     async def _beat(self) -> None:
         while True:
-            for name in ("a", "b"):
+            for name in {"a", "b"} - self.silent:
                 self.server._members.beat(name, "incarnation")
             await asyncio.sleep(0.1)
+
+    def silence(self, name: str) -> None:
+        """It is not heard, until its lease is all that is known of it."""
+        self.silent.add(name)
+        self._loop.run(self._silence(name))
+
+    async def _silence(self, name: str) -> None:
+        beating = asyncio.create_task(self._beat())
+        while self.server._members.alive(name):
+            await asyncio.sleep(0.01)
+        beating.cancel()
+
+    def undeploy(self, operator: str) -> list[str]:
+        return list(self._loop.run(self.server._leaving.undeploy(operator, delete_state=True)).waiting)
 
     def close(self) -> None:
         self._loop.run(self.server.close())
@@ -128,6 +143,23 @@ def test_what_was_taken_back_is_nowhere_served_when_it_is_deployed_again(cluster
     cluster.deploy()
     assert set(cluster.book.operator("Count").assignment.owners) == {"a"}
     assert not cluster.may_serve
+
+
+def test_who_is_silent_when_an_operator_ends_has_to_register_again(cluster: Cluster) -> None:
+    """Its lease still runs. Its next heartbeat renewed it, and it served the former deployment beside the next one."""
+    cluster.deploy()
+    cluster.silence("b")
+    assert cluster.undeploy("Count") == ["b"]
+    assert cluster.server._members.beat("a", "incarnation")
+    assert not cluster.server._members.beat("b", "incarnation"), "it is told when it registers"
+
+
+def test_an_owner_that_is_silent_when_a_version_follows_has_to_register_again(cluster: Cluster) -> None:
+    cluster.deploy()
+    cluster.silence("b")
+    cluster.deploy(TEXT)
+    assert cluster.server._members.beat("a", "incarnation")
+    assert not cluster.server._members.beat("b", "incarnation"), "it went on with the former version"
 
 
 def test_a_version_that_a_replica_refuses_does_not_serve_anywhere(cluster: Cluster) -> None:
