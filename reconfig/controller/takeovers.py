@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
 from reconfig import failover as f
@@ -150,7 +150,7 @@ class Takeovers:
             except StateflowError as error:
                 log.warning("%s, fenced at %s for %s: %s", partition, name, move_id, error)
                 continue
-            if reply.sealed:
+            if reply.sealed and self._owner(partition) == (name, epoch):  # still: much may happen while it is asked
                 self._orphans[partition] = Orphan(epoch, self._why_sealed(move_id))
             return
 
@@ -204,13 +204,18 @@ class Takeovers:
     async def watch(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            try:
-                await self._tick()
-                await self._standbys.reconcile()
-            except StateflowError as error:
-                log.error("failover: %s", error)
-            except Exception:
-                log.exception("failover")
+            await self._said(self._tick())
+            await self._said(self._standbys.reconcile())
+
+    @staticmethod
+    async def _said(work: Awaitable[None]) -> None:
+        """An error in one thing keeps no other from its turn."""
+        try:
+            await work
+        except StateflowError as error:
+            log.error("failover: %s", error)
+        except Exception:
+            log.exception("failover")
 
     async def _tick(self) -> None:
         members, book = self._desk.members, self._desk.book
@@ -222,10 +227,11 @@ class Takeovers:
             orphan = self._orphans.get(partition)
             if orphan is None:
                 continue  # its owner came back while another was looked at
-            if book.operator(partition.operator).assignment.owner(partition.partition)[1] > orphan.epoch:
-                del self._orphans[partition]  # it was restored meanwhile
+            owned = self._owner(partition)
+            if owned is None or owned[1] > orphan.epoch:
+                del self._orphans[partition]  # it was undeployed or restored meanwhile
             elif self._is_due(partition):
-                await self._start(partition)
+                await self._said(self._start(partition))
 
     def lack(self, partition: PartitionId) -> f.Lack | None:
         """Why it is served by nobody; None: nothing is known to be amiss."""

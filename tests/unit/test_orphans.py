@@ -8,20 +8,39 @@ from typing import Any
 
 import pytest
 
+from reconfig import failover as f
 from reconfig.controller.takeovers import Orphan, Takeovers
+from stateflow.errors import OperatorNotDeployed, Unavailable
+from stateflow.rpc import replica_pb2 as rpb
 from stateflow.types import PartitionId
 
 FIRST, SECOND = PartitionId("Op", 0), PartitionId("Op", 1)
 
 
 def takeovers(epoch: int) -> Takeovers:
-    """Both partitions are owned at ``epoch`` by now."""
-    deployed = SimpleNamespace(assignment=SimpleNamespace(owner=lambda _: ("a", epoch)))
+    """Both partitions are owned by a at ``epoch`` by now."""
+    deployed = {"Op": SimpleNamespace(assignment=SimpleNamespace(owner=lambda _: ("a", epoch)))}
+
+    def operator(name: str) -> Any:
+        if name not in deployed:
+            raise OperatorNotDeployed(f"{name} is not deployed", remedy="deploy it")
+        return deployed[name]
+
     book: Any = SimpleNamespace(
-        replicas={}, finished=[], failed_restores=[], open_restores={}, operator=lambda _: deployed
+        replicas={},
+        finished=[],
+        failed_restores=[],
+        open_restores={},
+        open_moves={},
+        distrusted=set(),
+        epochs_seen={},
+        epochs_granted={},
+        deployed=deployed,
+        operator=operator,
+        assigned=lambda _: {PartitionId("Op", n): epoch for n in (0, 1)},
     )
     clock = SimpleNamespace(monotonic=lambda: 0.0)
-    desk: Any = SimpleNamespace(book=book, members=SimpleNamespace(), clock=clock)
+    desk: Any = SimpleNamespace(book=book, members=SimpleNamespace(session=lambda _: "s"), clock=clock)
     nothing: Any = SimpleNamespace()
     return Takeovers(desk, nothing, nothing, nothing)
 
@@ -29,7 +48,7 @@ def takeovers(epoch: int) -> Takeovers:
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_an_owner_that_comes_back_while_another_partition_is_taken_over(epoch: int) -> None:
     made = takeovers(1)
-    made._orphans |= {FIRST: Orphan(1, False), SECOND: Orphan(epoch - 1, False)}
+    made._orphans |= {FIRST: Orphan(1, f.Why.LAPSED), SECOND: Orphan(epoch - 1, f.Why.LAPSED)}
     started = []
 
     async def start(partition: PartitionId) -> None:
@@ -40,3 +59,55 @@ def test_an_owner_that_comes_back_while_another_partition_is_taken_over(epoch: i
     asyncio.run(made._tick())
     assert started == [FIRST]
     assert set(made._orphans) == {FIRST}
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_operator_that_is_undeployed_while_a_source_is_asked_whether_it_sealed(gone: bool) -> None:
+    """It was an orphan of nothing, for ever."""
+    made = takeovers(1)
+
+    async def call(*_: object) -> rpb.FenceReply:
+        if gone:
+            made._desk.book.deployed.clear()
+            made.undeployed("Op")
+        return rpb.FenceReply(sealed=True)
+
+    made._desk.call = call  # type: ignore[method-assign]
+    asyncio.run(made._settle_fence("a", FIRST, 1, "m1"))
+    assert made._orphans == ({} if gone else {FIRST: Orphan(1, f.Why.SEALED)})
+
+
+def test_an_orphan_of_an_operator_that_is_gone_keeps_no_other_from_its_turn() -> None:
+    made = takeovers(1)
+    gone = PartitionId("Gone", 0)
+    made._orphans |= {gone: Orphan(1, f.Why.SEALED), FIRST: Orphan(1, f.Why.LAPSED), SECOND: Orphan(1, f.Why.LAPSED)}
+    started = []
+
+    async def start(partition: PartitionId) -> None:
+        started.append(partition)
+        raise Unavailable("no replica answers", remedy="start one")
+
+    made._start = start  # type: ignore[method-assign]
+    asyncio.run(made._tick())
+    assert started == [FIRST, SECOND]
+    assert set(made._orphans) == {FIRST, SECOND}
+
+
+def test_standbys_have_their_turn_whatever_becomes_of_take_overs() -> None:
+    made = takeovers(1)
+
+    async def scenario() -> None:
+        reconciled = asyncio.Event()
+
+        async def tick() -> None:
+            raise Unavailable("no replica answers", remedy="start one")
+
+        async def reconcile() -> None:
+            reconciled.set()
+
+        made._tick, made._standbys.reconcile = tick, reconcile  # type: ignore[method-assign]
+        watching = asyncio.create_task(made.watch())
+        await asyncio.wait_for(reconciled.wait(), 10)
+        watching.cancel()
+
+    asyncio.run(scenario())
