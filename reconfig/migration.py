@@ -135,7 +135,8 @@ class TargetFailed:
 
 @dataclass(frozen=True, slots=True)
 class SourceGone:
-    """The source's lease has lapsed, by the controller's clock and with its margin: it cannot serve any more."""
+    """The source's lease has lapsed, by the controller's clock and with its margin, or it has lost the partition: it
+    cannot serve it any more, and may never say whether it sealed."""
 
 
 @dataclass(frozen=True, slots=True)

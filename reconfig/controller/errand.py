@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from reconfig.controller.book import PlannedMove
 from stateflow.clock import Clock
-from stateflow.errors import StateflowError
+from stateflow.errors import StateflowError, StateMissing
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.settings import ControllerSettings
@@ -87,7 +87,9 @@ class Errand:
         await work()
 
     async def _cancel_at(self, replica: ReplicaInfo, move_id: str, owned_at: int = 0) -> rpb.FenceReply | None:
-        """``owned_at``: it is asked as the source, which owned the partition at this epoch. None: no answer."""
+        """``owned_at``: it is asked as the source, which owned the partition at this epoch. None: no answer.
+
+        Raises StateMissing of a source that has lost it."""
         request = rpb.CancelRequest(
             move_id=move_id,
             operator=self.planned.partition.operator,
@@ -97,6 +99,8 @@ class Errand:
         try:
             reply: rpb.FenceReply = await self.replicas.ask(replica.name, lambda stub: stub.Cancel, request)
             return reply
+        except StateMissing:
+            raise
         except StateflowError as error:
             log.warning("%s %s: %s", self.planned.strategy, move_id, error)
             return None

@@ -14,7 +14,7 @@ from reconfig import policies
 from reconfig.budget import FixedCost, Measured
 from reconfig.controller.book import PlannedMove
 from reconfig.controller.errand import Errand
-from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, Unavailable
+from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, StateMissing, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import error_of, fault_of, replica_to_pb, spec_to_pb
@@ -64,7 +64,7 @@ class MoveRunner(Errand):
         self._events.put_nowait(m.Cancel())
 
     def source_gone(self) -> None:
-        """The source's lease has lapsed. Telling it once is enough."""
+        """The source's lease has lapsed, or it came back without the partition. Telling it once is enough."""
         if self._source_told:
             return
         self._source_told = True
@@ -328,7 +328,12 @@ class MoveRunner(Errand):
             self._events.put_nowait(owned if reply.owned else m.TargetCancelled())
 
     async def _cancel_at_source(self) -> rpb.FenceReply | None:
-        return await self._cancel_at(self.source, self.planned.move_id, self.planned.epoch)
+        try:
+            return await self._cancel_at(self.source, self.planned.move_id, self.planned.epoch)
+        except StateMissing as error:  # whether it had sealed it will never say
+            log.warning("move %s: %s", self.planned.move_id, error)
+            self.source_gone()
+            return None
 
     async def _release(self) -> None:
         request = rpb.ReleaseRequest(

@@ -72,12 +72,12 @@ class Takeovers:
             kept.clear()  # what failed may have failed for want of this replica
         for partition, epoch in self._desk.book.assigned(name).items():
             view = held.get(partition)
-            self._check_held(partition, epoch, view)
+            self._check_held(name, partition, epoch, view)
             if view is not None and view.state == "FENCING":
                 self._desk.spawn(self._settle_fence(name, partition, view.epoch, view.move_id))
         return [gone for partition, view in held.items() if (gone := self._superseded(name, partition, view))]
 
-    def _check_held(self, partition: PartitionId, epoch: int, view: rpb.PartitionView | None) -> None:
+    def _check_held(self, name: str, partition: PartitionId, epoch: int, view: rpb.PartitionView | None) -> None:
         if view is not None and view.state == "SEALED" and view.epoch > epoch:
             self._orphans[partition] = Orphan(epoch, self._why_sealed(view.move_id))
         elif partition in self._runners:
@@ -87,6 +87,9 @@ class Takeovers:
         else:
             log.error("state_missing: %s is assigned at epoch %d, its owner came without it", partition, epoch)
             self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
+            for runner in self._underway.moving():  # whether it sealed it cannot say, and its lease does not lapse
+                if (runner.planned.partition, runner.planned.source) == (partition, name):
+                    runner.source_gone()
 
     def _why_sealed(self, move_id: str) -> f.Why:
         """It is served as it was sealed for this move, but where that is not trusted."""

@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
+from reconfig import migration as m
 from reconfig.budget import FixedCost
 from reconfig.controller.book import PlannedMove
 from reconfig.controller.errand import Hooks
 from reconfig.controller.runner import MoveRunner
 from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import StateMissing, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.operator import describe
 from stateflow.settings import ControllerSettings
@@ -112,3 +116,24 @@ def test_a_move_is_admitted_by_what_is_known_then_and_says_meanwhile_what_it_wai
     assert waiting[:2] == [(8.0, 60.0), (8.0, 50.0)]
     assert next(costs, None) is None
     assert said[-1] == ("COMPLETED", 7.0, 30.0)
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_says(owned: bool) -> None:
+    """It asked the source for ever, which answers, but cannot know."""
+
+    class Lost(Pair):
+        async def Cancel(self, request: rpb.CancelRequest, timeout: float) -> rpb.FenceReply:
+            if request.owned_at:
+                raise StateMissing("its data is gone", remedy="a take-over restores it")
+            return rpb.FenceReply(owned=owned, owned_epoch=2 if owned else 0)
+
+    async def run() -> tuple[str, object]:
+        runner = runner_of(Lost(), Hooks(_nothing, _nothing, _nothing, lambda: None))
+        runner.machine, first = m.Move.resumed(1, 2)
+        report = await asyncio.wait_for(runner.run(first), 10)
+        return report.phase, runner.machine.error
+
+    phase, error = asyncio.run(run())
+    assert phase == ("COMPLETED" if owned else "ABORTED")
+    assert isinstance(error, Unavailable)

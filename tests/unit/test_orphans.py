@@ -111,3 +111,19 @@ def test_standbys_have_their_turn_whatever_becomes_of_take_overs() -> None:
         watching.cancel()
 
     asyncio.run(scenario())
+
+
+def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
+    """Its lease does not lapse, and what it sealed it cannot say: a move past its fence waited for its word for ever,
+    and the take-over for the move."""
+    made = takeovers(1)
+    told = []
+
+    def moving(partition: PartitionId, source: str) -> Any:
+        planned = SimpleNamespace(partition=partition, source=source)
+        return SimpleNamespace(planned=planned, source_gone=lambda: told.append((partition, source)))
+
+    made._underway.moving = lambda: [moving(FIRST, "a"), moving(SECOND, "a"), moving(FIRST, "b")]  # type: ignore[method-assign]
+    made.registered("a", [rpb.PartitionView(operator="Op", partition=1, epoch=1, state="OWNED")])
+    assert told == [(FIRST, "a")]
+    assert made._orphans == {FIRST: Orphan(1, f.Why.MISSING)}
