@@ -84,7 +84,7 @@ class Restorer:
         """
         self._shelf.learn(spec)
         slot = self._shelf.slot(partition)
-        if slot.lifecycle.state is State.OWNED and slot.lifecycle.move_id == restore_id:
+        if _is_owned_by(slot, restore_id):
             return self._as_it_is(slot)
         self.abandon(partition)
         self._shelf.expect(1)
@@ -152,7 +152,8 @@ class Restorer:
             newest = [manifest.epoch, *_newest_epoch(store, partition)]
             if own is not None:
                 newest += _newest_epoch(own, partition)
-            slot.restoring = Restoring(restore_id, directory, db, manifest, max(newest) + 1, adoption)
+            owning = self._shelf.machine.mutex()
+            slot.restoring = Restoring(restore_id, directory, db, manifest, max(newest) + 1, adoption, owning)
             return collected, Restored(
                 max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over
             )
@@ -206,11 +207,18 @@ class Restorer:
         a later owner published meanwhile, LeaseLost when the controller may have given this restore up.
         """
         slot = self._shelf.slot(partition)
-        if slot.lifecycle.state is State.OWNED and slot.lifecycle.move_id == restore_id:
-            return self._as_it_is(slot)
         restoring = slot.restoring
+        if _is_owned_by(slot, restore_id):
+            return self._as_it_is(slot)
         if restoring is None or restoring.id != restore_id:
-            raise MoveUnknown("this restore is not under way here", remedy="start it again", restore=restore_id)
+            raise _not_under_way(restore_id)
+        with restoring.owning:  # asked again beside a slow first one, it answers what became of that
+            return self._own(slot, restoring, epoch, command)
+
+    def _own(self, slot: Slot, restoring: Restoring, epoch: int, command: Command) -> Restored:
+        partition, restore_id = slot.id, restoring.id
+        if _is_owned_by(slot, restore_id):
+            return self._as_it_is(slot)
         epoch = max(epoch, restoring.epoch_min, slot.lifecycle.epoch + 1)
         self._check_still(slot)
         if restoring.adoption is not None:  # from here on nothing of an earlier epoch can become the newest
@@ -219,7 +227,11 @@ class Restorer:
         puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(restoring.store)]
         restoring.store.apply(Mutations(puts=puts), sync=True)
         with slot.work, slot.mutex:
+            if _is_owned_by(slot, restore_id):
+                return self._as_it_is(slot)
             self._authority.check(command)
+            if slot.restoring is not restoring:  # it was fetched anew meanwhile, and this closed
+                raise _not_under_way(restore_id)
             self._check_still(slot)
             replace(slot.lifecycle).restore(restore_id, epoch)  # raises if it must not be, before anything is done
             (restoring.directory / UNFINISHED).unlink()
@@ -248,7 +260,8 @@ class Restorer:
     def abandon(self, partition: PartitionId) -> None:
         """Forget what was prepared."""
         slot = self._shelf.slot(partition)
-        restoring, slot.restoring = slot.restoring, None
+        with slot.mutex:
+            restoring, slot.restoring = slot.restoring, None
         if restoring is not None:
             restoring.store.close()
             self._shelf.remove(restoring.directory)
@@ -273,6 +286,14 @@ class Restorer:
             for key, value in db.scan(layout.POSITION)
         }
         return Restored(slot.lifecycle.epoch, read_sequence(db), positions, 0)
+
+
+def _is_owned_by(slot: Slot, restore_id: str) -> bool:
+    return slot.lifecycle.state is State.OWNED and slot.lifecycle.move_id == restore_id
+
+
+def _not_under_way(restore_id: str) -> MoveUnknown:
+    return MoveUnknown("this restore is not under way here", remedy="start it again", restore=restore_id)
 
 
 def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> None:

@@ -119,7 +119,7 @@ class Incoming:
 @dataclass(frozen=True, slots=True)
 class Restoring:
     """A checkpoint that was fetched and proved. ``adoption``: by the replica's own store, where owning it is published
-    first; None: it has no store."""
+    first; None: it has no store. ``owning``: re-entrant, held while it becomes the partition."""
 
     id: str
     directory: Path
@@ -127,6 +127,7 @@ class Restoring:
     manifest: Manifest
     epoch_min: int
     adoption: Adoption | None
+    owning: AbstractContextManager[Any]
 
 
 class Shelf:

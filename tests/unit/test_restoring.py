@@ -1,0 +1,86 @@
+"""A restore whose last step is asked for again while the first request is still at work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stateflow.checkpoint import Adoption, CheckpointStore, Codec
+from stateflow.errors import MoveUnknown
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.restoring import Restored
+from tests.unit.test_replica import P, Two
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(two: Two) -> CheckpointStore:
+    """With a checkpoint of what ``a`` has. ``b`` has fetched it."""
+    made = CheckpointStore(str(two.root / "store"), codec=Codec())
+    two.send(two.a, 1, 2)
+    two.a.checkpointer.take(P, made)
+    two.b.restorer.prepare(two.spec, P, "r", made, made)
+    return made
+
+
+def test_what_is_owned_meanwhile_is_owned(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said stale_epoch, which the controller took for the end of the restore: its former owner served again, too."""
+    publish, first = Adoption.publish, []
+
+    def slowly(adoption: Adoption, epoch: int, replica: str) -> None:
+        publish(adoption, epoch, replica)
+        if not first:
+            first.append(None)
+            first[0] = two.b.restorer.own(P, "r", 2)
+
+    monkeypatch.setattr(Adoption, "publish", slowly)
+    again = two.b.restorer.own(P, "r", 2)
+    assert again.epoch == first[0].epoch == two.b.lifecycle(P).epoch
+    assert two.states(two.b) == {"k1": 1, "k2": 2}
+
+
+def test_one_after_another(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the second makes an epoch durable that the partition is not at."""
+    publish, published, owned = Adoption.publish, [], []
+    others = [threading.Thread(target=lambda: owned.append(two.b.restorer.own(P, "r", 2))) for _ in range(4)]
+
+    def slowly(adoption: Adoption, epoch: int, replica: str) -> None:
+        published.append(epoch)
+        if len(published) == 1:
+            for other in others:
+                other.start()
+        publish(adoption, epoch, replica)
+
+    monkeypatch.setattr(Adoption, "publish", slowly)
+    owned.append(two.b.restorer.own(P, "r", 2))
+    for other in others:
+        other.join()
+    assert published == [2]
+    assert {each.epoch for each in owned} == {2}
+    assert isinstance(owned[0], Restored)
+    again = two.restart("b")
+    assert (again.lifecycle(P).state, again.lifecycle(P).epoch) == (State.OWNED, 2)
+
+
+def test_what_is_fetched_anew_meanwhile_is_not_owned(
+    two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def anew(_: object) -> None:
+        monkeypatch.undo()
+        two.b.restorer.prepare(two.spec, P, "r", store, store)
+
+    monkeypatch.setattr(two.b.restorer, "_authority", SimpleNamespace(check=anew))
+    with pytest.raises(MoveUnknown):
+        two.b.restorer.own(P, "r", 2)
+    two.b.restorer.own(P, "r", 2)
+    assert two.states(two.b) == {"k1": 1, "k2": 2}
