@@ -183,18 +183,23 @@ class Restores:
         """Nobody else serves the partition from here on: a target that is away is waited for, and fetches again what
         it has forgotten. (What it says as owner, what it fetched.)
 
-        Given up only when the target's lease has lapsed: while it may serve, nobody else must.
+        Given up only when the target's lease has lapsed, or it refuses and says that it does not own: while it may
+        serve, nobody else must.
         """
         settings, members = self._desk.settings, self._desk.members
         give_up_at = self._desk.clock.monotonic() + settings.restore_patience_s
-        request.own = True
+        request.own, unheard = True, False
         while True:
             try:
                 if not request.own:
                     prepared = await self._ask(planned, request)
                     request.own, request.epoch = True, max(request.epoch, prepared.epoch)
                 return await self._ask(planned, request), prepared
-            except (Unavailable, LeaseLost, *FETCHED_AGAIN) as error:
+            except StateflowError as error:
+                passing = isinstance(error, (Unavailable, LeaseLost, *FETCHED_AGAIN))
+                if not passing and not (unheard and await self._may_own(planned)):
+                    raise
+                unheard |= request.own and isinstance(error, Unavailable)
                 if self._desk.clock.monotonic() > give_up_at and members.lapsed(planned.target):
                     raise Unavailable(
                         f"{planned.target} was to own it and is gone: {error}",
@@ -204,6 +209,21 @@ class Restores:
                 log.warning("restore of %s goes on: %s", planned.partition, error)
                 request.own = request.own and not isinstance(error, FETCHED_AGAIN)
             await asyncio.sleep(self._desk.settings.retry_interval_s)
+
+    async def _may_own(self, planned: PlannedRestore) -> bool:
+        """Unless the target says that it does not. Cancelling tells, and takes nothing back. Raises HoldLost."""
+        self._desk.check_leads()
+        request = rpb.CancelRequest(
+            move_id=planned.restore_id,
+            operator=planned.partition.operator,
+            partition=planned.partition.partition,
+        )
+        try:
+            reply = await self._desk.call(planned.target, lambda stub: stub.Cancel, request)
+        except StateflowError as error:
+            log.warning("restore of %s: whether %s owns it: %s", planned.partition, planned.target, error)
+            return True
+        return bool(reply.owned)
 
     async def _stop(self, planned: PlannedRestore, epoch: int) -> None:
         """Its owner serves it no more: it says so, or its lease has lapsed. Missed heartbeats prove nothing."""
