@@ -21,18 +21,47 @@ def here(address: str) -> Holder:
 
 
 def is_gone(other: Holder) -> bool:
-    """Certainly so: it ran since this boot, where this process can see it, and does not run any more."""
+    """Certainly so: it ran since this boot, where this process can see it, and does not run any more. That it cannot be
+    looked at, for want of files or because /proc hides what other users run, says nothing."""
     if not other.started or not other.boot or not other.namespace:
         return False
     if other.boot != _read(_BOOT).strip() or other.namespace != _namespace():
         return False
-    return _started(other.pid) != other.started
+    try:
+        return _parsed(_stat(other.pid).read_text()) != other.started
+    except FileNotFoundError:
+        return not _runs(other.pid)
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _started(pid: int) -> int | None:
-    """When it was started, in ticks since boot; None: it does not run. One that waits to be buried does not."""
-    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+    """When it was started, in ticks since boot; None: it does not run, or that cannot be told."""
+    try:
+        return _parsed(_stat(pid).read_text())
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _stat(pid: int) -> Path:
+    return Path(f"/proc/{pid}/stat")
+
+
+def _parsed(stat: str) -> int | None:
+    """When it was started; None: it waits to be buried, which is not running. Raises ValueError, IndexError."""
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _runs(pid: int) -> bool:
+    """Is there a process with this number, whoever's it is?"""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True
 
 
 def _namespace() -> str:

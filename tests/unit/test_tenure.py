@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +62,40 @@ def test_a_process_is_gone_only_where_that_is_certain() -> None:
     assert is_gone(holder)
     for unknown in ({"boot": "another"}, {"namespace": "pid:[1]"}, {"boot": ""}, {"namespace": ""}, {"started": 0}):
         assert not is_gone(dataclasses.replace(holder, **unknown)), "elsewhere, or not to be known"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
+@pytest.mark.parametrize(
+    ("code", "killing", "gone"),
+    [
+        (errno.ENOENT, None, False),
+        (errno.ENOENT, PermissionError(), False),
+        (errno.ENOENT, ProcessLookupError(), True),
+        (errno.EMFILE, ProcessLookupError(), False),
+        (errno.EACCES, ProcessLookupError(), False),
+        (errno.ESRCH, ProcessLookupError(), False),
+    ],
+)
+def test_a_process_that_cannot_be_looked_at_is_not_gone(
+    monkeypatch: pytest.MonkeyPatch, code: int, killing: OSError | None, gone: bool
+) -> None:
+    """/proc may hide what other users run (hidepid), or this process have no file left to look with."""
+    other = dataclasses.replace(here("a:1"), id="other", pid=os.getppid())
+    read_text = Path.read_text
+
+    def read(path: Path, *arguments: Any, **options: Any) -> str:
+        if path == Path(f"/proc/{other.pid}/stat"):
+            raise OSError(code, os.strerror(code), str(path))
+        return read_text(path, *arguments, **options)
+
+    def kill(pid: int, signal: int) -> None:
+        assert (pid, signal) == (other.pid, 0)
+        if killing is not None:
+            raise killing
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(os, "kill", kill)
+    assert is_gone(other) is gone
 
 
 def _started(pid: int) -> int:
