@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -57,6 +58,9 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         self.serving: ControllerServer | None = None
         self._tenure = Tenure(0, settings.hold_s, 0.0)
         self._leader: Hold | None = None  # another one
+        # a former holder that did not give its hold back may grant until then, whichever of this one's terms it is
+        self._predecessor_until = -math.inf
+        self._taking_from_s = 0.0  # such a one's lease, while it is not known whether its hold was taken
         self._said = ""
         # one thread: a renewal that hangs is not overtaken by the next
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hold")
@@ -134,8 +138,9 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         """The hold, if it is this one's now."""
         try:
             now = await self._in_thread(self._ledger.hold)
-            free = not now.holder.id or now.left_s <= 0 or now.holder.id == self._me.id or self._gone(now.holder)
-            if free:
+            clean = not now.holder.id or now.holder.id == self._me.id or self._gone(now.holder)
+            if clean or now.left_s <= 0:
+                self._taking_from_s = max(self._taking_from_s, 0.0 if clean else now.lease_s)
                 now = await self._in_thread(self._ledger.take_hold, self._me, self._settings.hold_s, self._gone)
         except StateflowError as error:
             self._leader = None
@@ -144,6 +149,7 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         if now.holder.id == self._me.id:
             return now
         self._leader = now
+        self._note_predecessor(0.0)
         since = datetime.fromtimestamp(now.since_us / 1e6, UTC).isoformat(timespec="seconds")
         self._say(f"waits: {now.holder} leads, term {now.term}, since {since}")
         return None
@@ -151,6 +157,7 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
     async def _begin(self, hold: Hold, sent_at: float) -> None:
         self._tenure = Tenure(hold.term, self._settings.hold_s, sent_at + self._settings.hold_s)
         self._leader = None
+        self._note_predecessor(hold.grace_s)
         reading = asyncio.ensure_future(self._in_other_thread(Books.read, self._ledger, hold.term))
         try:
             while not reading.done():  # a long book must not cost the hold
@@ -164,8 +171,18 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
             return
         self._said = ""
         log.info("leads from now on, term %d of ledger %s", hold.term, self._ledger.id)
-        self.serving = self._make(self._tenure, books, hold.grace_s)
+        left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
+        self.serving = self._make(self._tenure, books, left_s / (1 + self._settings.lease_margin))  # which it adds
         self.serving.resume()
+
+    def _note_predecessor(self, grace_s: float) -> None:
+        """Its grace is said once, to the term that took its hold; that one may end before it has begun, and the answer
+        that said it may be lost."""
+        grace_s = max(grace_s, self._taking_from_s)
+        self._taking_from_s = 0.0
+        if grace_s:
+            until = self._clock.monotonic() + grace_s * (1 + self._settings.lease_margin)
+            self._predecessor_until = max(self._predecessor_until, until)
 
     async def _lead(self, server: ControllerServer) -> StateflowError:
         """Until the term has ended; why."""

@@ -1,0 +1,103 @@
+"""Terms of one controller: what it takes along from one to the next, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reconfig.controller.leading import Leading
+from stateflow.clock import ManualClock
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.ledger import Hold, Holder
+from stateflow.settings import ControllerSettings
+
+SETTINGS = ControllerSettings(lease_margin=0.1, hold_s=5.0)
+ME, OTHER = Holder("me", "here", "a:1"), Holder("other", "there", "b:1")
+AWAY = Unavailable("the ledger is away", remedy="see to its database")
+
+
+class Held:
+    """A ledger whose hold another one had, who did not give it back. ``fails``: what a call raises once, by its name,
+    after it was done."""
+
+    id = "L"
+
+    def __init__(self) -> None:
+        self.now = Hold(1, OTHER, 0, SETTINGS.hold_s, -1.0)
+        self.fails: dict[str, StateflowError] = {}
+
+    def hold(self) -> Hold:
+        return self.now
+
+    def take_hold(self, me: Holder, lease_s: float, gone: Callable[[Holder], bool]) -> Hold:
+        before, self.now = self.now, Hold(self.now.term + 1, me, 0, lease_s, lease_s)
+        self._fail("take_hold")
+        return replace(self.now, grace_s=0.0 if before.holder.id == me.id else before.lease_s)
+
+    def renew_hold(self, lease_s: float) -> None:
+        self._fail("renew_hold")
+
+    def give_back_hold(self) -> None: ...
+
+    def records(self, archived: bool) -> list[Any]:
+        self._fail("records")
+        return []
+
+    def _fail(self, call: str) -> None:
+        if call in self.fails:
+            raise self.fails.pop(call)
+
+
+class Terms:
+    def __init__(self) -> None:
+        self.ledger, self.clock = Held(), ManualClock(10**9)
+        self.graces: list[float] = []
+        ledger: Any = self.ledger
+        self.leading = Leading(ledger, ME, lambda _: False, SETTINGS, self.clock, self._make)
+
+    def _make(self, tenure: Any, books: Any, grace_s: float) -> Any:
+        async def close() -> None: ...
+
+        self.graces.append(grace_s)
+        over = asyncio.get_running_loop().create_future()
+        return SimpleNamespace(resume=lambda: None, close=close, over=over)
+
+
+@pytest.mark.parametrize(("lost", "left_s"), [("records", (5.5 - 1) / 1.1), ("take_hold", 5.0)])
+def test_what_a_predecessor_may_grant_outlives_a_term_that_does_not_begin(lost: str, left_s: float) -> None:
+    """The hold was this one's own when it took it again, and no predecessor's. The other's clock may be slower by a
+    tenth; where the answer was lost it is not known since when the hold is this one's."""
+
+    async def scenario() -> None:
+        terms = Terms()
+        terms.ledger.fails[lost] = AWAY
+        await terms.leading.try_once()
+        assert terms.leading.serving is None
+        terms.clock.advance(1.0)
+        await terms.leading.try_once()
+        assert terms.leading.serving is not None
+        assert terms.graces == [pytest.approx(left_s)]
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_predecessor_may_grant_outlives_a_term_that_ends_at_once() -> None:
+    async def scenario() -> None:
+        terms = Terms()
+        for _ in range(3):
+            await terms.leading.try_once()
+            await terms.leading._end()
+            terms.clock.advance(2.0)
+        terms.clock.advance(2.0)
+        await terms.leading.try_once()
+        assert terms.graces == pytest.approx([5.0, 3.5 / 1.1, 1.5 / 1.1, 0.0])
+        await terms.leading.close()
+
+    asyncio.run(scenario())
