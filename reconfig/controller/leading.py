@@ -247,8 +247,11 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         return await self._loop.run_in_executor(self._thread, work, *arguments)
 
     async def _in_other_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        with ThreadPoolExecutor(1, thread_name_prefix="book") as thread:
+        thread = ThreadPoolExecutor(1, thread_name_prefix="book")
+        try:
             return await self._loop.run_in_executor(thread, work, *arguments)
+        finally:  # whoever is cancelled does not wait, and so hold up the loop, for a ledger that does not answer
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _of_the_leader(name: str) -> Callable[..., Any]:

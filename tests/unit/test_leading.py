@@ -101,3 +101,26 @@ def test_what_a_predecessor_may_grant_outlives_a_term_that_ends_at_once() -> Non
         await terms.leading.close()
 
     asyncio.run(scenario())
+
+
+def test_the_loop_goes_on_when_a_book_that_is_being_read_is_not_wanted_any_more() -> None:
+    begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def read() -> None:
+        begun.set()
+        go_on.wait(10)
+        over.set()
+
+    async def scenario() -> None:
+        terms = Terms()
+        reading = asyncio.create_task(terms.leading._in_other_thread(read))
+        await asyncio.to_thread(begun.wait, 10)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert reading.cancelled()
+        assert not over.is_set()
+        go_on.set()
+        await asyncio.to_thread(over.wait, 10)
+        await terms.leading.close()
+
+    asyncio.run(scenario())
