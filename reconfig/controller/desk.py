@@ -19,6 +19,7 @@ from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
     LeaseLost,
+    LedgerReadOnly,
     LedgerReplaced,
     MoveConflict,
     StaleTerm,
@@ -97,7 +98,8 @@ class Desk:
         """One durable step of the book, e.g. ``record(Book.grant, move)``. They happen one after another, off the event
         loop, to the end even where the caller is cancelled.
 
-        A ledger that is away delays it, for as long as this controller leads. Raises what ends the term.
+        A ledger that is away, or can only be read, as one is whose database fails over, delays it for as long as this
+        controller leads: to renew its hold it has to write, too. Raises what ends the term.
         """
         return await asyncio.shield(self.spawn(self._record(work, *arguments)))
 
@@ -109,7 +111,7 @@ class Desk:
             except (HoldLost, LedgerReplaced, WriteUncertain) as error:  # or its outcome is not known: read it anew
                 self._end_term(error)
                 raise
-            except Unavailable as error:
+            except (Unavailable, LedgerReadOnly) as error:
                 if self._waited_for != error.what:
                     self._waited_for = error.what
                     log.warning("nothing is decided meanwhile: %s", error)

@@ -6,19 +6,23 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from reconfig.controller.book import Book
 from reconfig.controller.leading import Leading
+from reconfig.controller.service import ControllerServer
 from stateflow.clock import ManualClock
-from stateflow.errors import StateflowError, Unavailable
-from stateflow.ledger import Hold, Holder
+from stateflow.errors import HoldLost, LedgerReadOnly, StateflowError, Unavailable
+from stateflow.ledger import Hold, Holder, Ledger
 from stateflow.settings import ControllerSettings
 
 SETTINGS = ControllerSettings(lease_margin=0.1, hold_s=5.0)
 ME, OTHER = Holder("me", "here", "a:1"), Holder("other", "there", "b:1")
+READ_ONLY = LedgerReadOnly("the ledger can only be read", remedy="let this user write it")
 AWAY = Unavailable("the ledger is away", remedy="see to its database")
 
 
@@ -122,5 +126,54 @@ def test_the_loop_goes_on_when_a_book_that_is_being_read_is_not_wanted_any_more(
         go_on.set()
         await asyncio.to_thread(over.wait, 10)
         await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_record_waits_for_a_ledger_that_can_only_be_read(tmp_path: Path) -> None:
+    """PostgreSQL says so for some seconds when it fails over. The move whose record it was stayed open, with nobody to
+    carry it out."""
+
+    async def scenario() -> None:
+        with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+            server = ControllerServer(ledger, ControllerSettings(retry_interval_s=0.001))
+            refusals = [READ_ONLY, AWAY, READ_ONLY]
+
+            def work(_: Book) -> str:
+                if refusals:
+                    raise refusals.pop()
+                return "done"
+
+            assert await server._desk.record(work) == "done"
+            assert not server.over.done()
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+            terms = Terms()
+            await terms.leading.try_once()
+            tenure = terms.leading._tenure
+            tenure.lease_s = 0.01  # of how often it is renewed
+            server = ControllerServer(ledger, ControllerSettings(retry_interval_s=0.001), terms.clock, tenure=tenure)
+            refused = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def work(_: Book) -> None:
+                loop.call_soon_threadsafe(refused.set)
+                raise READ_ONLY
+
+            record = asyncio.ensure_future(server._desk.record(work))
+            await refused.wait()
+            terms.ledger.fails["renew_hold"] = READ_ONLY
+            assert isinstance(await terms.leading._lead(server), LedgerReadOnly)
+            await terms.leading._end()
+            with pytest.raises(HoldLost):
+                await record
+            await server.close()
+            await terms.leading.close()
 
     asyncio.run(scenario())
