@@ -91,7 +91,7 @@ class Standbys:
         """End what is not wanted any more, begin what lacks."""
         async with self._desk.planning:
             self._end_outdated()
-            for operator, count in self._desk.book.standbys.items():
+            for operator, count in list(self._desk.book.standbys.items()):  # another is wanted while one is recorded
                 if count and operator in self._desk.book.deployed:
                     await self._begin_missing(operator, count)
 
