@@ -6,13 +6,27 @@ it, or the error. So the same decisions are run by threads and sockets, and by a
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from stateflow.client.history import History, Sent
-from stateflow.errors import InvalidArgument, PositionGap, SourceTaken
+from stateflow.client.history import LOGGED_MAX, History, Sent
+from stateflow.errors import (
+    CodeRefused,
+    InvalidArgument,
+    LocalMisuse,
+    OperatorNotDeployed,
+    OperatorNotImportable,
+    OperatorOutdated,
+    OutOfMemory,
+    PositionGap,
+    SourceRetired,
+    SourceTaken,
+    StaleBatch,
+    StateflowError,
+)
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.layout import Session
 from stateflow.runtime.positions import Batch
@@ -21,6 +35,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: what partitions lost is sent again so many times in one call, as they may lose more meanwhile
 REWINDS_MAX = 10
+#: outputs of so many batches are kept for callers who were told that they failed
+OUTPUTS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,45 @@ class Deliver:
 
 Step: TypeAlias = Open | Deliver
 Steps: TypeAlias = Generator[Step, Any, T]
+
+
+class Asked(NamedTuple):
+    """What a caller wants to be applied: who asks for the same again, means the same batch."""
+
+    schema: bytes
+    rows: Mapping[int, bytes]
+    watermark_us: int | None
+
+    @property
+    def digest(self) -> bytes:
+        found = hashlib.blake2b(digest_size=16)
+        for part in (
+            repr(self.watermark_us).encode(),
+            self.schema,
+            *(x for p in sorted(self.rows) for x in self._of(p)),
+        ):
+            found.update(len(part).to_bytes(8, "big") + part)
+        return found.digest()
+
+    def _of(self, partition: int) -> tuple[bytes, bytes]:
+        return b"%d" % partition, self.rows[partition]
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """The batch that failed last: some of its partitions may contain it. ``refused``: it will not do better."""
+
+    asked: Asked
+    sent: Sent
+    refused: bool
+
+
+class _Left(NamedTuple):
+    """A batch whose caller was told that it failed, and others came since. ``outputs``: it is applied; None: it is in
+    some partitions, perhaps, or its outputs are gone."""
+
+    number: int
+    outputs: Mapping[int, bytes] | None
 
 
 def perform(steps: Steps[T], do: Callable[[Step], Any]) -> T:
@@ -76,7 +131,9 @@ class Delivery:
         self._refused = False  # by a partition that misses something, and not all of them were asked since
         self._rewinds = False  # the last batch was one of a rewind by hand
         self._promised_us: int | None = None  # the watermark before it
-        self._failed: tuple[int, bytes, Mapping[int, bytes]] | None = None  # number and rows of the batch that did
+        self._used = -1  # the newest number that was sent, whatever came of it
+        self._doubt: _Doubt | None = None
+        self._left: dict[bytes, _Left] = {}  # by what was asked for
 
     def open(self) -> Steps[None]:
         """Become the newest client of the source at every partition."""
@@ -96,22 +153,47 @@ class Delivery:
         messages: Mapping[int, bytes],
         sequence: int | None,
         rewind: bool,
-        watermark_us: int | None = None,
-    ) -> Steps[dict[int, bytes]]:
-        """One batch; comes to its outputs."""
-        number = self._next(schema, messages) if sequence is None else sequence
+        watermark_us: int | None,
+        read: Callable[[Mapping[int, bytes]], T],
+    ) -> Steps[T]:
+        """One batch; comes to what ``read`` makes of its outputs. Where that raises, the batch has failed like any
+        other: its caller has not heard of it.
+
+        Who numbers his batches himself decides himself which comes next. Else one that failed comes before all others,
+        under the number it had: partitions can tell only of their newest batch whether they contain it. One that is
+        refused for what it is would hold up all others, and is passed over; where partitions contain some of it, it
+        keeps its number, under which none takes it twice.
+        """
         if rewind and sequence is None:
             raise InvalidArgument("a rewind sends batches under their numbers", remedy="pass sequence=")
+        asked, left, batch = Asked(schema, messages, watermark_us), None, None
+        if sequence is None:
+            left = self._left.get(asked.digest) if self._left else None
+            if left is not None and left.outputs is not None:
+                result = read(left.outputs)
+                del self._left[asked.digest]
+                return result
+            if self._doubt is not None and self._doubt.asked != asked:
+                yield from self._finish(self._doubt)
+            if self._doubt is not None:
+                batch = self._doubt.sent
+            sequence = max(self.history.position, self._used) + 1 if left is None else left.number
+        number = sequence if batch is None else batch.number
         yield from self._prepare(number, rewind)
         self._watermark_us = watermark_us if watermark_us is not None else self._watermark_us
-        batch = Sent(number, schema, messages, self._watermark_us)
+        batch = batch or Sent(number, schema, messages, self._watermark_us)
+        new = not rewind and left is None and self.history.lacks(batch)
+        self._used = max(self._used, number)
         try:
-            outputs = yield from self._applied(batch, rewind)
-        except BaseException:
-            self._failed = number, schema, messages
+            result = read((yield from self._applied(batch, rewind)))
+        except BaseException as error:
+            if new:
+                self._put_in_doubt(_Doubt(asked, batch, _is_hopeless(error)))
+            if left is not None and isinstance(error, StaleBatch):
+                raise self._overtaken(number) from error
             raise
-        self._failed = None
-        return outputs
+        self._settled(asked, number, rewind)
+        return result
 
     def verify(self) -> Steps[None]:
         """Raises PositionGap where something was lost that is no longer kept, SourceTaken."""
@@ -121,9 +203,68 @@ class Delivery:
     def accept_loss(self) -> Steps[int | None]:
         """Comes to the oldest batch that is given up, None: nothing was lost."""
         yield from self._ask()
-        if self.history.taken:
-            self._failed = None  # its number may be another's
+        if self.history.taken:  # numbers may be another's
+            self._doubt = None
+            self._left.clear()
         return self.history.accept_loss()
+
+    def let_go(self) -> None:
+        """Of rows and outputs: nothing will be sent any more."""
+        self.history.let_go()
+        self._doubt = None
+        self._left.clear()
+
+    # -- batches that failed -------------------------------------------------------------------------------
+
+    def _finish(self, doubt: _Doubt) -> Steps[None]:
+        """So that others may come. Raises what stands in the way, unless that is the batch itself."""
+        number = doubt.sent.number
+        if not doubt.refused:
+            try:
+                yield from self._prepare(number, False)
+                outputs = yield from self._applied(doubt.sent, False)
+            except StateflowError as error:
+                if not _is_hopeless(error):
+                    error.located(unfinished_batch=number)
+                    raise
+                self._doubt = replace(doubt, refused=True)
+            else:
+                self._leave(doubt, outputs)
+                self._doubt = None
+                return
+        yield from self._ask()
+        if self.history.contains_some(number, doubt.sent.rows):
+            self._leave(doubt, None)
+        self._doubt = None
+
+    def _put_in_doubt(self, doubt: _Doubt) -> None:
+        before, self._doubt = self._doubt, doubt
+        if before is not None and before.asked != doubt.asked:  # whose caller chose the next one's number
+            self._leave(before, None)
+
+    def _leave(self, doubt: _Doubt, outputs: Mapping[int, bytes] | None) -> None:
+        self._left[doubt.asked.digest] = _Left(doubt.sent.number, outputs)
+        for each in [each for each, left in self._left.items() if left.outputs is not None][:-OUTPUTS_MAX]:
+            self._left[each] = self._left[each]._replace(outputs=None)
+        while len(self._left) > LOGGED_MAX:
+            del self._left[next(iter(self._left))]
+
+    def _settled(self, asked: Asked, number: int, rewind: bool) -> None:
+        """Batch ``number`` is applied, perhaps mended; or the same under a number that its caller chose instead."""
+        if self._doubt is not None and (self._doubt.sent.number == number or self._doubt.asked == asked):
+            self._doubt = None
+        if self._left and not rewind:  # by which partitions pass over what they may lack
+            self._left.pop(asked.digest, None)
+            self._left = {each: left for each, left in self._left.items() if left.number != number}
+
+    def _overtaken(self, number: int) -> StaleBatch:
+        return StaleBatch(
+            f"the same failed as batch {number}, which partitions contain, some of them or all, and others came since",
+            remedy="send again what the state lacks; or, to have all of it applied once more, pass sequence=",
+            operator=self.history.operator,
+            source=self.history.source,
+            batch=number,
+        )
 
     def _prepare(self, number: int, rewind: bool) -> Steps[None]:
         """Raises PositionGap when other batches have to come before this one."""
@@ -206,11 +347,13 @@ class Delivery:
         self.history.heard(heard.contained, others)
         self._refused = False
 
-    def _next(self, schema: bytes, messages: Mapping[int, bytes]) -> int:
-        if self._failed is None:
-            return self.history.position + 1
-        number, *rows = self._failed
-        return number if rows == [schema, messages] else max(self.history.position, number) + 1
+
+def _is_hopeless(error: BaseException) -> bool:
+    """Is a batch refused for what it is, so that it would be again? Else it is for where it was to go."""
+    if isinstance(error, OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused):
+        return False
+    of_rows = isinstance(error, LocalMisuse | StaleBatch | SourceRetired | OutOfMemory)
+    return of_rows or type(error) is StateflowError  # a fault of ours that it brings about
 
 
 class Heard(NamedTuple):

@@ -95,7 +95,8 @@ class StreamClient:
     ``sequence=client.position``: partitions that have it skip it.
 
     A batch that failed may have been applied to some partitions. Sent again with the same rows it keeps its number,
-    and they skip it; other rows are another batch and get the next number. To send it mended, pass its number.
+    and they skip it; other rows are another batch and get the next number, see :meth:`send` for what comes first. To
+    send it mended, pass its number.
 
     A partition may lose batches it had acknowledged: its owner died and an older checkpoint was restored. The client
     notices, asks all partitions what they have, and sends them again what they lack, out of the batches it keeps
@@ -156,14 +157,22 @@ class StreamClient:
             rewind: an older batch, ``sequence``, is sent again: partitions that contain it skip it, and give no output.
 
         Raises KeyColumnMissing, NullKey, OperatorFailed, PositionGap, …; nothing of a partition that failed was
-        applied, and the same call can be made again.
+        applied, and the same call can be made again, also after others: rows are not applied twice.
+
+        Where it is not known how far a batch came (Unavailable, Ctrl-C), the next call, of whatever thread, first
+        finishes it, and fails as it does where that is not possible yet (``unfinished_batch``); its own rows are not
+        sent then. The failed call, made again, returns the outputs, and applies nothing. A batch that is refused for
+        what it is (OperatorFailed, EncodeError, …) is not waited for. Its rows sent again, after others, are a new
+        batch where no partition contains any of them; else StaleBatch is raised by partitions that have newer rows,
+        and what the state lacks is the caller's to send. With ``sequence`` nothing is waited for: that batch goes
+        first, and rows that failed are applied once more when they are sent under another number.
         """
         if sequence is not None:
             number_given(sequence)
         rows = rows_given(rows)
         schema, messages = self._messages(rows) if rows else (b"", {})
         with self._lock:
-            return self._outputs(self._run(self._delivery.deliver(schema, messages, sequence, rewind)))
+            return self._run(self._delivery.deliver(schema, messages, sequence, rewind, None, self._outputs))
 
     def advance_watermark(
         self, watermark: datetime | int, *, sequence: int | None = None, rewind: bool = False
@@ -177,9 +186,9 @@ class StreamClient:
         if sequence is not None:
             number_given(sequence)
         everywhere = dict.fromkeys(range(self._router.spec.partitions), b"")
-        steps = self._delivery.deliver(b"", everywhere, sequence, rewind, to_us(watermark))
+        steps = self._delivery.deliver(b"", everywhere, sequence, rewind, to_us(watermark), self._outputs)
         with self._lock:
-            return self._outputs(self._run(steps))
+            return self._run(steps)
 
     def verify(self) -> None:
         """Ask every partition whether it contains what it acknowledged, and send again what it lost. Raises SourceTaken
@@ -203,7 +212,7 @@ class StreamClient:
         source stays this client's until another comes."""
         with self._lock:
             self._closed = True
-            self._delivery.history.let_go()
+            self._delivery.let_go()
 
     def __enter__(self) -> StreamClient:
         return self

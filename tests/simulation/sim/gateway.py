@@ -91,7 +91,7 @@ class Gateway(Client):
 
     async def _deliver(self, number: int, rewind: bool = False) -> None:
         rows, watermark = self._source.batches[number]
-        steps = self._delivery.deliver(SCHEMA_BYTES, rows, number, rewind, watermark)
+        steps = self._delivery.deliver(SCHEMA_BYTES, rows, number, rewind, watermark, dict)
         await self._perform(steps)
 
     async def _rewind(self, oldest: int, number: int) -> None:

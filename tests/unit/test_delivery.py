@@ -1,0 +1,307 @@
+"""Batches that fail: which is sent next, under which number, and what partitions make of it. Theirs are the real
+decisions (:class:`~stateflow.runtime.positions.Positions`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+import xxhash
+
+from stateflow.client.delivery import OUTPUTS_MAX, Deliver, Delivery, Open, Step, perform
+from stateflow.client.history import History
+from stateflow.errors import (
+    BatchChanged,
+    DiskFull,
+    OperatorFailed,
+    OutOfMemory,
+    StaleBatch,
+    StateflowError,
+    Unavailable,
+)
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.layout import Position, Session
+from stateflow.runtime.positions import Batch, Positions
+from stateflow.types import PartitionId
+
+PARTITIONS = 3
+ME = Session(5, "me")
+
+
+class Cluster:
+    """``errors``: partition → what it refuses the next batch with, for good, or until it is taken out. Partition →
+    ``applied``: rows in the order in which they were."""
+
+    def __init__(self) -> None:
+        self.errors: dict[int, BaseException] = {}
+        self.late: dict[int, BaseException] = {}  # the same, but the batch is applied
+        self.silent: BaseException | None = None  # to whoever opens the source
+        self.applied: dict[int, list[Any]] = {p: [] for p in range(PARTITIONS)}
+        self.positions = [Positions(PartitionId("Op", p), {}, {"s": ME}) for p in range(PARTITIONS)]
+        self.outputs: dict[int, bytes] = {}
+        self.sent: list[int] = []
+        self.asked = 0
+        self.delivery = Delivery(History("Op", "s", PARTITIONS, 1 << 20), ME, lambda: None)
+        self._run(self.delivery.open())
+
+    def send(self, *partitions: int, rows: str = "", sequence: int | None = None, read: Any = dict, **more: Any) -> Any:
+        messages = {p: (rows or "r").encode() for p in partitions}
+        steps = self.delivery.deliver(b"s", messages, sequence, more.get("rewind", False), more.get("until"), read)
+        return self._run(steps)
+
+    def promise(self, watermark_us: int) -> Any:
+        everywhere = dict.fromkeys(range(PARTITIONS), b"")
+        return self._run(self.delivery.deliver(b"", everywhere, None, False, watermark_us, dict))
+
+    def _run(self, steps: Any) -> Any:
+        return perform(steps, self._do)
+
+    def _do(self, step: Step) -> Any:
+        if isinstance(step, Open):
+            self.asked += 1
+            if self.silent is not None:
+                raise self.silent
+            lasts = {p: last for p, each in enumerate(self.positions) if (last := each.last("s")) is not None}
+            return [rpb.PositionsReply(positions=lasts, clients=dict.fromkeys(lasts, ME.id))]
+        assert isinstance(step, Deliver)
+        self.sent.append(step.batch.number)
+        found: dict[int, bytes] = {}
+        error: BaseException | None = None
+        for partition, rows in step.rows.items():
+            try:
+                found[partition] = self._apply(partition, step.batch, step.schema, rows, step.after)
+            except BaseException as caught:  # noqa: BLE001
+                error = error or caught
+        if error is not None:
+            raise error
+        return found
+
+    def _apply(self, partition: int, batch: Batch, schema: bytes, rows: bytes, after: Mapping[int, int]) -> bytes:
+        if partition in self.errors:
+            raise self.errors[partition]
+        position = self.positions[partition]
+        digest = xxhash.xxh3_64_intdigest(rows, xxhash.xxh3_64_intdigest(schema))
+        if position.contains(batch):
+            return b""
+        if position.is_replay(batch, after.get(partition)):
+            position.check_digest(batch, digest)
+        else:
+            position.reached("s", Position(batch.number, digest=digest, client=ME.id))
+            self.applied[partition].append(rows.decode() or batch.watermark_us)
+            self.outputs[partition] = b"%d of %s" % (batch.number, rows)
+        if partition in self.late:
+            raise self.late[partition]
+        return self.outputs[partition]
+
+
+def away() -> Unavailable:
+    return Unavailable("the owner is away", remedy="-")
+
+
+def poison() -> OperatorFailed:
+    return OperatorFailed("process() raised", remedy="-")
+
+
+def test_rows_that_failed_are_not_applied_twice_when_others_came_between() -> None:
+    """Two threads: the second one's batch waits until it is known what became of the first."""
+    c = Cluster()
+    c.errors[2] = away()
+    with pytest.raises(Unavailable):
+        c.send(1, 2, rows="a")
+    with pytest.raises(Unavailable) as caught:
+        c.send(1, rows="b")
+    assert caught.value.where["unfinished_batch"] == 0
+    assert (c.applied[1], c.delivery.history.position) == (["a"], -1), "b was not sent"
+    c.errors.clear()
+    assert c.send(1, rows="b") == {1: b"1 of b"}
+    assert c.send(1, 2, rows="a") == {1: b"0 of a", 2: b"0 of a"}, "what it gave when it was finished"
+    assert c.applied == {0: [], 1: ["a", "b"], 2: ["a"]}
+    assert c.send(1, 2, rows="a")[1] == b"2 of a", "the next one is another"
+
+
+@pytest.mark.parametrize("error", [poison(), OutOfMemory("-"), BatchChanged("-"), StateflowError("a fault")])
+def test_a_batch_that_is_refused_for_what_it_is_holds_up_nobody(error: StateflowError) -> None:
+    c = Cluster()
+    c.errors[2] = error
+    with pytest.raises(type(error)):
+        c.send(1, 2, rows="a")
+    assert c.send(1, rows="b") == {1: b"1 of b"}
+    assert c.sent == [0, 1], "it is not tried again"
+    c.errors.clear()
+    for _ in range(2):
+        with pytest.raises(StaleBatch, match="as batch 0, which partitions contain") as caught:
+            c.send(1, 2, rows="a")
+        assert caught.value.where["batch"] == 0
+        c.send(0, rows="c")
+    assert c.applied[1] == ["a", "b"]
+    c.send(2, rows="a")  # as the caller sees fit
+    c.send(1, 2, rows="a", sequence=100)  # all once more
+    assert c.applied[1] == ["a", "b", "a"]
+    c.send(1, 2, rows="a")
+    assert c.sent[-1] == 101
+
+
+def test_a_batch_that_no_partition_took_is_a_new_one_later() -> None:
+    c = Cluster()
+    c.errors[1] = poison()
+    with pytest.raises(OperatorFailed):
+        c.send(1, rows="a")
+    c.send(2, rows="b")
+    c.errors.clear()
+    c.send(1, rows="a")
+    assert (c.sent, c.applied[1]) == ([0, 1, 2], ["a"])
+
+
+def test_a_batch_that_was_away_first_and_is_refused_then() -> None:
+    c = Cluster()
+    c.errors[2] = away()
+    with pytest.raises(Unavailable):
+        c.send(1, 2, rows="a")
+    c.errors[2] = poison()
+    assert c.send(1, rows="b") == {1: b"1 of b"}
+    with pytest.raises(StaleBatch):
+        c.send(1, 2, rows="a")
+    assert c.applied == {0: [], 1: ["a", "b"], 2: []}
+
+
+def test_what_cannot_be_asked_is_asked_later() -> None:
+    c = Cluster()
+    c.errors[2] = poison()
+    with pytest.raises(OperatorFailed):
+        c.send(1, 2, rows="a")
+    c.silent = away()
+    with pytest.raises(Unavailable):
+        c.send(1, rows="b")
+    c.silent = None
+    c.send(1, rows="b")
+    c.errors.clear()
+    with pytest.raises(StaleBatch):
+        c.send(1, 2, rows="a")
+
+
+def test_a_disk_that_is_full_is_none_of_the_rows_fault() -> None:
+    c = Cluster()
+    c.errors[2] = DiskFull("-")
+    with pytest.raises(DiskFull):
+        c.send(1, 2, rows="a")
+    with pytest.raises(DiskFull):
+        c.send(1, rows="b")
+    c.send(1, rows="b", sequence=7)
+    assert c.applied[1] == ["a", "b"], "who numbers it himself has it go first"
+
+
+def test_who_numbers_batches_himself_is_not_waited_for_and_nothing_of_it_comes_twice() -> None:
+    c = Cluster()
+    c.errors[2] = away()
+    with pytest.raises(Unavailable):
+        c.send(1, 2, rows="a")
+    with pytest.raises(Unavailable):
+        c.send(1, 2, rows="b", sequence=4)
+    c.errors.clear()
+    with pytest.raises(StaleBatch):
+        c.send(1, 2, rows="a")
+    assert c.sent[-2:] == [4, 0]
+    assert c.applied == {0: [], 1: ["a", "b"], 2: ["b"]}
+    assert c.send(1, 2, rows="b") == {1: b"4 of b", 2: b"4 of b"}
+
+
+def test_a_batch_is_mended_under_its_number() -> None:
+    c = Cluster()
+    c.errors[2] = poison()
+    with pytest.raises(OperatorFailed):
+        c.send(1, 2, rows="a")
+    c.errors.clear()
+    c.send(0, rows="mended", sequence=0)
+    c.send(2, rows="b")
+    assert c.sent == [0, 0, 1]
+
+
+def test_a_number_that_everybody_has_leaves_no_doubt() -> None:
+    c = Cluster()
+    c.send(1, rows="a")
+    with pytest.raises(BatchChanged):
+        c.send(1, rows="b", sequence=0)
+    c.send(1, rows="b")
+    assert (c.sent, c.applied[1]) == ([0, 0, 1], ["a", "b"])
+
+
+def test_a_new_watermark_does_not_pass_for_the_one_that_failed() -> None:
+    c = Cluster()
+    c.errors[2] = away()
+    with pytest.raises(Unavailable):
+        c.promise(1)
+    c.errors.clear()
+    c.promise(2)
+    assert c.applied == {p: [1, 2] for p in range(PARTITIONS)}
+    assert c.sent == [0, 0, 1]
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), ValueError("-")])
+def test_outputs_that_the_caller_did_not_get_are_there_the_next_time(interrupt: BaseException) -> None:
+    def read(_: Mapping[int, bytes]) -> None:
+        raise interrupt
+
+    c = Cluster()
+    with pytest.raises(type(interrupt)):
+        c.send(1, rows="a", read=read)
+    assert c.send(1, rows="a") == {1: b"0 of a"}
+    with pytest.raises(type(interrupt)):
+        c.send(1, rows="b", read=read)
+    c.send(1, rows="c")
+    with pytest.raises(type(interrupt)):
+        c.send(1, rows="b", read=read)
+    assert c.send(1, rows="b") == {1: b"1 of b"}
+    assert c.applied[1] == ["a", "b", "c"]
+
+
+def test_outputs_that_are_kept_are_bounded_and_nothing_comes_twice_without_them() -> None:
+    c = Cluster()
+    c.late[1] = away()
+    for n in range(OUTPUTS_MAX + 2):
+        with pytest.raises(Unavailable):
+            c.send(1, rows=str(n))
+        c.late.clear()
+        c.send(0, rows=f"between {n}")
+        c.late[1] = away()
+    c.late.clear()
+    assert c.send(1, rows=str(OUTPUTS_MAX + 1)) == {1: b"%d of %d" % (2 * OUTPUTS_MAX + 2, OUTPUTS_MAX + 1)}
+    for n in range(2):
+        with pytest.raises(StaleBatch):
+            c.send(1, rows=str(n))
+    assert c.applied[1] == [str(n) for n in range(OUTPUTS_MAX + 2)]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_what_is_sent_until_it_succeeds_is_applied_once(seed: int) -> None:
+    """Callers in any order, each of which makes its call again until it succeeds, or is told that it cannot."""
+    random = Random(seed)
+    c = Cluster()
+    partitions = {f"{n}": random.sample(range(PARTITIONS), random.randint(1, PARTITIONS)) for n in range(20)}
+    waiting, told, refused = list(partitions), [], []
+    rounds = 0
+    while waiting:
+        rounds += 1
+        c.errors, c.late, c.silent = {}, {}, None
+        if rounds < 300:
+            for each in (c.errors, c.late):
+                if random.random() < 0.3:
+                    error = random.choice((away, away, poison, KeyboardInterrupt))()
+                    each[random.randrange(PARTITIONS)] = error
+            c.silent = away() if random.random() < 0.1 else None
+        rows = random.choice(waiting[:4])
+        try:
+            c.send(*partitions[rows], rows=rows)
+        except StaleBatch:
+            refused.append(rows)
+        except (StateflowError, KeyboardInterrupt):
+            continue
+        else:
+            told.append(rows)
+        waiting.remove(rows)
+    for rows, where in partitions.items():
+        counts = [c.applied[p].count(rows) for p in where]
+        assert set(counts) == {1} if rows in told else set(counts) <= {0, 1}, (rows, c.applied)
+    assert rounds < 400
+    assert len(told) > len(refused)
