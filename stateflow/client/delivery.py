@@ -341,6 +341,7 @@ class Delivery:
 
     def _ask(self) -> Steps[None]:
         """As the client that it is: one that another came after must not take what it hears for its own."""
+        self._refused = True  # until all of them have answered: those that did not may not know of this client
         replies = yield Open(self.session)
         heard = merged(replies)
         others = {p for p, client in heard.clients.items() if client != self.session.id}

@@ -273,6 +273,23 @@ def test_outputs_that_are_kept_are_bounded_and_nothing_comes_twice_without_them(
     assert c.applied[1] == [str(n) for n in range(OUTPUTS_MAX + 2)]
 
 
+def test_who_was_not_heard_of_by_all_asks_again() -> None:
+    """Some may have been told of this client, and others not: those would let in who came before."""
+    c = Cluster()
+    c.silent = away()
+    with pytest.raises(Unavailable):
+        perform(c.delivery.verify(), c._do)
+    asked = c.asked
+    with pytest.raises(Unavailable):
+        c.send(1)
+    assert (c.asked, c.sent) == (asked + 1, [])
+    c.silent = None
+    c.send(1)
+    assert (c.asked, c.sent) == (asked + 2, [0])
+    c.send(1, rows="next")
+    assert c.asked == asked + 2
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_what_is_sent_until_it_succeeds_is_applied_once(seed: int) -> None:
     """Callers in any order, each of which makes its call again until it succeeds, or is told that it cannot."""
