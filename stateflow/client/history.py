@@ -217,6 +217,7 @@ class History:
     def accept_loss(self) -> int | None:
         """What is lost need not come back. Returns the oldest batch that was lost, None: nothing was."""
         oldest = self._oldest_missing()
+        self._forget_lost()
         self._acknowledged = self._contained[:]
         self.lost.clear()
         for partition, batch in self._taken.items():
@@ -225,6 +226,30 @@ class History:
         self._taken.clear()
         self._rewound = self._unsure = None
         return oldest
+
+    def _forget_lost(self) -> None:
+        """A later loss must not bring it back: it may have been sent again under other numbers, and where it was not,
+        nothing asks for it."""
+        from_ = {p: self._contained[p] + 1 for p in self.lost}
+        from_ |= {p: self._before[p] + 1 for p in self._taken}  # what is there now is another client's
+
+        def stays(number: int, partition: int) -> bool:
+            return number < from_.get(partition, number + 1)
+
+        for number, partitions in list(self._log.items()):
+            left = tuple(p for p in partitions if stays(number, p))
+            if len(left) == len(partitions):
+                continue
+            kept = self._kept.pop(number, None) if not left else self._kept.get(number)
+            if left:
+                self._log[number] = left
+            else:
+                del self._log[number]
+            if kept is not None:
+                self._kept_bytes -= kept.bytes
+                if left:
+                    self._kept[number] = replace(kept, rows={p: kept.rows[p] for p in left})
+                    self._kept_bytes += self._kept[number].bytes
 
     def _oldest_missing(self) -> int | None:
         """By its number; where the log does not reach back, the number behind what the partition has."""

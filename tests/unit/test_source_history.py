@@ -120,6 +120,35 @@ def test_a_loss_that_is_accepted_is_forgotten() -> None:
     assert history().accept_loss() is None
 
 
+def test_what_was_given_up_is_not_sent_again_after_another_loss() -> None:
+    """It may have been, under other numbers."""
+    h = history()
+    sent(h, batch(0, 0, 1), batch(1, 0), batch(2, 0, 1), batch(3, 1))
+    h.heard({0: 0, 1: 3})
+    assert h.accept_loss() == 1
+    sent(h, batch(4, 0), batch(5, 0))
+    h.heard({0: 0, 1: 0})
+    assert [(b.number, set(b.rows)) for b in h.missing()] == [(2, {1}), (3, {1}), (4, {0}), (5, {0})]
+    assert h._kept_bytes == sum(each.bytes for each in h._kept.values())
+    h.let_go()
+    with pytest.raises(PositionGap, match="from 2 on"):
+        h.missing()
+    h.heard({0: 0, 1: 3})
+    with pytest.raises(PositionGap, match="from 4 on"):
+        h.missing()
+
+
+def test_what_a_former_client_took_the_place_of_is_not_sent_again_after_another_loss() -> None:
+    h = history()
+    h.resume({0: 4, 1: 4}, [])
+    sent(h, batch(5, 0, 1), batch(6, 0))
+    h.heard({0: 6, 1: 5}, others={0})
+    assert h.accept_loss() == 5
+    sent(h, batch(7, 0))
+    h.heard({0: 4, 1: 4})
+    assert [(b.number, set(b.rows)) for b in h.missing()] == [(5, {1}), (7, {0})]
+
+
 def test_a_former_client_that_was_let_in_again_is_told_of() -> None:
     """Of two that sent under the same numbers only one was applied."""
     h = history()
