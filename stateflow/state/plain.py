@@ -129,10 +129,25 @@ def is_array_type(type_: Any) -> bool:
 
 
 def array_item(args: tuple[Any, ...]) -> type | None:
-    """What items ``numpy.ndarray[args]`` is declared to have; None for any."""
+    """What items ``numpy.ndarray[args]`` is declared to have, a class of numpy's; None for any, and for several."""
     inner = typing.get_args(args[1]) if len(args) == 2 else ()
     item = (typing.get_origin(inner[0]) or inner[0]) if inner else None
-    return item if isinstance(item, type) and item is not Any else None
+    return item if isinstance(item, type) and any(map(_is_generic, item.__mro__)) else None
+
+
+def _is_generic(cls: type) -> bool:
+    return (cls.__module__, cls.__name__) == ("numpy", "generic")
+
+
+def has_items(array: Any, item: type) -> bool:
+    """Whether what is in ``array`` is of ``item``, a class of numpy's: two integers that differ in name only, as C's
+    ``long long`` and ``long`` may, are one, of which the stored form gives the other back."""
+    import numpy as np  # who has an array has it
+
+    if issubclass(array.dtype.type, item):
+        return True
+    abstract = item in (np.integer, np.signedinteger, np.unsignedinteger)
+    return issubclass(item, np.integer) and not abstract and bool(np.dtype(item) == array.dtype.newbyteorder("="))
 
 
 def _extend_array(array: Any) -> msgpack.ExtType:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stateflow.errors import DeclarationError, DecodeError, EncodeError
 from stateflow.state.numeric import exact_decimal, exact_float
-from stateflow.state.plain import CONTAINERS, array_item, is_array_type
+from stateflow.state.plain import CONTAINERS, array_item, has_items, is_array_type
 from stateflow.state.records import REQUIRED, bare, builder, defaults, hints, is_immutable, is_record, is_union
 
 
@@ -37,7 +37,8 @@ class Shape:
 
 
 def misfit(value: Any, declared: str) -> TypeError:
-    return TypeError(f"{type(value).__name__} instead of {declared}")
+    name = type(value).__name__
+    return TypeError(f"{f'{type(value).__module__}.{name}' if name == declared else name} instead of {declared}")
 
 
 def shape_of(type_: Any) -> Shape:
@@ -211,7 +212,7 @@ def _array_shape(args: tuple[Any, ...]) -> Shape:
     def lower(value: Any) -> Any:
         if not is_array_type(value.__class__):
             raise misfit(value, "numpy.ndarray")
-        if item is not None and not issubclass(value.dtype.type, item):
+        if item is not None and not has_items(value, item):
             raise TypeError(f"an array of {value.dtype} instead of one of {item.__name__}")
         return value
 

@@ -7,7 +7,7 @@ import enum
 import fractions
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any, Optional
+from typing import Any, Optional, Union
 from uuid import UUID
 
 import numpy as np
@@ -134,9 +134,30 @@ def test_what_fits_as_it_is_is_not_copied() -> None:
 
 
 def test_arrays_of_the_declared_items_fit() -> None:
-    for type_ in (np.ndarray, npt.NDArray[np.float64], npt.NDArray[np.floating[Any]], npt.NDArray[Any]):
+    several = (npt.NDArray[np.float32 | np.float64], npt.NDArray[Union[np.float32, np.float64]])  # noqa: UP007
+    for type_ in (np.ndarray, npt.NDArray[np.float64], npt.NDArray[np.floating[Any]], npt.NDArray[Any], *several):
         coder = coder_for(type_)
         assert coder.decode(coder.encode(np.array([1.5]))).tolist() == [1.5]
+
+
+@pytest.mark.parametrize("item", [np.longlong, np.ulonglong, np.int64, np.intc, np.uint8, np.integer, np.int_])
+def test_an_array_that_was_read_fits_again(item: Any) -> None:
+    """Of two integers of one width numpy gives one back for both."""
+    coder = coder_for(npt.NDArray[item])
+    array = np.array([1, 2], np.ulonglong if item is np.integer else item)
+    for each in (array, array.astype(array.dtype.newbyteorder(">"))):
+        back = coder.decode(coder.encode(each))
+        assert coder.decode(coder.encode(back)).tolist() == [1, 2]
+    for other in (np.array([1.5]), np.array([1], np.int16)):
+        if not issubclass(other.dtype.type, item):
+            with pytest.raises(EncodeError, match=f"an array of {other.dtype} instead of one of {item.__name__}"):
+                coder.encode(other)
+
+
+def test_what_has_the_name_of_what_is_declared_is_told_apart() -> None:
+    other = type("UUID", (), {})
+    with pytest.raises(EncodeError, match=r"test_shapes\.UUID instead of UUID"):
+        coder_for(list[UUID]).encode([other()])
 
 
 def test_a_default_is_checked_and_an_error_says_where_and_what() -> None:
