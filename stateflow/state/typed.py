@@ -6,7 +6,7 @@ int, float, bool, str, bytes, date      int64, double, bool, string, binary, dat
 datetime                                timestamp[us, UTC]
 Decimal, UUID                           string, which loses no digit
 list, set, frozenset, tuple[T, ...]     list
-dict[K, V]                              map
+dict[K, V]                              map; JSON where a key may be None
 tuple[A, B]                             struct of ``_0``, ``_1``, …
 a record                                struct of its fields
 Optional[T]                             as T, null for None
@@ -122,6 +122,8 @@ def typed(signature: Signature) -> Typed:
             lambda values: [item.give(value) for value in values],
             lambda given: given if isinstance(given, _NO_LIST) else make(map(item.take, given)),
         )
+    if kind == "dict" and (inner[0] == "None" or (inner[0][0] == "union" and "None" in inner[0])):
+        return _TEXT  # Arrow has no null as key
     if kind == "dict":
         return _map(*map(typed, inner))
     if kind == "tuple":

@@ -80,6 +80,8 @@ def test_a_column_is_what_is_declared_and_gives_back_what_was_stored(
         (Any, {1: b"\xff"}, '[[1, "ff"]]'),
         (int | str, 5, "5"),
         (np.ndarray, np.array([[1, 2]]), "[[1, 2]]"),
+        (dict[str | None, int], {None: 1, "a": 2}, '[[null, 1], ["a", 2]]'),
+        (dict[None, int], {None: 1}, "[[null, 1]]"),
         (Node, Node(1, Node(2)), None),
     ],
     ids=str,
