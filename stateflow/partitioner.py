@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from stateflow.errors import InvalidArgument, NullKey, UnsupportedKeyType
+from stateflow.errors import EncodeError, InvalidArgument, NullKey, UnsupportedKeyType
 from stateflow.types import PARTITIONS_MAX, shown
 
 SPARK_SEED = 42
@@ -60,12 +60,19 @@ def _column_bytes(value: Any) -> bytes:
 def spark_xxhash64(*columns: Any) -> int:
     """Signed 64-bit hash, equal to Spark SQL ``xxhash64(columns…)`` (ints as long).
 
-    Raises NullKey for None and UnsupportedKeyType for other types or ints beyond 64 bits.
+    Raises NullKey for None, UnsupportedKeyType for other types or ints beyond 64 bits, and EncodeError for text with
+    half a surrogate pair.
     """
     seed = SPARK_SEED
     for column in columns:
         try:
             seed = xxhash.xxh64_intdigest(_column_bytes(column), seed)
+        except UnicodeEncodeError as error:
+            raise EncodeError(
+                f"a key is no text: {error.reason}",
+                remedy="use a binary key for bytes that are not UTF-8",
+                key=shown(column),
+            ) from None
         except struct.error:
             raise UnsupportedKeyType(
                 "an integer key does not fit 64 bits", remedy="use a string or binary key", key=column

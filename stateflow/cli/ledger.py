@@ -86,9 +86,16 @@ def opened_at(url: str) -> Iterator[Ledger]:
     something older may be using."""
     from stateflow.ledger import Ledger
 
-    author = f"{getpass.getuser()[:100]} (command line)"
+    author = f"{_user()[:100]} (command line)"
     with Ledger(url_of(url) or default_ledger(), author=author, create=False) as opened:
         yield opened
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # one without a name, as in containers
+        return f"uid {os.getuid()}"
 
 
 def told(opened: Ledger) -> str | None:

@@ -55,7 +55,7 @@ def seconds(text: str) -> float:
 def position(text: str) -> tuple[str, int]:
     """``SOURCE=BATCH``. Raises InvalidArgument."""
     source, _, batch = text.rpartition("=")
-    if not source or not batch.isdigit():
+    if not source or not batch.isdecimal():
         raise InvalidArgument(f"{text!r} is no position", remedy="write SOURCE=BATCH, as `checkpoint list` shows them")
     return source, int(batch)
 

@@ -20,7 +20,7 @@ from stateflow import __version__
 from stateflow.cli import app as commands
 from stateflow.cli.app import app
 from stateflow.cli.examples import EXAMPLES
-from stateflow.cli.options import bytes_per_second, milliseconds
+from stateflow.cli.options import bytes_per_second, milliseconds, position
 from stateflow.cli.options import partition_numbers as _partitions
 from stateflow.cli.output import command, size
 from stateflow.errors import InvalidArgument, Unavailable
@@ -45,6 +45,13 @@ NOBODY = "127.0.0.1:1"
 )
 def test_partitions(words: list[str], numbers: list[int]) -> None:
     assert _partitions(words, 12) == numbers
+
+
+@pytest.mark.parametrize("text", ["s", "s=", "=1", "s=-1", "s=²", "s=1.5"])
+def test_words_that_are_no_positions(text: str) -> None:
+    assert position("a=b=7") == ("a=b", 7)
+    with pytest.raises(InvalidArgument, match="is no position"):
+        position(text)
 
 
 @pytest.mark.parametrize("word", ["", "x", "-1", "3-", "-", "1-2-3", "1.5", "ALL", "5 6", "1,", "²", "9-5"])

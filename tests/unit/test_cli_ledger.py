@@ -55,6 +55,14 @@ def said(url: str, *arguments: str) -> Any:
     return json.loads(line)
 
 
+def test_a_user_without_a_name_is_his_number(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert said(url, "ledger", "skip", "volume/2")["author"] == f"uid {os.getuid()} (command line)"
+
+
 def test_items_are_shown(url: str) -> None:
     done = run(url, "ledger", "show")
     assert done.exit_code == 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.errors import InvalidArgument, NullKey, UnsupportedKeyType
+from stateflow.errors import EncodeError, InvalidArgument, NullKey, UnsupportedKeyType
 from stateflow.partitioner import PARTITIONS_MAX, check_partitions, partition_of, spark_xxhash64
 
 UTC = dt.UTC
@@ -120,3 +120,8 @@ def test_partition_counts() -> None:
     for count in (0, -1, PARTITIONS_MAX + 1):
         with pytest.raises(InvalidArgument):
             check_partitions(count)
+
+
+def test_text_that_is_none_is_said() -> None:
+    with pytest.raises(EncodeError, match="surrogates not allowed"):
+        partition_of("\ud800", 8)
