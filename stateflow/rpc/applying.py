@@ -38,6 +38,8 @@ BEAT_S = 5.0
 LOOK_S = 1.0
 INTERRUPT_EVERY_S = 0.02
 INTERRUPTS = 50
+#: when the replica stops, for a thread whose batch was interrupted
+LAST_S = 0.5
 _Outcome = Applied | ReplicaInfo | StateflowError | None
 T = TypeVar("T")
 
@@ -103,6 +105,7 @@ class Applier:
         self._ask = ask
         self._garbage = garbage
         self._batches = Lane("batches", clock)
+        self._stopping = False
         self._at_work: dict[int, _AtWork] = {}
         self._watchdog = ThreadPoolExecutor(1, thread_name_prefix="watchdog")
         self._loop = asyncio.get_running_loop()
@@ -208,6 +211,9 @@ class Applier:
             return []
         outcomes: list[_Outcome] = []
         while len(outcomes) < len(parts):
+            if self._stopping:
+                outcomes += [_stops(part.partition) for part in parts[len(outcomes) :]]
+                break
             turn = _Turn()
             at_work = self._at_work[id(turn)] = _AtWork(context, self._clock.monotonic())
             try:
@@ -220,10 +226,11 @@ class Applier:
                 outcomes += turn.outcomes
                 outcomes.append(self._left(parts[len(outcomes)].partition))
             finally:
+                turn.over = True  # a call that was cancelled needs no more of its parts
                 del self._at_work[id(turn)]
             if at_work.beat is not None:  # one message at a time
                 await asyncio.wait((at_work.beat,))
-        if self._garbage is not None and self._garbage.is_due():
+        if self._garbage is not None and self._garbage.is_due() and not self._stopping:
             self._batches.submit(self._garbage.collect)
         early: list[_Part] = []
         results: list[rpb.PartitionResult] = []
@@ -276,6 +283,8 @@ class Applier:
     def _apply_in_thread(self, call: _Call, parts: list[_Part], turn: _Turn) -> None:
         for part in parts:
             try:
+                if self._stopping:
+                    raise _stops(part.partition)
                 outcome: _Outcome = self.node.apply(
                     part.partition, part.epoch, part.batch, call.schema, part.rows, part.after
                 )
@@ -405,30 +414,53 @@ class Applier:
         )
 
     async def in_turn(self, work: Callable[..., T], *arguments: object) -> T:
-        """In the thread of the batches, between two of them. Raises Unavailable when it does not come back."""
+        """In the thread of the batches, between two of them. Raises Unavailable when it does not come back,
+        and when the replica stops before its turn."""
+
+        def do() -> T:
+            if self._stopping:
+                raise _stops()
+            return work(*arguments)
+
+        if self._stopping:
+            raise _stops()
         try:
-            return await self._loop.run_in_executor(self._batches, work, *arguments)
+            return await self._loop.run_in_executor(self._batches, do)
         except LeftBehind as error:
             raise Unavailable("the partition is held up here", remedy="see the replica's log; ask again") from error
 
     async def free_caches(self) -> None:
         """Of partitions that went, portion by portion between batches, and not while their seal is on its way."""
-        while self.node.cache.has_left:
-            await asyncio.sleep(FREEING_REST_S)
-            await self.in_turn(self.node.cache.free_some)
+        with contextlib.suppress(Unavailable):  # the next partition that goes has it gone on with
+            while self.node.cache.has_left:
+                await asyncio.sleep(FREEING_REST_S)
+                await self.in_turn(self.node.cache.free_some)
 
     def samples(self, after: int) -> list[rpb.RequestSample]:
         """What was served since sample number ``after``."""
         return [sample for sample in self._samples if sample.number > after]
 
     async def close(self) -> None:
-        """The batch in hand is finished, within half the time there is to stop in, or given up."""
-        until = self._clock.monotonic() + self.node.settings.stop_timeout_s / 2
-        while self.node.in_hand() and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread's, not the loop's
-            await asyncio.sleep(INTERRUPT_EVERY_S)
+        """What is in hand is finished, within half the time there is to stop in, or given up; nothing is begun. When
+        this returns nobody works on a batch, but for a thread that does not come back."""
+        self._stopping = True
+        self._batches.shutdown(wait=False)
+        if await self._is_over(self.node.settings.stop_timeout_s / 2):
+            return
         for hand in self.node.in_hand():
             await self.end(hand)
-        self._batches.shutdown(wait=False)
+        await self._is_over(LAST_S)
+
+    async def _is_over(self, wait_s: float) -> bool:
+        """Has the thread for batches ended, within that time? There may be no batch in hand and the next one begin."""
+        until = self._clock.monotonic() + wait_s
+        while not self._batches.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread's
+            await asyncio.sleep(INTERRUPT_EVERY_S)
+        return self._batches.is_over
+
+
+def _stops(partition: PartitionId | None = None) -> Unavailable:
+    return Unavailable("the replica stops", remedy="ask again; nothing was done", partition=partition)
 
 
 async def _beat(context: grpc.aio.ServicerContext) -> None:

@@ -31,10 +31,13 @@ class Lane(Executor):
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._current: Future[Any] | None = None
+        self._shut = False
         #: when what is under way began, monotonic seconds; None: nothing is
         self.busy_since: float | None = None
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if self._shut:
+            raise RuntimeError("it does nothing any more")
         future: Future[T] = Future()
         self._jobs.put((future, lambda: work(*args, **kwargs)))
         if self._thread is None:
@@ -75,7 +78,15 @@ class Lane(Executor):
         if current is not None:
             current.set_exception(LeftBehind())
 
+    @property
+    def is_over(self) -> bool:
+        """Behind :meth:`shutdown`: is everything done, but for what was left behind?"""
+        thread = self._thread
+        return thread is None or not thread.is_alive()
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """What was given until now is done, and nothing after it."""
+        self._shut = True
         self._jobs.put(None)
         if wait and self._thread is not None:
             self._thread.join()

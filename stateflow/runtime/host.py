@@ -113,6 +113,7 @@ class PartitionHost:
         self.partition = partition
         self.epoch = epoch
         self._guard: Guard = UNGUARDED
+        self._ended = False
         self._clock = clock
         self._store = store
         self._sync = sync
@@ -494,10 +495,17 @@ class PartitionHost:
         self.is_unsure = False
 
     def _commit_changes(self, source: str, number: int, mutations: Mutations, sync: bool = False) -> None:
-        """One atomic write under the next sequence, and those who follow are told.
+        """One atomic write under the next sequence, and those who follow are told. Raises Unavailable behind
+        :meth:`end`.
 
         Whoever calls this says ``is_unsure = False`` when all of it is known here, too.
         """
+        if self._ended:
+            raise Unavailable(
+                "the partition was closed here meanwhile",
+                remedy="send the batch again; it was not applied",
+                partition=self.partition,
+            )
         if self.is_unsure:
             raise Unavailable(
                 "whether the last commit is on disk is not known",
@@ -533,6 +541,7 @@ class PartitionHost:
 
     def let_go(self, aside: Callable[[Callable[[], None]], None]) -> None:
         """Args: aside: given the operator's ``close``, when it has one, to be called where nobody waits for it."""
+        self.end()
         operator, ctx, name = self._operator, self._ctx, self.partition
         self._operator = Operator()
 
@@ -550,8 +559,14 @@ class PartitionHost:
             aside(close)
         self.state.close()
 
+    def end(self) -> None:
+        """Nothing is committed any more: a batch that is still being worked on would be written without what is let go
+        beneath it, and with its position. To be called from any thread, before anything is let go."""
+        self._ended = True
+
     def discard(self) -> None:
         """Without the operator's ``close``: it did not come back, or was interrupted, and is asked nothing more."""
+        self.end()
         self.state.close()
 
 

@@ -34,14 +34,24 @@ class WorkLock:
         self._lock: Any = threading.RLock()
 
     def __enter__(self) -> None:
-        while True:
-            lock = self._lock
-            if lock.acquire(timeout=self.LOOK_S):
-                if lock is self._lock:
-                    return
-                lock.release()
+        while not self.acquire(self.LOOK_S):
+            pass
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self, wait_s: float) -> bool:
+        """Waits so long for it at most. True: it is to be released."""
+        while True:
+            lock, look_s = self._lock, min(wait_s, self.LOOK_S)
+            if lock.acquire(timeout=look_s):
+                if lock is self._lock:
+                    return True
+                lock.release()
+            elif (wait_s := wait_s - look_s) <= 0:
+                return False
+
+    def release(self) -> None:
         lock = self._lock
         if lock._is_owned():  # else it was taken away meanwhile
             lock.release()

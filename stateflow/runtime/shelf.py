@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 INCOMING = "INCOMING"
 #: how long operators may take together to close when the replica stops
 CLOSE_S_MAX = 3.0
+#: how long it is waited, for all partitions together, for whoever still writes to one when the replica stops
+RELEASE_S_MAX = 1.0
 #: in the directory of a copy that is being restored or created, and was never served; it goes before that is
 UNFINISHED = "RESTORING"
 #: end of the name of a directory that does not hold a whole copy of a partition; removed at start
@@ -161,6 +163,7 @@ class Shelf:
         #: called, from any thread, when a partition was lost
         self.on_lost: Callable[[], None] = lambda: None
         self.recovering = True
+        self._closed = False
         self.served_at = -math.inf  # when a batch was last in hand, monotonic
         self.snapshots = root / "snapshots"
         self.machine.remove_tree(self.snapshots)
@@ -424,12 +427,14 @@ class Shelf:
         return iter(list(self._slots.values()))
 
     def store(self, slot: Slot) -> PartitionStore:
-        """Open, since the first who asks. Raises StateMissing, StateDamaged."""
+        """Open, since the first who asks. Raises StateMissing, StateDamaged, Unavailable."""
         store = slot.store
         if store is None:
             with slot.mutex:  # whoever reads holds no lock
                 store = slot.store
                 if store is None:
+                    if self._closed:
+                        raise Unavailable("the replica stops", remedy="it is asked for again", partition=slot.id)
                     if slot.directory is None:
                         raise StateMissing("the partition is not here", remedy="ask its owner", partition=slot.id)
                     store = slot.store = self.machine.open(slot.directory)
@@ -466,21 +471,38 @@ class Shelf:
             self.machine.remove_tree(self.snapshots / changes.snapshot_id)
 
     def close(self) -> None:
+        """Takes bounded time. A partition that somebody still writes to is left as after a kill, and commits no batch
+        that is not committed by then."""
+        self._closed = True
         closing: list[Callable[[], None]] = []
-        for slot in self._slots.values():
-            if slot.host is not None:
-                slot.host.let_go(closing.append)
-        if closing:  # operators that never come back from it keep nothing open
-            self.machine.aside(partial(_all, closing), CLOSE_S_MAX)
-        for slot in self._slots.values():
-            if slot.incoming is not None:
-                self.discard(slot.incoming)
-            if slot.restoring is not None:
-                slot.restoring.store.close()
-                self.remove(slot.restoring.directory)
-            if slot.store is not None:
-                slot.store.close()
+        with contextlib.ExitStack() as held:
+            free = list(self._free(held))
+            for slot in free:
+                if slot.host is not None:
+                    slot.host.let_go(closing.append)
+            if closing:  # operators that never come back from it keep nothing open
+                self.machine.aside(partial(_all, closing), CLOSE_S_MAX)
+            for slot in free:
+                if slot.incoming is not None:
+                    self.discard(slot.incoming)
+                if slot.restoring is not None:
+                    slot.restoring.store.close()
+                    self.remove(slot.restoring.directory)
+                if slot.store is not None:
+                    slot.store.close()
         self._claim.close()
+
+    def _free(self, held: contextlib.ExitStack) -> Iterator[Slot]:
+        """Those that nobody works on any more, nor can until ``held`` ends."""
+        until = self.clock.monotonic() + RELEASE_S_MAX
+        for slot in self.slots():
+            if slot.work.acquire(max(0.0, until - self.clock.monotonic())):
+                held.callback(slot.work.release)
+                yield slot
+                continue
+            if (host := slot.host) is not None:
+                host.end()
+            log.error("%s is being written to, and is left as it is", slot.id)
 
     def discard(self, incoming: Incoming) -> None:
         if incoming.store is not None:

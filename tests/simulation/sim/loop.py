@@ -150,6 +150,16 @@ class Mutex:
             loop.stand_still(None)
         self._owner, self._depth = me, self._depth + 1
 
+    def acquire(self, wait_s: float) -> bool:
+        """Of whoever will not wait for ever; here not at all."""
+        if self._owner not in (None, self._loop.job or self._loop):
+            return False
+        self.__enter__()
+        return True
+
+    def release(self) -> None:
+        self.__exit__()
+
     def take_away(self) -> None:
         self._owner = None
         self._wake()
