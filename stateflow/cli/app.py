@@ -196,22 +196,29 @@ def replica(
     asyncio.run(run())
 
 
-def _stop_on_signal(with_parent: bool, limit_s: float) -> asyncio.Event:
-    """Set on SIGINT and SIGTERM; ``with_parent`` also when standard input closes, as it does when a parent dies. The
-    process ends ``limit_s`` later at most: what was acknowledged is on disk, and nothing else is worth waiting for."""
-    stop = asyncio.Event()
+class _Stop(asyncio.Event):
+    """Once it is set, by whomever, the process ends ``limit_s`` later at most: what was acknowledged is on disk, and
+    nothing else is worth waiting for."""
 
-    def begin() -> None:
-        if not stop.is_set():
-            stop.set()
-            last = threading.Timer(limit_s, _end_as_it_is, (limit_s,))
+    def __init__(self, limit_s: float) -> None:
+        super().__init__()
+        self._limit_s = limit_s
+
+    def set(self) -> None:
+        if not self.is_set():
+            last = threading.Timer(self._limit_s, _end_as_it_is, (self._limit_s,))
             last.daemon = True
             last.start()
+        super().set()
 
+
+def _stop_on_signal(with_parent: bool, limit_s: float) -> asyncio.Event:
+    """Set on SIGINT and SIGTERM; ``with_parent`` also when standard input closes, as it does when a parent dies."""
+    stop = _Stop(limit_s)
     if with_parent:
-        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), begin)
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, begin)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 
 

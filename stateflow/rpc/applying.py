@@ -18,6 +18,7 @@ from stateflow.errors import InvalidArgument, Moved, NotOwner, StandbyMissing, S
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
 from stateflow.rpc.lane import Lane, LeftBehind
+from stateflow.rpc.troubles import Troubles
 from stateflow.rpc.wire import fault_of, pieces, session_of, unexpected
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.host import Applied
@@ -310,17 +311,21 @@ class Applier:
     async def watch(self) -> None:
         """Until cancelled: callers whose batches take longer hear that they are worked on, and no operator keeps the
         others from theirs for longer than ``batch_timeout_s``."""
-        limit_s = self.node.settings.batch_timeout_s
+        limit_s, troubles = self.node.settings.batch_timeout_s, Troubles(log, "batches are not watched")
         while True:
             await asyncio.sleep(min(LOOK_S, limit_s / 4) if limit_s else LOOK_S)
-            self._give_signs_of_life()
-            if not limit_s:
-                continue
-            if (hand := self.node.overdue(limit_s)) is not None:
-                await self.end(hand)
-            elif self._waits_for() > limit_s:
-                log.error("the thread for batches does not come back: another one goes on")
-                self._batches.leave_behind()
+            with troubles.survived():
+                await self._look(limit_s)
+
+    async def _look(self, limit_s: float) -> None:
+        self._give_signs_of_life()
+        if not limit_s:
+            return
+        if (hand := self.node.overdue(limit_s)) is not None:
+            await self.end(hand)
+        elif self._waits_for() > limit_s:
+            log.error("the thread for batches does not come back: another one goes on")
+            self._batches.leave_behind()
 
     def _give_signs_of_life(self) -> None:
         now = self._clock.monotonic()
@@ -344,7 +349,14 @@ class Applier:
             await asyncio.sleep(INTERRUPT_EVERY_S)
             if hand.ended:
                 return
-        if await self._loop.run_in_executor(self._watchdog, self.node.take_away, hand):
+        try:
+            taken = await self._loop.run_in_executor(self._watchdog, self.node.take_away, hand)
+        except Exception as error:
+            if not (taken := hand.taken):
+                raise
+            # the seal that waited for it, say: whoever wants that asks again, and this thread is gone all the same
+            Troubles(log, f"{hand.partition} was taken away, and not all of that done").met(error)
+        if taken:
             log.error("%s", self.node.refusal(hand.partition))
         elif hand.ended:
             return
@@ -448,7 +460,8 @@ class Applier:
         if await self._is_over(self.node.settings.stop_timeout_s / 2):
             return
         for hand in self.node.in_hand():
-            await self.end(hand)
+            with Troubles(log, "a batch is not given up").survived():
+                await self.end(hand)
         await self._is_over(LAST_S)
 
     async def _is_over(self, wait_s: float) -> bool:

@@ -15,6 +15,7 @@ from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, StaleCheckpoint, StateflowError, UnknownPartition
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.commands import command_of
+from stateflow.rpc.troubles import Troubles
 from stateflow.rpc.wire import fault_of, spec_of
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.restoring import Restored, Wanted
@@ -61,24 +62,23 @@ class CheckpointShell:
 
     async def periodically(self) -> None:
         """Until cancelled. The first after a random part of the interval, so that replicas do not upload in step."""
-        interval_s = self._node.settings.checkpoint_interval_s
+        interval_s, troubles = self._node.settings.checkpoint_interval_s, Troubles(log, "checkpoints are not taken")
         await asyncio.sleep(interval_s * self._random.random())
         while True:
-            async with self._one:
-                _, errors = await self._take(self._node.owned(), "", on_demand=False)
-            for error in errors:
-                log.error("checkpoint failed: %s", error)
+            with troubles.survived():
+                async with self._one:
+                    _, errors = await self._take(self._node.owned(), "", on_demand=False)
+                for error in errors:
+                    log.error("checkpoint failed: %s", error)
             await asyncio.sleep(interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
 
     async def tidily(self) -> None:
         """Until cancelled: drop what is not to be kept, and take again what is gone."""
-        settings = self._node.settings
+        settings, troubles = self._node.settings, Troubles(log, "the checkpoint store is not tidied")
         while True:
             await asyncio.sleep(settings.checkpoint_tidy_interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
-            try:
+            with troubles.survived():
                 await self._loop.run_in_executor(self._tidying, self._tidy, self._own_store())
-            except StateflowError as error:
-                log.error("the checkpoint store is not tidied: %s", error)
 
     def _tidy(self, store: CheckpointStore) -> None:
         """One replica after the other may drop, and mostly it is one: who published last."""

@@ -13,6 +13,7 @@ from stateflow.errors import ForeignLedger, StaleTerm, StateflowError
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc.moving import MoveHandlers, views_of
+from stateflow.rpc.troubles import Troubles
 from stateflow.rpc.wire import answered, batched, next_of, remote_error, replica_of, replica_to_pb, spec_of, spec_to_pb
 from stateflow.runtime.authority import Command
 from stateflow.runtime.replica import ReplicaNode
@@ -47,13 +48,14 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
     A controller that gave partitions away forgets the incarnation first. So the lease of a replica that comes back
     begins behind its registration, and that behind the seals of what it lost. A registration whose answer did not
     arrive, or could not be carried out, counts for the controller and not here: it is made again, and until then no
-    heartbeat says who this is. One that lost a partition registers without it. One that has nothing follows its
-    controller to another ledger.
+    heartbeat says who this is. That goes on whatever a disk or a database does: it serves nothing until that is mended,
+    and then without being started again. One that lost a partition registers without it. One that has nothing follows
+    its controller to another ledger.
 
     Args: controller: its address, or those of several, with commas: the one that leads is asked.
     """
     node = shell.node
-    said, registered = "", False  # the code of what is wrong, as it was said last
+    troubles, registered = Troubles(log, "what the controller said cannot be carried out"), False
     free = ""  # the ledger that it belonged to, where nothing is here that a controller could want back
     beats = -1
     claimed: Holding | None = None  # what the controller was told that its ledger does not know of
@@ -87,10 +89,10 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                     claimed = await _claim(shell, stub, info, _held(node), claimed if beat.claimed else None)
                 node.authority.check_answer(beat.ledger, beat.term, beat.adopted)
                 if beat.known and (beat.ledger, beat.term) == node.authority.seen:
-                    said = ""
                     node.lease.granted(sent_at, beat.lease_s)
                     for ended in beat.ended:
                         await shell.end(PartitionId(ended.operator, ended.partition), ended.move_id)
+                    troubles.over()
                 else:
                     node.lease.revoke()
                     registered = False
@@ -101,9 +103,8 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                         continue
             except grpc.aio.AioRpcError as error:
                 meant = remote_error(error, asked)
-                if said != meant.code:
+                if troubles.is_new(meant.code):
                     log.warning("%s", meant)
-                    said = meant.code
                 asked = next_of(addresses, asked, meant)
             except (StaleTerm, ForeignLedger) as error:  # as if nothing had been heard
                 if isinstance(error, ForeignLedger) and node.is_empty and not free:
@@ -111,12 +112,11 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                     log.warning("nothing is here of %s, the ledger that this replica belonged to", free)
                     continue
                 free = ""
-                if said != error.code:
+                if troubles.is_new(error.code):
                     log.error("the controller at %s is ignored: %s", asked, error)
-                    said = error.code
                 asked = next_of(addresses, asked, error)
-            except StateflowError as error:  # it serves nothing before this is mended
-                log.error("cannot seal what was given away: %s", error)
+            except Exception as error:  # noqa: BLE001 - which is said, and the next round may go better
+                troubles.met(error)
             await asyncio.sleep(node.settings.heartbeat_interval_s)
 
 

@@ -24,6 +24,7 @@ from stateflow.rpc.checkpoints import CheckpointShell
 from stateflow.rpc.commands import command_of, commanded
 from stateflow.rpc.membership import say_opening, stay_registered
 from stateflow.rpc.moving import MoveHandlers, views_of
+from stateflow.rpc.troubles import Troubles
 from stateflow.rpc.wire import (
     OPTIONS,
     RPCS_MAX,
@@ -37,6 +38,7 @@ from stateflow.rpc.wire import (
     spec_of,
     streaming,
     unary,
+    unexpected,
 )
 from stateflow.runtime.allocator import keep_buffers
 from stateflow.runtime.garbage import Garbage
@@ -233,31 +235,58 @@ async def serve(
     ready: asyncio.Future[str] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Run a replica until ``stop``. Raises PortInUse, InvalidArgument.
+    """Run a replica until ``stop``, or until one of its duties ends by itself. Then it stops, and raises that error:
+    without its lease, or with nobody who looks after stuck batches, it would only seem to be there.
+
+    Raises PortInUse, InvalidArgument.
 
     Args:
         random: spreads the periodic checkpoints of replicas that were started together.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_buffers()
+    stop = stop or asyncio.Event()
     server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
     shell = ReplicaServer(node, checkpoints, clock, random=random, garbage=Garbage(lambda: node.cache.objects))
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, server)
     try:
         address = bind(server, listen)
         info = ReplicaInfo(node.info.name, node.info.site, advertise or address, node.info.weight)
-        if not await recover(shell, info, controller, stop or asyncio.Event()):
+        if not await recover(shell, info, controller, stop):
             return
         await server.start()
         if ready is not None:
             ready.set_result(address)
-        tasks = [asyncio.create_task(duty) for duty in duties(shell, info, controller, uuid.uuid4().hex)]
-        await (stop or asyncio.Event()).wait()
+        tasks = [
+            asyncio.create_task(duty, name=getattr(duty, "__qualname__", None))
+            for duty in duties(shell, info, controller, uuid.uuid4().hex)
+        ]
+        ended = await _first_to_end(tasks, stop)
         for task in tasks:
             task.cancel()
         await server.stop(grace=2)
     finally:
         await shell.close()
+    if ended is not None:
+        raise ended
+
+
+async def _first_to_end(duties: list[asyncio.Task[None]], stop: asyncio.Event) -> StateflowError | None:
+    """Wait for ``stop``. What a duty ended with that did not wait for it, which sets ``stop``, too."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait([stopping, *duties], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+    if stop.is_set():
+        return None
+    duty = next(iter(done))
+    why = None if duty.cancelled() else duty.exception()
+    log.critical("this replica ends: %s ended by itself", duty.get_name(), exc_info=why)
+    stop.set()
+    if why is not None:
+        return unexpected(why)
+    return StateflowError(f"{duty.get_name()} ended by itself", remedy="this is a fault of stateflow; see the log")
 
 
 async def recover(shell: ReplicaServer, info: ReplicaInfo, controller: str, stop: asyncio.Event) -> bool:
@@ -291,6 +320,8 @@ def duties(
 
 
 async def _drop_unread(shell: ReplicaServer) -> None:
+    troubles = Troubles(log, "what nobody reads is not dropped")
     while True:
         await asyncio.sleep(shell.node.settings.transfer_timeout_s / 4)
-        await shell.in_files(shell.node.sender.drop_unread)
+        with troubles.survived():
+            await shell.in_files(shell.node.sender.drop_unread)

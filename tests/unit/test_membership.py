@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +55,7 @@ class Shell:
     def __init__(self, seals_failing: int) -> None:
         self.happened: list[str] = []
         self.leased = asyncio.Event()
+        self.raising: list[Exception] = []
         self._failing = seals_failing
         authority = Authority(alone=False)
         self.node = SimpleNamespace(
@@ -61,10 +65,21 @@ class Shell:
             settings=SimpleNamespace(heartbeat_interval_s=0.01),
             successor=SimpleNamespace(supersede=self._supersede),
             authority=authority,
-            begin_session=authority.obey,
+            begin_session=self._obey,
+            drop=self._obey,
             inventory=lambda: (),
             is_empty=True,
         )
+
+    def _obey(self, *_: Any) -> None:
+        if self.raising:
+            raise self.raising.pop()
+        self.node.authority.obey(*_)
+
+    async def end(self, partition: PartitionId, move_id: str) -> None:
+        if self.raising:
+            raise self.raising.pop()
+        self.happened.append(f"ended {move_id}")
 
     def _granted(self, sent_at: float, lease_s: float) -> None:
         self.happened.append("lease")
@@ -102,3 +117,61 @@ def test_there_is_no_lease_before_what_was_lost_is_sealed(answers_lost: int, sea
         return shell.happened
 
     assert asyncio.run(run())[:2] == ["sealed 3 for b-0 at 2", "lease"]
+
+
+def no_room() -> Exception:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+def unforeseen() -> Exception:
+    return KeyError("nobody thought of it")
+
+
+class Ending(Controller):
+    """Says of a move that it ended."""
+
+    async def Heartbeat(self, request: cpb.HeartbeatRequest, context: Any) -> cpb.HeartbeatReply:
+        reply = await super().Heartbeat(request, context)
+        reply.ended.append(cpb.Incoming(operator="Op", partition=3, move_id="m"))
+        return reply
+
+
+@pytest.mark.parametrize(("error", "line", "traced"), [(no_room, "disk_full: ", False), (unforeseen, "KeyError", True)])
+@pytest.mark.parametrize(("controller", "until"), [(Controller, "lease"), (Ending, "ended m")])
+def test_whatever_a_disk_does_is_said_once_and_tried_again(
+    error: Callable[[], Exception],
+    line: str,
+    traced: bool,
+    controller: type[Controller],
+    until: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> None:
+        shell = Shell(0)
+        if controller is Controller:
+            shell.raising += [error() for _ in range(3)]
+        server = grpc.aio.server()
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(controller(0), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        info = ReplicaInfo("a-0", "a", "127.0.0.1:1")
+        staying = asyncio.create_task(stay_registered(shell, info, f"127.0.0.1:{port}", "this-one"))  # type: ignore[arg-type]
+        leased = asyncio.create_task(shell.leased.wait())
+        await asyncio.wait([staying, leased], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        if controller is Ending:
+            shell.raising += [error() for _ in range(3)]
+            shell.happened.clear()
+        async with asyncio.timeout(30):
+            while until not in shell.happened and not staying.done():
+                await asyncio.sleep(0.01)
+        assert not staying.done(), "the replica has given up"
+        staying.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await staying
+        await server.stop(None)
+
+    with caplog.at_level(logging.ERROR, logger="stateflow"):
+        asyncio.run(run())
+    (said,) = [each for each in caplog.records if "cannot be carried out" in each.getMessage()]
+    assert line in said.getMessage()
+    assert bool(said.exc_info) == traced

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 from random import Random
+from unittest.mock import patch
 
+from stateflow.rpc.troubles import Troubles
 from tests.simulation.sim import flow
 from tests.simulation.sim.controllers import NAMES
 from tests.simulation.sim.damage import Damage
@@ -115,7 +117,8 @@ def simulate(seed: int) -> World:
     gc.disable()  # else objects end, and say so to the loop, when memory happens to be short
     world = World(seed)
     try:
-        _run(world)
+        with patch.object(Troubles, "unforeseen", lambda _, error: world.fail(error)):
+            _run(world)
     except (Violation, Stuck) as error:
         world.fail(error)
     finally:
