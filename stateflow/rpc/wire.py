@@ -197,7 +197,7 @@ def _probe(host: str, port: int) -> None:
 def bind(server: grpc.aio.Server, listen: str) -> str:
     """Bind and return the address with the real port. Raises PortInUse, InvalidArgument."""
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise InvalidArgument(f"{listen!r} is not an address", remedy="write host:port; port 0 takes a free one")
     try:
         _probe(host.strip("[]"), int(port))

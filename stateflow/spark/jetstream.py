@@ -74,7 +74,7 @@ class JetStreamOptions(BaseModel):
     @field_validator("start", mode="before")
     @classmethod
     def _sequence(cls, value: Any) -> Any:
-        return int(value) if isinstance(value, str) and value.isdigit() else value
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
 
     @property
     def place(self) -> Place:
