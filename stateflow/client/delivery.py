@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: what partitions lost is sent again so many times in one call, as they may lose more meanwhile
 REWINDS_MAX = 10
+#: who sends what failed again, does so within so many batches
+AGAIN_MAX = 1000
 #: outputs of so many batches are kept for callers who were told that they failed
 OUTPUTS_MAX = 16
 
@@ -44,6 +46,11 @@ class Open:
     """Have all partitions refuse older clients than ``session``; comes to their answers, or SourceTaken."""
 
     session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Comes to what all partitions contain, as they say it to anybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class Deliver:
     after: Mapping[int, int]
 
 
-Step: TypeAlias = Open | Deliver
+Step: TypeAlias = Open | Look | Deliver
 Steps: TypeAlias = Generator[Step, Any, T]
 
 
@@ -169,6 +176,8 @@ class Delivery:
         asked, left, batch = Asked(schema, messages, watermark_us), None, None
         if sequence is None:
             left = self._left.get(asked.digest) if self._left else None
+            if left is not None and self.history.position - left.number > AGAIN_MAX:
+                left = None  # the same rows by chance, and another batch
             if left is not None and left.outputs is not None:
                 result = read(left.outputs)
                 del self._left[asked.digest]
@@ -232,8 +241,11 @@ class Delivery:
                 self._leave(doubt, outputs)
                 self._doubt = None
                 return
-        yield from self._ask()
-        if self.history.contains_some(number, doubt.sent.rows):
+        try:
+            contained = merged((yield Look())).contained
+        except StateflowError:  # a partition that cannot be asked holds up no other: as if it contained some of it
+            contained = dict.fromkeys(doubt.sent.rows, number)
+        if any(contained.get(partition, -1) >= number for partition in doubt.sent.rows):
             self._leave(doubt, None)
         self._doubt = None
 

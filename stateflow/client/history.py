@@ -135,10 +135,6 @@ class History:
         """Is there a partition that has acknowledged neither it nor anything newer, and so may take it now?"""
         return any(self._acknowledged[partition] < batch.number for partition in batch.rows)
 
-    def contains_some(self, number: int, partitions: Iterable[int]) -> bool:
-        """As was heard last: may it be in some of these?"""
-        return any(self._contained[partition] >= number for partition in partitions)
-
     def acknowledged(self, batch: Sent) -> None:
         number = batch.number
         for partition in batch.rows:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stateflow.client.delivery import Deliver, Delivery, Open, Step, Steps, perform
+from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps, perform
 from stateflow.client.given import number_given, rows_given, source_given
 from stateflow.client.history import History
 from stateflow.clock import SYSTEM_CLOCK
@@ -164,7 +164,8 @@ class StreamClient:
         sent then. The failed call, made again, returns the outputs, and applies nothing. A batch that is refused for
         what it is (OperatorFailed, EncodeError, …) is not waited for. Its rows sent again, after others, are a new
         batch where no partition contains any of them; else StaleBatch is raised by partitions that have newer rows,
-        and what the state lacks is the caller's to send. With ``sequence`` nothing is waited for: that batch goes
+        and what the state lacks is the caller's to send. Equal rows are taken for the batch that failed up to 1,000
+        batches later. With ``sequence`` nothing is waited for: that batch goes
         first, and rows that failed are applied once more when they are sent under another number.
         """
         if sequence is not None:
@@ -230,6 +231,8 @@ class StreamClient:
         match step:
             case Open(session):
                 return list(_positions(self._router, self.source, session))
+            case Look():
+                return list(_positions(self._router, self.source))
             case Deliver(batch, schema, rows, after):
                 return self._router.send(batch, schema, rows, after)
 

@@ -367,8 +367,8 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
             running.task.cancel()
         for channel in self._peers.values():
             await channel.close()
-        self._files.shutdown()
-        self._quick.shutdown()
+        for pool in (self._files, self._quick):  # a thread may wait for a partition that never comes back
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _chunk(file: Any, size: int) -> tuple[bytes, int]:

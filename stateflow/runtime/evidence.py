@@ -41,7 +41,10 @@ class Evidence:
     @property
     def any(self) -> bool:
         """Is there anything that was a partition's?"""
-        return self._folder.is_dir() and any(path != self.transfers for path in self._folder.iterdir())
+        try:
+            return self._folder.is_dir() and any(path != self.transfers for path in self._folder.iterdir())
+        except OSError:
+            return True  # there may be
 
     def of_move(self, move_id: str, *place: str) -> list[Path]:
         """Copies that a move brought."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stateflow.changes import ChangeSet, Mutations, net
-from stateflow.errors import MoveUnknown, StateflowError
+from stateflow.errors import MoveUnknown
 from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.host import read_sequence
@@ -167,7 +167,7 @@ class Sender:
         Raises when the move cannot seal; the partition is then served as before.
         """
         slot = self._shelf.slot(partition)
-        with self._reopening(slot), slot.mutex:
+        with self._shelf.reopening(slot), slot.mutex:
             self._authority.check(command)
             logs = [slot.logs[each] for each in (move_id, standby_move) if each in slot.logs]
             follows = any(changes.base is not None and not changes.overflowed for changes in logs)
@@ -194,7 +194,7 @@ class Sender:
 
         Raises MoveConflict while a move is being fenced, StaleEpoch where it is owned at this epoch or a newer one."""
         slot = self._shelf.slot(partition)
-        with self._reopening(slot), slot.mutex:
+        with self._shelf.reopening(slot), slot.mutex:
             self._authority.check(command)
             lifecycle = slot.lifecycle
             if lifecycle.state not in (State.OWNED, State.FENCING):
@@ -203,17 +203,6 @@ class Sender:
             if answer is FenceAnswer.SEAL_NOW:
                 self.seal(slot)
             return answer is not FenceAnswer.SEAL_AFTER_BATCH
-
-    @contextmanager
-    def _reopening(self, slot: Slot) -> Iterator[None]:
-        """A seal that cannot be written is asked for again; a database that could not write takes no more writes."""
-        try:
-            yield
-        except StateflowError:
-            raise
-        except Exception:
-            self._shelf.close_store(slot)
-            raise
 
     def seal(self, slot: Slot) -> None:
         """Durable first, then said. Called with ``mutex`` held and no batch in hand."""

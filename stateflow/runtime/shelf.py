@@ -12,7 +12,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -456,6 +456,18 @@ class Shelf:
                 host.let_go(self.machine.aside)
             with contextlib.suppress(Exception):
                 store.close()
+
+    @contextmanager
+    def reopening(self, slot: Slot) -> Iterator[None]:
+        """Around what writes without a batch, and without ``mutex`` held: where it cannot it is asked for again, and a
+        database that could not write takes no more writes before it is opened anew."""
+        try:
+            yield
+        except StateflowError:
+            raise
+        except Exception:
+            self.close_store(slot)
+            raise
 
     def settle(self, store: PartitionStore) -> float:
         """Force it to disk, however long that takes: milliseconds."""

@@ -94,6 +94,7 @@ class Successor:
                     with slot.mutex:
                         if slot.lifecycle.state is State.WARMING:
                             slot.lifecycle.seal_again(sealed)
+                    self._shelf.close_store(slot)
                     raise
             return self._view(slot, epoch)
 
@@ -202,7 +203,7 @@ class Successor:
         """The partition is ``owner``'s at ``epoch``: what is here is only a warm base. Durable before it is said.
         False: nothing of it was here."""
         slot = self._shelf.slot(partition)
-        with slot.work, slot.mutex:
+        with self._shelf.reopening(slot), slot.work, slot.mutex:
             if not replace(slot.lifecycle).supersede(epoch, owner, burnt):
                 return False
             ownership = layout.Ownership(

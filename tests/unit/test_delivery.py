@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from stateflow.client.delivery import OUTPUTS_MAX, Deliver, Delivery, Open, Step, perform
+from stateflow.client.delivery import AGAIN_MAX, OUTPUTS_MAX, Deliver, Delivery, Look, Open, Step, perform
 from stateflow.client.history import History
 from stateflow.errors import (
     BatchChanged,
@@ -58,13 +58,20 @@ class Cluster:
     def _run(self, steps: Any) -> Any:
         return perform(steps, self._do)
 
+    def _said(self) -> list[rpb.PositionsReply]:
+        lasts = {p: last for p, each in enumerate(self.positions) if (last := each.last("s")) is not None}
+        return [rpb.PositionsReply(positions=lasts, clients=dict.fromkeys(lasts, ME.id))]
+
     def _do(self, step: Step) -> Any:
         if isinstance(step, Open):
             self.asked += 1
             if self.silent is not None:
                 raise self.silent
-            lasts = {p: last for p, each in enumerate(self.positions) if (last := each.last("s")) is not None}
-            return [rpb.PositionsReply(positions=lasts, clients=dict.fromkeys(lasts, ME.id))]
+            return self._said()
+        if isinstance(step, Look):
+            if self.silent is not None:
+                raise self.silent
+            return self._said()
         assert isinstance(step, Deliver)
         self.sent.append(step.batch.number)
         found: dict[int, bytes] = {}
@@ -166,19 +173,33 @@ def test_a_batch_that_was_away_first_and_is_refused_then() -> None:
     assert c.applied == {0: [], 1: ["a", "b"], 2: []}
 
 
-def test_what_cannot_be_asked_is_asked_later() -> None:
+def test_a_partition_that_cannot_be_asked_holds_up_no_other() -> None:
+    """Not even where it is the one that refused: what it contains is taken to be some of it."""
     c = Cluster()
     c.errors[2] = poison()
     with pytest.raises(OperatorFailed):
-        c.send(1, 2, rows="a")
+        c.send(2, rows="a")
     c.silent = away()
-    with pytest.raises(Unavailable):
-        c.send(1, rows="b")
-    c.silent = None
     c.send(1, rows="b")
+    c.send(1, rows="c")
     c.errors.clear()
+    assert c.send(2, rows="a") == {2: b"0 of a"}, "under its number, which no partition takes twice"
+    assert c.applied == {0: [], 1: ["b", "c"], 2: ["a"]}
+
+
+def test_equal_rows_much_later_are_other_rows() -> None:
+    c = Cluster()
+    c.errors[2] = poison()
+    with pytest.raises(OperatorFailed):
+        c.send(1, 2, rows="tick")
+    c.errors.clear()
+    for n in range(AGAIN_MAX):
+        c.send(1, rows=str(n))
     with pytest.raises(StaleBatch):
-        c.send(1, 2, rows="a")
+        c.send(1, 2, rows="tick")
+    c.send(1, rows="one more")
+    assert c.send(1, 2, rows="tick")
+    assert [each.count("tick") for each in c.applied.values()] == [0, 2, 2]
 
 
 def test_a_disk_that_is_full_is_none_of_the_rows_fault() -> None:

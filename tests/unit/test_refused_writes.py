@@ -134,6 +134,7 @@ def test_what_was_sealed_stays_sealed_where_serving_it_again_cannot_be_written(t
     refusing.end()
     lifecycle = two.a.lifecycle(P)
     assert (lifecycle.state, lifecycle.epoch, lifecycle.move_id) == (State.SEALED, 2, "m1")
+    assert two.a._shelf.slot(P).store is None, "one that could not be written takes no more writes"
     assert two.a.successor.from_local(P, "t2", 3).epoch == 3
     two.send(two.a, 3, epoch=3)
 
@@ -156,6 +157,7 @@ def test_a_partition_that_was_given_away_is_sealed_by_the_second_attempt(two: Tw
         two.a.successor.supersede(P, 2, C)
     refusing.end()
     assert two.a.lifecycle(P).state is State.OWNED
+    assert two.a._shelf.slot(P).store is None, "one that could not be written takes no more writes"
     assert two.a.successor.supersede(P, 2, C)
     assert two.restart("a").lifecycle(P).state is State.SEALED
 

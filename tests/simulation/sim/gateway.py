@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from stateflow.client.delivery import Deliver, Delivery, Open, Steps
+from stateflow.client.delivery import Deliver, Delivery, Look, Open, Steps
 from stateflow.client.history import History
 from stateflow.errors import OperatorNotDeployed, PositionGap, SourceTaken, StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
@@ -121,6 +121,7 @@ class Gateway(Client):
             step = next(steps)
             while True:
                 try:
+                    assert not isinstance(step, Look), "this application numbers its batches"
                     came = await (self._open(step) if isinstance(step, Open) else self._apply(step))
                 except StateflowError as error:
                     step = steps.throw(error)
