@@ -32,6 +32,7 @@ from stateflow.masking import masked
 from stateflow.private import url_of
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.offline import Verified, without_checkpoint
+from stateflow.runtime.offline import drop_damaged as drop_still_damaged
 from stateflow.runtime.offline import verify as verify_manifest
 from stateflow.runtime.positions import RESERVED
 from stateflow.settings import ReplicaSettings
@@ -261,9 +262,7 @@ def verify(
         manifests, errors = _read(store, operator, every)
     found = [verify_manifest(store, manifest) for manifest in manifests]
     damaged = sorted({blob for each in found for blob in each.damaged})
-    if drop_damaged:
-        for blob in damaged:
-            store.objects.delete(f"blobs/{blob}")
+    dropped = drop_still_damaged(store, manifests, damaged) if drop_damaged else []
     bad = [each for each in found if each.error]
     if as_json:
         emit(
@@ -271,6 +270,7 @@ def verify(
                 "checkpoints": [each.to_dict() for each in found],
                 "unreadable": [error.to_wire() for error in errors],
                 "damaged_blobs": damaged,
+                "dropped_blobs": dropped,
                 "sound": not bad and not errors,
             }
         )
@@ -289,13 +289,15 @@ def _verified(found: Iterable[Verified]) -> Table:
             state = Text("WRONG", "bold red")
         else:
             state = Text("digest proved" if each.proved else "opened, no digest to compare", "green")
+        counts = {"damaged": len(each.damaged), "missing": len(each.missing)}
+        wrong = [f"{count} {what}" for what, count in counts.items() if count]
         table.add_row(
             each.operator,
             str(each.partition),
             str(each.epoch),
             str(each.sequence),
             size(each.bytes),
-            Text(f"{len(each.damaged)} damaged", "bold red") if each.damaged else Text("proved", "green"),
+            Text(", ".join(wrong), "bold red") if wrong else Text("proved", "green"),
             state,
             "not opened" if each.entries is None else str(each.entries),
         )

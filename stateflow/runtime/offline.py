@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint import CheckpointStore, Manifest
+from stateflow.checkpoint.catalog import BLOBS
 from stateflow.checkpoint.proof import state_digest
 from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StateflowError
 from stateflow.partitioner import partition_of
@@ -31,7 +32,8 @@ class Verified:
     """What a checkpoint was found to be.
 
     ``proved``: its state digest was recomputed and is the manifest's; False when that has none. ``entries``: cells of
-    its states; None where it was not opened. ``damaged``: blobs.
+    its states; None where it was not opened. ``damaged``: blobs with other content than they should have; ``missing``:
+    blobs that are not there.
     """
 
     operator: str
@@ -42,6 +44,7 @@ class Verified:
     proved: bool = False
     entries: int | None = None
     damaged: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,9 +67,10 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
                 try:
                     store.fetch(manifest, file, directory / file.name)
                 except CheckpointCorrupt as error:
-                    found.damaged.append(file.blob)
+                    absent = isinstance(error.__cause__, FileNotFoundError)
+                    (found.missing if absent else found.damaged).append(file.blob)
                     found.error = str(error)
-        if found.damaged:
+        if found.damaged or found.missing:
             return found
         try:
             _verify_state(directory, manifest, found)
@@ -80,6 +84,29 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
             )
             found.error = str(wrong)
     return found
+
+
+def drop_damaged(store: CheckpointStore, manifests: Iterable[Manifest], blobs: Collection[str]) -> list[str]:
+    """Delete these blobs as far as they are wrong; those that were deleted.
+
+    Proving takes long, and a checkpoint may have mended a blob meanwhile, or begun to rely on its place: each is read
+    once more right before it is deleted, and left where it was written between the two.
+    """
+    files = {file.blob: (manifest, file) for manifest in manifests for file in manifest.files if file.blob in blobs}
+    dropped = []
+    with tempfile.TemporaryDirectory(prefix="stateflow-verify-") as folder:
+        for blob, (manifest, file) in sorted(files.items()):
+            name, copy = f"{BLOBS}/{blob}", Path(folder) / "blob"
+            before = store.objects.stat(name)
+            if before is None:
+                continue
+            try:
+                store.fetch(manifest, file, copy)
+            except CheckpointCorrupt:
+                if store.objects.stat(name) == before:
+                    store.objects.delete(name)
+                    dropped.append(blob)
+    return dropped
 
 
 def _verify_state(directory: Path, manifest: Manifest, found: Verified) -> None:

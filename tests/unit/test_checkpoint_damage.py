@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import zstandard
 from typer.testing import CliRunner
 
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, collect
+from stateflow.checkpoint.backend import LocalBackend
 from stateflow.checkpoint.catalog import MANIFEST_BYTES_MAX, MANIFESTS
 from stateflow.checkpoint.manifest import _checksum
+from stateflow.cli import checkpoint as checkpoint_commands
 from stateflow.cli.app import app
 from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StateflowError, Unavailable
 from stateflow.runtime.arrow import read_table
@@ -229,3 +231,45 @@ def test_a_sound_manifest_is_read(store: CheckpointStore) -> None:
     assert isinstance(Manifest.decode(set_(watermark_us=None)(whole), "x"), Manifest)
     assert isinstance(Manifest.decode(set_(positions={"s": -1})(whole), "x"), Manifest)
     assert P.operator == "Op"
+
+
+class Mending(LocalBackend):
+    """What was damaged is written anew right after it was read the ``at``-th time."""
+
+    def __init__(self, root: Path, blob: str, content: bytes, at: int) -> None:
+        super().__init__(root)
+        self._name, self._content, self._left = f"blobs/{blob}", content, at
+
+    def download(self, name: str, file: BinaryIO, expected: int) -> None:
+        super().download(name, file, expected)
+        if name == self._name:
+            self._left -= 1
+            if self._left == 0:
+                (self.root / name).unlink()
+                (self.root / name).write_bytes(self._content)
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["after it was proved", "while it is read once more"])
+def test_a_blob_that_was_mended_meanwhile_is_not_dropped(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    (file,) = next(store.newest(PartitionId("Op", 0))).files
+    path = Path(store.url) / "blobs" / file.blob
+    whole = path.read_bytes()
+    path.write_bytes(b"NEWER")
+    mending = Mending(Path(store.url), file.blob, whole, at)
+    monkeypatch.setattr(checkpoint_commands, "opened", lambda url: CheckpointStore(url, codec=Codec(), backend=mending))
+    status, out = said("checkpoint", "verify", "--checkpoints", store.url, "--drop-damaged", "--json")
+    assert (status, json.loads(out)["damaged_blobs"], json.loads(out)["dropped_blobs"]) == (1, [file.blob], [])
+    assert path.read_bytes() == whole
+
+
+def test_what_is_damaged_is_dropped_and_what_is_missing_is_said(store: CheckpointStore) -> None:
+    damaged, missing = (next(iter(list(store.newest(PartitionId("Op", 0)))[age].files)).blob for age in (0, 1))
+    (Path(store.url) / "blobs" / damaged).write_bytes(b"x")
+    (Path(store.url) / "blobs" / missing).unlink()
+    status, out = said("checkpoint", "verify", "--checkpoints", store.url, "--all", "--drop-damaged", "--json")
+    answer = json.loads(out)
+    assert (status, answer["damaged_blobs"], answer["dropped_blobs"]) == (1, [damaged], [damaged])
+    assert [each["missing"] for each in answer["checkpoints"]] == [[], [missing]] * 2
+    assert not (Path(store.url) / "blobs" / damaged).exists()
