@@ -124,12 +124,13 @@ class Collector:
         for found in dropped:
             if not dry_run:
                 self._objects.delete(found.name)
+                self._read.pop(found.name, None)  # what is there under this name from here on is another one
         report.incomplete = [name for name in report.incomplete if name not in gone]
         report.checkpoints_dropped = len(dropped)
         report.checkpoints_kept = len(checkpoints) - len(dropped)
         kept = [found for found in checkpoints if found.name not in gone] + self._catalog.savepoints()
         self._read_all(kept)
-        self._sweep(blobs, kept, gone, report)
+        self._sweep(blobs, kept, gone if dry_run else (), report)
         return report
 
     def _has_blobs(self, found: Found, blobs: Mapping[str, int]) -> bool:
@@ -155,7 +156,8 @@ class Collector:
             dropped += mine
         return dropped
 
-    def _sweep(self, blobs: dict[str, int], kept: list[Found], gone: Collection[str], report: Collected) -> None:
+    def _sweep(self, blobs: dict[str, int], kept: list[Found], passed_over: Collection[str], report: Collected) -> None:
+        """Args: passed_over: manifests that would be gone. A name that really went, and is there, was published anew."""
         began = self._store.clock.monotonic()
         condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS))
         mark = f"{CONDEMNED}/{uuid.uuid4().hex}.json"
@@ -163,7 +165,7 @@ class Collector:
             self._objects.create(mark, json.dumps(sorted(condemned)).encode())
         try:
             holds = self._catalog.marks(INTENTS)
-            kept = [found for found in self._catalog.checkpoints() if found.name not in gone]
+            kept = [found for found in self._catalog.checkpoints() if found.name not in passed_over]
             kept += self._catalog.savepoints()
             self._read_all(kept)
             report.unreadable = sorted(f.name for f in kept if isinstance(self._read.get(f.name), CheckpointCorrupt))

@@ -138,6 +138,32 @@ class HoldsContract(BackendContract):
         else:
             raise AssertionError
 
+    def test_a_name_that_was_dropped_and_is_published_again_is_kept(self, backend: Backend, tmp_path: Path) -> None:
+        """A collection drops a manifest that cannot be read; meanwhile its replica takes the same checkpoint again."""
+        store = store_of(backend)
+        put(store, tmp_path, 1, 1, a="one")
+        (found,) = store.catalog.checkpoints(P)
+        backend.delete(found.name)
+        backend.create(found.name, b"torn")
+
+        class Again(Steps):
+            def after(self, operation: str, name: str) -> None:
+                if (operation, name) == ("delete", found.name):
+                    put(store, tmp_path, 1, 1, a="one")
+
+        report = collect(store_of(Again(backend)), Retention(), drop_corrupt=True)
+        assert (report.checkpoints_dropped, report.blobs_deleted) == (1, 0)
+        check_newest(store, tmp_path, {"a": b"one"})
+
+    def test_what_would_be_dropped_counts_as_gone(self, backend: Backend, tmp_path: Path) -> None:
+        store = store_of(backend)
+        put(store, tmp_path, 1, 1, a="one")
+        put(store, tmp_path, 1, 2, a="two")
+        would, done = (collect(store, Retention(keep=1), dry_run=dry) for dry in (True, False))
+        assert (
+            (would.checkpoints_dropped, would.blobs_deleted) == (1, 1) == (done.checkpoints_dropped, done.blobs_deleted)
+        )
+
     def test_what_is_always_taken_for_dead_is_an_error(self, backend: Backend, tmp_path: Path) -> None:
         put(store_of(backend), tmp_path, 1, 1, a="one")
 
