@@ -163,6 +163,7 @@ class Collector:
         mark = f"{CONDEMNED}/{uuid.uuid4().hex}.json"
         if condemned and not report.dry_run:
             self._objects.create(mark, json.dumps(sorted(condemned)).encode())
+        deleting = False
         try:
             holds = self._catalog.marks(INTENTS)
             kept = [found for found in self._catalog.checkpoints() if found.name not in passed_over]
@@ -181,19 +182,25 @@ class Collector:
                 self._store.check()  # what was listed last was listed of this store
                 for name, size in swept.items():
                     if not report.dry_run:
-                        self._check_age(began)
+                        self._check_stands(mark, began)
+                        deleting = True
                         self._objects.delete(f"{BLOBS}/{name}")
+                        deleting = False
                     report.blobs_deleted += 1
                     report.bytes_deleted += size
             report.blobs_kept = len(blobs) - report.blobs_deleted
         finally:
-            if condemned and not report.dry_run:
+            # a delete that was not answered may be done yet: its blob stays condemned until the mark is tidied away
+            if condemned and not report.dry_run and not deleting:
                 self._objects.delete(mark)
 
-    def _check_age(self, began: float) -> None:
-        """A process that was stopped for a day has lost its mark, and uploads rely again on what it condemned."""
+    def _check_stands(self, mark: str, began: float) -> None:
+        """Without its mark uploads rely again on what it condemned: a process that was stopped for a day has lost it, and
+        so has one beside which a clock of the store's went a day ahead."""
         if self._store.clock.monotonic() - began > MARK_LIFE_S / 2:
             raise Unavailable("the collection took too long to go on", remedy="start it again", url=self._store.url)
+        if self._objects.stat(mark) is None:
+            raise Unavailable("another collection took this one for dead", remedy="start it again", url=self._store.url)
 
     def _referenced(self, found: Iterable[Found]) -> set[str]:
         manifests = (self._read.get(each.name) for each in found)

@@ -155,6 +155,46 @@ class HoldsContract(BackendContract):
         assert (report.checkpoints_dropped, report.blobs_deleted) == (1, 0)
         check_newest(store, tmp_path, {"a": b"one"})
 
+    def test_a_collection_without_its_mark_deletes_nothing_more(self, backend: Backend, tmp_path: Path) -> None:
+        """Another one, with a clock that is a day ahead, took it for dead: what it condemned may be relied on again."""
+        store = store_of(backend)
+        put(store, tmp_path, 1, 1, a="a", b="b", c="c")
+        put(store, tmp_path, 1, 2, d="d")
+
+        class Ahead(Steps):
+            def after(self, operation: str, name: str) -> None:
+                if operation == "delete" and name.startswith("blobs"):
+                    for mark in backend.list("condemned"):
+                        backend.delete(mark.name)
+
+        with pytest.raises(Unavailable, match="for dead"):
+            collect(store_of(Ahead(backend)), Retention(keep=1))
+        assert len(backend.list("blobs")) == 3, "of four one was deleted while the mark stood"
+        assert collect(store, Retention(keep=1)).blobs_deleted == 2
+
+    def test_what_a_collection_may_delete_yet_stays_condemned(self, backend: Backend, tmp_path: Path) -> None:
+        """A delete is not answered, and done later: by then nobody relies on that blob."""
+        store = store_of(backend)
+        put(store, tmp_path, 1, 1, a="one")
+        put(store, tmp_path, 1, 2, a="two")
+        late: list[str] = []
+
+        class Slow(Steps):
+            def before(self, operation: str, name: str) -> None:
+                if operation == "delete" and name.startswith("blobs"):
+                    late.append(name)
+                    raise TimeoutError
+
+        with pytest.raises(Unavailable):
+            collect(store_of(Slow(backend)), Retention(keep=1))
+        put(store, tmp_path, 1, 3, a="one")
+        (name,) = late
+        backend.delete(name)
+        check_newest(store, tmp_path, {"a": b"one"})
+        collect(store_of(Later(backend, DEAD)), Retention(keep=1))
+        assert not backend.list("condemned")
+        check_newest(store, tmp_path, {"a": b"one"})
+
     def test_what_would_be_dropped_counts_as_gone(self, backend: Backend, tmp_path: Path) -> None:
         store = store_of(backend)
         put(store, tmp_path, 1, 1, a="one")
