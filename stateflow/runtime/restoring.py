@@ -221,11 +221,13 @@ class Restorer:
             return self._as_it_is(slot)
         epoch = max(epoch, restoring.epoch_min, slot.lifecycle.epoch + 1)
         self._check_still(slot)
-        if restoring.adoption is not None:  # from here on nothing of an earlier epoch can become the newest
-            restoring.adoption.publish(epoch, self._shelf.info.name)
+        # durable before it is published, and without effect while the copy is unfinished: an owner whose disk is full
+        # goes on at its epoch, and were the newer one published by then, it could never publish a checkpoint again
         ownership = layout.Ownership(self._shelf.info.name, State.OWNED, epoch, restore_id)
         puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(restoring.store)]
         restoring.store.apply(Mutations(puts=puts), sync=True)
+        if restoring.adoption is not None:  # from here on nothing of an earlier epoch can become the newest
+            restoring.adoption.publish(epoch, self._shelf.info.name)
         with slot.work, slot.mutex:
             if _is_owned_by(slot, restore_id):
                 return self._as_it_is(slot)

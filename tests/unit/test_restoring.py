@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from stateflow.checkpoint import Adoption, CheckpointStore, Codec
 from stateflow.errors import MoveUnknown
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.restoring import Restored
+from stateflow.storage import RocksStore
 from tests.unit.test_replica import P, Two
 
 
@@ -84,3 +86,24 @@ def test_what_is_fetched_anew_meanwhile_is_not_owned(
         two.b.restorer.own(P, "r", 2)
     two.b.restorer.own(P, "r", 2)
     assert two.states(two.b) == {"k1": 1, "k2": 2}
+
+
+def test_an_owner_that_cannot_own_what_was_restored_goes_on_being_checkpointed(
+    two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is full. The newer epoch was published by then, and every checkpoint of its own refused from then on."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    two.a.restorer.prepare(two.spec, P, "r2", store, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(RocksStore, "apply", full)
+        with pytest.raises(OSError, match="no space"):
+            two.a.restorer.own(P, "r2", 2)
+    two.send(two.a, 4)
+    assert two.a.checkpointer.take(P, store) is not None
+    assert next(store.newest(P)).epoch == 1
+    again = two.restart("a")
+    assert (again.lifecycle(P).state, again.lifecycle(P).epoch) == (State.OWNED, 1)
+    assert two.states(again) == {"k1": 5, "k2": 2}
