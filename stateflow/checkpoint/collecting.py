@@ -157,7 +157,7 @@ class Collector:
         return dropped
 
     def _sweep(self, blobs: dict[str, int], kept: list[Found], passed_over: Collection[str], report: Collected) -> None:
-        """Args: passed_over: manifests that would be gone. A name that really went, and is there, was published anew."""
+        """Args: passed_over: manifests that would be gone. A name that did go, and is there, was published anew."""
         began = self._store.clock.monotonic()
         condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS))
         mark = f"{CONDEMNED}/{uuid.uuid4().hex}.json"
@@ -195,8 +195,8 @@ class Collector:
                 self._objects.delete(mark)
 
     def _check_stands(self, mark: str, began: float) -> None:
-        """Without its mark uploads rely again on what it condemned: a process that was stopped for a day has lost it, and
-        so has one beside which a clock of the store's went a day ahead."""
+        """Without its mark uploads rely again on what it condemned: a process that was stopped for a day has lost it,
+        and so has one beside which a clock of the store's went a day ahead."""
         if self._store.clock.monotonic() - began > MARK_LIFE_S / 2:
             raise Unavailable("the collection took too long to go on", remedy="start it again", url=self._store.url)
         if self._objects.stat(mark) is None:
