@@ -127,21 +127,28 @@ class Board:
     def end_entity(
         self, bid: str, entity: str, status: EntityStatus | str, *, ms: int | None = None, result: Any = None
     ) -> bool:
-        """COMPLETED or FAILED. False when it was completed already: a late duplicate is counted once."""
+        """COMPLETED or FAILED. False when it was completed already: a late duplicate is counted once.
+
+        Raises InvalidTransition when it failed already, and is not to be done again; Locked when it is another's.
+        """
         to, item_id = _status(EntityStatus, status), entity_id(bid, entity)
         if ms is not None and not 0 <= ms < 2**63:
             raise InvalidArgument(f"ms cannot be {shown(ms)}", remedy="use milliseconds from 0 on", entity=entity)
         seen = self._seen(Kind.ENTITY, item_id)
-        now = EntityStatus(seen.row["status"])
-        if now in (EntityStatus.COMPLETED, to):
-            return False
-        batches.check_transition("entity", entity, batches.ENTITY, now, to)
-        columns = {"status": to.value, "ms": ms, "result": None if result is None else json.dumps(result)}
-        try:
-            self._append([seen.to(batches.ENTITY_RECORD_STATE[to], columns)])
-        except Locked:
-            return False  # the duplicate of another process was quicker
-        return True
+        while True:
+            now = EntityStatus(seen.row["status"])
+            if now in (EntityStatus.COMPLETED, to):
+                return False
+            batches.check_transition("entity", entity, batches.ENTITY, now, to)
+            columns = {"status": to.value, "ms": ms, "result": None if result is None else json.dumps(result)}
+            try:
+                self._append([seen.to(batches.ENTITY_RECORD_STATE[to], columns)])
+            except Locked:  # another process was quicker, and what it said need not be the same
+                before, seen = seen, self._seen(Kind.ENTITY, item_id)
+                if seen.item.records[-1].seq == before.item.records[-1].seq:
+                    raise
+            else:
+                return True
 
     def entities(self, bid: str, status: EntityStatus | str | None = None) -> list[dict[str, Any]]:
         """In the order of listing."""

@@ -444,6 +444,49 @@ class ViewsContract:
         with pytest.raises(Locked, match="another writer was first"):
             board.claim_job(job, "slow")
 
+    @pytest.mark.parametrize("quicker", ["COMPLETED", "FAILED"])
+    def test_of_two_ends_of_an_entity_the_second_hears_of_the_first(self, fresh: Ledger, quicker: str) -> None:
+        """It was told that the entity is completed already, whatever the other one had recorded."""
+        board = Board(fresh)
+        bid = board.create_batch("b", "move")
+        board.move_batch(bid, "GENERATE_IID")
+        board.list_entities(bid, ["p0"])
+        board.move_batch(bid, "IN_PROGRESS")
+        append = board._append
+
+        def late(changes: Any) -> None:
+            board._append = append  # type: ignore[method-assign]
+            assert Board(fresh).end_entity(bid, "p0", quicker)
+            append(changes)
+
+        board._append = late  # type: ignore[method-assign,assignment]
+        if quicker == "COMPLETED":
+            assert not board.end_entity(bid, "p0", "COMPLETED")
+        else:
+            with pytest.raises(InvalidTransition):
+                board.end_entity(bid, "p0", "COMPLETED")
+        assert [each["status"] for each in board.entities(bid)] == [quicker]
+
+    def test_an_entity_that_is_taken_up_again_meanwhile_ends(self, fresh: Ledger) -> None:
+        board = Board(fresh)
+        bid = board.create_batch("b", "move")
+        board.move_batch(bid, "GENERATE_IID")
+        board.list_entities(bid, ["p0"])
+        board.move_batch(bid, "IN_PROGRESS")
+        append = board._append
+
+        def late(changes: Any) -> None:
+            board._append = append  # type: ignore[method-assign]
+            other = Board(fresh)
+            other.end_entity(bid, "p0", "FAILED")
+            other.move_batch(bid, "DONE")
+            other.retry_batch(bid)
+            append(changes)
+
+        board._append = late  # type: ignore[method-assign,assignment]
+        assert board.end_entity(bid, "p0", "COMPLETED")
+        assert [each["status"] for each in board.entities(bid)] == ["COMPLETED"]
+
     # -- derived ------------------------------------------------------------------------------------------
 
     def test_views_are_derived_from_records(self, fresh: Ledger) -> None:
