@@ -109,7 +109,8 @@ def check(connection: Connection, ledger: str, term: int, holder: str) -> None:
     """In the transaction of a write: it is this ledger, and held by the writer. Raises LedgerReplaced, HoldLost."""
     if identity(connection) != ledger:
         raise replaced(ledger)
-    found = connection.execute(select(HOLD.c.term, HOLD.c.holder).with_for_update(read=True)).one()
+    held = select(HOLD.c.term, HOLD.c.holder).with_for_update(read=True)
+    found = connection.execute(held.with_hint(HOLD, "WITH (HOLDLOCK, ROWLOCK)", "mssql")).one()
     if (found.term, found.holder) != (term, holder):
         raise lost(connection, term)
 

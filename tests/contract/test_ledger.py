@@ -15,9 +15,9 @@ from sqlalchemy.dialects import mssql
 from sqlalchemy.schema import CreateColumn, CreateIndex
 
 from stateflow.clock import ManualClock
-from stateflow.ledger import App, Entry, Ledger
+from stateflow.ledger import App, Entry, Holder, Ledger
 from stateflow.ledger.migrations.versions import v0001_ledger, v0002_hold, v0003_keys
-from stateflow.ledger.schema import METADATA, ItemId
+from stateflow.ledger.schema import HOLD, METADATA, ItemId
 from tests.contract.databases import fresh_database
 from tests.contract.ledger_hold_suite import HoldContract
 from tests.contract.ledger_keeping_suite import KeepingContract
@@ -94,6 +94,18 @@ def test_every_statement_compiles_for_sql_server() -> None:
     assert any("WITH (UPDLOCK, ROWLOCK)" in sql for sql in compiled), "an item's head is locked before it is judged"
     assert any("SYSUTCDATETIME" in sql for sql in compiled)
     assert all("LIMIT" not in sql for sql in compiled)
+
+
+def test_who_looks_at_the_hold_keeps_it_for_sql_server() -> None:
+    """SQL Server has no FOR SHARE: without a hint the row could be taken before what was let through is written."""
+    statements: list[Any] = []
+    with Ledger("sqlite://") as ledger:
+        ledger.take_hold(Holder("one"), 600.0)
+        event.listen(ledger.database.engine, "before_execute", lambda _c, statement, *_: statements.append(statement))
+        ledger.put("item", App("app"), "NEW")
+    server = mssql.dialect()  # type: ignore[no-untyped-call]
+    compiled = [str(statement.compile(dialect=server)) for statement in statements]
+    assert [sql for sql in compiled if "WITH (HOLDLOCK, ROWLOCK)" in sql and HOLD.name in sql]
 
 
 def test_the_schema_compiles_for_sql_server() -> None:
