@@ -99,10 +99,9 @@ class LocalBackend:
                 _sync(file.fileno())
             try:
                 self._link(temporary, name)
-            except FileExistsError:  # damaged, or somebody else's of the same content
-                (self.root / name).unlink(missing_ok=True)
-                with contextlib.suppress(FileExistsError):
-                    self._link(temporary, name)
+            except FileExistsError:  # damaged, or somebody else's of the same content, who may rely on its being there
+                temporary.replace(self.root / name)
+                _sync_folder((self.root / name).parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -115,11 +114,7 @@ class LocalBackend:
         target = self.root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.hardlink_to(temporary)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            _sync(folder)
-        finally:
-            os.close(folder)
+        _sync_folder(target.parent)
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
@@ -166,6 +161,14 @@ def _unless_it_is_gone(error: OSError) -> None:
 
 def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        _sync(folder)
+    finally:
+        os.close(folder)
 
 
 class FsspecBackend:

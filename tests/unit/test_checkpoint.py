@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -196,6 +197,27 @@ def test_a_blob_cut_short_by_a_crash_is_uploaded_again(checkpoints: CheckpointSt
     blob.write_text("aa")
     assert checkpoints.save(manifest_of(directory, 1, 2), directory).bytes_new == 4
     assert blob.read_text() == "aaaa"
+
+
+def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may be killed at any time, and another's checkpoint name it: it was unlinked, and linked anew."""
+    backend, path = LocalBackend(tmp_path / "store"), tmp_path / "blob"
+    path.write_text("torn")
+    backend.upload("blobs/ab/abcd", path, lambda _: None)
+    path.write_text("whole")
+    link, linked = Path.hardlink_to, []
+
+    def killed(self: Path, target: Path) -> None:
+        linked.append(self)
+        if len(linked) == 2:
+            raise KeyboardInterrupt
+        link(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", killed)
+    with contextlib.suppress(KeyboardInterrupt):
+        backend.upload("blobs/ab/abcd", path, lambda _: None)
+    assert backend.read("blobs/ab/abcd") == b"whole"
+    assert [stored.name for stored in backend.list("")] == ["blobs/ab/abcd"]
 
 
 def test_a_manifest_is_published_after_its_blobs(checkpoints: CheckpointStore, tmp_path: Path) -> None:
