@@ -221,7 +221,7 @@ def without_checkpoint(partition: PartitionId) -> CheckpointMissing:
 
 
 def _newest(store: CheckpointStore, operator: str, lacking: Callable[[StateflowError], None]) -> dict[int, Manifest]:
-    """By partition. One that cannot be read is not passed over for an older one without saying so."""
+    """By partition. One whose newest cannot be read is left out: an older state is of another time than the others."""
     listed = store.catalog.checkpoints()
     numbers = {found.partition.partition for found in listed if found.partition.operator == operator}
     if not numbers:
@@ -238,6 +238,6 @@ def _newest(store: CheckpointStore, operator: str, lacking: Callable[[StateflowE
         for error in passed_over:
             error.remedy = "see `stateflow checkpoint verify`; --incomplete reads what can be read"
             lacking(error)
-        if manifest is not None:
+        if manifest is not None and not passed_over:
             found[number] = manifest
     return found

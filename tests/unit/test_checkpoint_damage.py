@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pyarrow as pa
 import pytest
 import zstandard
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StateflowErro
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.offline import read_checkpoint
 from stateflow.runtime.operator import describe
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -197,6 +199,23 @@ def test_reading_never_leaves_out_a_partition_silently(tmp_path: Path) -> None:
         except CheckpointMissing:
             refused += 1
     assert 0 < refused < 12, "keys of the partition that is missing"
+
+
+def test_a_partition_whose_newest_checkpoint_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    """Its state of an hour ago beside that of now is of no time at all."""
+    store, node = counted(tmp_path, 3)
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "v": 1}])
+    node.apply(
+        PartitionId("Op", 0), 1, Batch("s", 0), rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes()
+    )
+    node.checkpointer.take(PartitionId("Op", 0), store)
+    node.close()
+    newest, _ = store.catalog.checkpoints(PartitionId("Op", 0))
+    (Path(store.url) / newest.name).write_bytes(b"torn")
+    lacking: list[StateflowError] = []
+    pages = list(read_checkpoint(store, "Op", "n", cls=Count, lacking=lacking.append))
+    assert [type(error) for error in lacking] == [CheckpointCorrupt]
+    assert len(pages) == 2
 
 
 def test_what_inflates_is_not_inflated(tmp_path: Path) -> None:
