@@ -9,6 +9,7 @@ nothing that is being uploaded, read or adopted is lost by it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -17,7 +18,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
@@ -37,10 +37,12 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointMissing,
+    CheckpointNewer,
     InvalidArgument,
     StaleCheckpoint,
     StateflowError,
     Unavailable,
+    WrongKey,
 )
 from stateflow.masking import masked
 from stateflow.types import PartitionId, check_name
@@ -217,7 +219,7 @@ class CheckpointStore:
     def _hold(self, manifest: Manifest) -> Hold:
         return Hold(self.objects, (file.digest for file in manifest.files))
 
-    @contextmanager
+    @contextlib.contextmanager
     def held(self, manifest: Manifest) -> Iterator[None]:
         """What it names is not collected meanwhile. Where nothing can be written (no right, no room) it is read
         all the same, and may then be collected: that is an error, never less."""
@@ -269,10 +271,11 @@ class CheckpointStore:
         for file in manifest.files:
             blob = here.get(file.digest) or known.get(file.digest) or blob_name(file.digest, suffix)
             if not trusted or blob in condemned:
-                blob = blob_name(file.digest, f"{suffix}.g{uuid.uuid4().hex[:8]}")
-            if file.digest not in here and not self._has(blob, file):
-                self._put(blob, directory / file.name, throttle)
-                new += file.size
+                blob = self._generation_of(file)
+            if file.digest not in here:
+                named = known.get(file.digest) == blob
+                blob, uploaded = self._put(blob, file, directory / file.name, throttle, named=named)
+                new += file.size if uploaded else 0
             here[file.digest] = blob
             if self.cache is not None:
                 self.cache.put(file.digest, directory / file.name)
@@ -285,16 +288,20 @@ class CheckpointStore:
         _, *how = blob.rpartition("/")[2].split(".")
         return "".join(f".{part}" for part in how if not part.startswith("g"))
 
-    def _has(self, blob: str, file: ManifestFile) -> bool:
-        """Whether it is there, as far as its size tells; sizes of encoded ones tell nothing."""
-        stored = self.objects.stat(f"{BLOBS}/{blob}")
-        return stored is not None and (bool(self.codec.suffix) or stored.size == file.size)
+    def _put(self, blob: str, file: ManifestFile, path: Path, throttle: Throttle, *, named: bool) -> tuple[str, bool]:
+        """Have it there, as far as its size tells. Under which name, and whether it was uploaded for that.
 
-    def _put(self, blob: str, path: Path, throttle: Throttle) -> None:
-        name = f"{BLOBS}/{blob}"
+        Args:
+            named: a manifest of this store names the blob: whoever published that had seen it uploaded.
+        """
+        stored = self.objects.stat(f"{BLOBS}/{blob}")
         if not self.codec.suffix:
-            self.objects.upload(name, path, throttle)
-            return
+            if stored is not None and stored.size == file.size:
+                return blob, False
+            self.objects.upload(f"{BLOBS}/{blob}", path, throttle)
+            return blob, True
+        if stored is not None and named:
+            return blob, False
         encoded = path.with_name(path.name + ".encoded")
         try:
             try:
@@ -303,9 +310,19 @@ class CheckpointStore:
                         out.write(data)
             except OSError as error:
                 raise _no_room(error, path.parent) from error
-            self.objects.upload(name, encoded, throttle)
+            if stored is not None:
+                if stored.size == encoded.stat().st_size:
+                    return blob, False
+                # torn; or of another version of the compression, and then others may rely on it
+                blob = self._generation_of(file)
+            self.objects.upload(f"{BLOBS}/{blob}", encoded, throttle)
         finally:
             encoded.unlink(missing_ok=True)
+        return blob, True
+
+    def _generation_of(self, file: ManifestFile) -> str:
+        """A name of its own for the same content."""
+        return blob_name(file.digest, f"{self.codec.suffix}.g{uuid.uuid4().hex[:8]}")
 
     def _publish(self, manifest: Manifest, attempt: int) -> None:
         name = f"{folder_of(manifest.id)}/{manifest_name(manifest.order, attempt)}"
@@ -324,11 +341,21 @@ class CheckpointStore:
         self.check(first_use=True)
         hold = self._hold(manifest)
         try:
-            files, _ = self._upload(manifest, directory, manifest, lambda _: None)
+            earlier = manifest if not self.codec.suffix or self._names(manifest) else None
+            files, _ = self._upload(manifest, directory, earlier, lambda _: None)
         except BaseException:
             hold.release()
             raise
         return Adoption(self, replace(manifest, files=files), hold)
+
+    def _names(self, manifest: Manifest) -> bool:
+        """Whether it is one of this store's."""
+        for found in [*self.catalog.checkpoints(manifest.id), *self.catalog.savepoints()]:
+            if found.partition == manifest.id and (found.savepoint or found.order == manifest.order):
+                with contextlib.suppress(CheckpointCorrupt, CheckpointNewer, WrongKey, FileNotFoundError):
+                    if self.catalog.read(found) == manifest:
+                        return True
+        return False
 
     def _keep_as(self, manifest: Manifest, savepoint: str, again: bool = False) -> None:
         place = savepoint_place(check_name("savepoint", savepoint), manifest.id)

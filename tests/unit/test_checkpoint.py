@@ -34,7 +34,8 @@ from stateflow.errors import (
 )
 from stateflow.runtime.transfer import FileDigests, base_digest
 from stateflow.storage import RocksEngine, RocksStore
-from tests.contract.backends import P, manifest_of, small
+from stateflow.types import PartitionId
+from tests.contract.backends import P, Torn, content_of, manifest_of, small
 
 COUNT = 20_000
 
@@ -197,6 +198,27 @@ def test_a_blob_cut_short_by_a_crash_is_uploaded_again(checkpoints: CheckpointSt
     blob.write_text("aa")
     assert checkpoints.save(manifest_of(directory, 1, 2), directory).bytes_new == 4
     assert blob.read_text() == "aaaa"
+
+
+@pytest.mark.parametrize("key", [None, bytes(32)], ids=["compressed", "encrypted"])
+def test_a_torn_encoded_blob_is_not_taken_for_there(tmp_path: Path, key: bytes | None) -> None:
+    """On a store whose put is not atomic. Its plain size tells nothing: any size counted as there, for ever."""
+    torn = Torn(LocalBackend(tmp_path / "store"), 0, tmp_path)
+    store = CheckpointStore("test", backend=torn, codec=Codec("zstd", key))
+    saved(store, small(tmp_path, a="a" * 999), sequence=1)
+    directory = small(tmp_path, a="a" * 999, b="b" * 999)
+    torn.left = 2  # its hold, then the blob
+    with pytest.raises(Unavailable):
+        saved(store, directory, sequence=2)
+    whole = {file.blob for file in next(store.newest(P)).files}
+    (half,) = {stored.name.removeprefix("blobs/") for stored in store.blobs()} - whole
+    manifest = saved(store, directory, sequence=2)
+    assert half not in {file.blob for file in manifest.files}
+    store.restore(manifest, tmp_path / "restored")
+    assert content_of(tmp_path / "restored") == content_of(directory)
+    count = len(store.blobs())
+    other = store.save(manifest_of(directory, partition=PartitionId("Op", 4)), directory)
+    assert (len(store.blobs()), other.bytes_new) == (count + 1, 999), "what is whole is not uploaded once more"
 
 
 def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
