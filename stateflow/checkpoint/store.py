@@ -269,17 +269,16 @@ class CheckpointStore:
         new = 0
         files = []
         for file in manifest.files:
-            blob = here.get(file.digest) or known.get(file.digest) or blob_name(file.digest, suffix)
-            if not trusted or blob in condemned:
-                blob = self._generation_of(file)
             if file.digest not in here:
+                blob = known.get(file.digest) or blob_name(file.digest, suffix)
+                if not trusted or blob in condemned:
+                    blob = self._generation_of(file)
                 named = known.get(file.digest) == blob
-                blob, uploaded = self._put(blob, file, directory / file.name, throttle, named=named)
+                here[file.digest], uploaded = self._put(blob, file, directory / file.name, throttle, named=named)
                 new += file.size if uploaded else 0
-            here[file.digest] = blob
             if self.cache is not None:
                 self.cache.put(file.digest, directory / file.name)
-            files.append(replace(file, blob=blob))
+            files.append(replace(file, blob=here[file.digest]))
         return tuple(files), new
 
     @staticmethod

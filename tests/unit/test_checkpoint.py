@@ -221,6 +221,15 @@ def test_a_torn_encoded_blob_is_not_taken_for_there(tmp_path: Path, key: bytes |
     assert (len(store.blobs()), other.bytes_new) == (count + 1, 999), "what is whole is not uploaded once more"
 
 
+def test_two_files_of_one_content_are_one_blob_beside_a_torn_mark(checkpoints: CheckpointStore, tmp_path: Path) -> None:
+    """The second one was given another name of its own, under which nothing was uploaded."""
+    saved(checkpoints, small(tmp_path, a="x"), sequence=1)
+    checkpoints.objects.create("condemned/torn.json", b'["torn')
+    directory = small(tmp_path, a="same", b="same")
+    checkpoints.restore(saved(checkpoints, directory, sequence=2), tmp_path / "restored")
+    assert content_of(tmp_path / "restored") == content_of(directory)
+
+
 def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process may be killed at any time, and another's checkpoint name it: it was unlinked, and linked anew."""
     backend, path = LocalBackend(tmp_path / "store"), tmp_path / "blob"
