@@ -22,8 +22,8 @@ from stateflow.runtime.transfer import base_digest
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
 
-#: entries that are not part of a partition's state: who owns this copy of it
-NOT_STATE = frozenset({layout.OWNERSHIP})
+#: what entries begin with that are not part of a partition's state: who owns this copy of it, and since when
+NOT_STATE = (layout.OWNERSHIP, layout.LAPSED)
 #: of a processor that computing a state digest may take while batches come, so that they find the interpreter free
 DIGEST_SHARE = Share(0.2)
 
