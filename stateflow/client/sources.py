@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from time import sleep
 from typing import Any, TypeVar
 
-from stateflow.errors import InvalidArgument, NotOwner, Unavailable
+from stateflow.errors import InvalidArgument, LeaseLost, NotOwner, Unavailable
 from stateflow.router import Router, backoff
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
@@ -89,7 +89,7 @@ def _everywhere(router: Router, ask: Callable[[ReplicaClient, int], T]) -> list[
             try:
                 found.append(ask(ReplicaClient(router.table.routes[partition].address), partition))
                 break
-            except (NotOwner, Unavailable):
+            except (LeaseLost, NotOwner, Unavailable):
                 if pause is None:
                     raise
                 sleep(pause)
