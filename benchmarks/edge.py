@@ -197,8 +197,8 @@ class Truth:
 
     def equals(self, local: SpacedCluster) -> bool:
         read = local.cluster.read_state
-        last = {row["map_key"]: tuple(row["value"]) for row in read(OPERATOR, "last").to_pylist()}
-        found = {row["map_key"]: row["value"] for row in read(OPERATOR, "mileage").to_pylist()}
+        last = {row["map_key"]: tuple(row["value"].values()) for row in read(OPERATOR, "last").to_pylist()}
+        found = {row["map_key"]: tuple(row["value"].values()) for row in read(OPERATOR, "mileage").to_pylist()}
         if last != self.last or found.keys() != self.mileage.keys():
             return False
         return all(

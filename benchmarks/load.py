@@ -106,7 +106,7 @@ class Ledger:
         self.lost += sum(expected.values())
 
     def equals(self, cluster: Cluster, operator: str, state: str = "figures") -> bool:
-        found = {r["key"]: tuple(r["value"]) for r in cluster.read_state(operator, state).to_pylist()}
+        found = {r["key"]: tuple(r["value"].values()) for r in cluster.read_state(operator, state).to_pylist()}
         return found == self.state
 
 

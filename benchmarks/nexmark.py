@@ -162,9 +162,9 @@ class Pipeline:
         if self.query == "Q3":
             local = {e.id: [e.name, e.city, e.state] for e in stream if isinstance(e, Person)}
             local = {id_: who for id_, who in local.items() if who[2] in ("OR", "ID", "CA")}
-            return {row["key"]: list(row["value"]) for row in read("Q3", "who").to_pylist()} == local
+            return {row["key"]: list(row["value"].values()) for row in read("Q3", "who").to_pylist()} == local
         if self.query == "Q4":
-            found = {row["key"]: tuple(row["value"]) for row in read("Q4Average", "closed").to_pylist()}
+            found = {row["key"]: tuple(row["value"].values()) for row in read("Q4Average", "closed").to_pylist()}
             left = read("Q4Winners", "open_auction").num_rows + read("Q4Winners", "best").num_rows
             return found == reference.q4_averages(stream) and left == 0
         return self.query == "Q8" or read("Q5Hottest", "most").num_rows + read("Q5Hottest", "hottest").num_rows == 0

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from benchmarks.operators import CountSum, CountSumColumns
 from benchmarks.record import Correctness, Record, Target, ratio, spread
@@ -235,7 +234,7 @@ class Rig:
         if state == "changes":
             counts[keys] = value.to_numpy(zero_copy_only=False)
         else:
-            n, total = (pc.list_element(value, index).to_numpy(zero_copy_only=False) for index in (0, 1))
+            n, total = (each.to_numpy(zero_copy_only=False) for each in value.flatten())
             counts[keys] = n
             equal = bool((total == n * 0.25).all())
         equal &= bool((counts == self._counts).all()) and len(keys) == np.count_nonzero(self._counts)
