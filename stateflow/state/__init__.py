@@ -6,8 +6,8 @@ operator sees, ``KeyedState`` is what a partition runs it with.
 
 from stateflow.state.cache import CachePool
 from stateflow.state.cells import decode_row_key, encode_row_key
-from stateflow.state.choose import coder_for
 from stateflow.state.coder import Coder
+from stateflow.state.coder_selection import coder_for
 from stateflow.state.coders import (
     UUID,
     Bool,

@@ -33,7 +33,7 @@ from uuid import UUID
 import xxhash
 
 from stateflow.errors import DecodeError, EncodeError, NullKey, UnsupportedKeyType
-from stateflow.state import ordered
+from stateflow.state import key_order
 
 CELL: Final = b"c"
 COUNT: Final = b"n"
@@ -182,7 +182,7 @@ def _encode_text(key: str) -> bytes:
 
 def _encode_int(key: int) -> bytes:
     try:
-        return _INT + ordered.order_int(int(key))
+        return _INT + key_order.order_int(int(key))
     except struct.error:
         raise EncodeError("an integer key is beyond 64 bits", remedy="use it as text", key=repr(key)[:80]) from None
 
@@ -199,20 +199,20 @@ def _encode_other(key: Any) -> bytes:
             return _BYTES + key
         case datetime():
             if key.utcoffset() is None:
-                return _NAIVE + ordered.order_int(ordered.micros_of(key.replace(tzinfo=None)))
-            return _AWARE + ordered.order_int(ordered.micros_of(key))
+                return _NAIVE + key_order.order_int(key_order.micros_of(key.replace(tzinfo=None)))
+            return _AWARE + key_order.order_int(key_order.micros_of(key))
         case date():
             return _DATE + key.toordinal().to_bytes(4, "big")
         case float():
             if key in (float("inf"), float("-inf")):
                 raise EncodeError(f"{key} cannot be a key", remedy=_FINITE_REMEDY)
-            return _FLOAT + ordered.order_float(key)
+            return _FLOAT + key_order.order_float(key)
         case Decimal():
-            return _DECIMAL + ordered.order_decimal(key)
+            return _DECIMAL + key_order.order_decimal(key)
         case UUID():
             return _UUID + key.bytes
         case tuple():
-            return _TUPLE + ordered.join_ordered([encode_row_key(item) for item in key])
+            return _TUPLE + key_order.join_ordered([encode_row_key(item) for item in key])
     raise UnsupportedKeyType(
         f"a key of type {type(key).__name__} has no stored form",
         remedy="use str, int, bytes, bool, date, datetime, float, Decimal, UUID, or a tuple of them",
@@ -228,21 +228,21 @@ def decode_row_key(data: bytes) -> Any:
             case b"s":
                 return body.decode()
             case b"i":
-                return ordered.unorder_int(body)
+                return key_order.unorder_int(body)
             case b"(":
-                return tuple([decode_row_key(part) for part in ordered.split_ordered(body)])
+                return tuple([decode_row_key(part) for part in key_order.split_ordered(body)])
             case b"b":
                 return body == b"\x01"
             case b"y":
                 return body
             case b"t" | b"n":
-                return ordered.datetime_of(ordered.unorder_int(body), aware=kind == _AWARE)
+                return key_order.datetime_of(key_order.unorder_int(body), aware=kind == _AWARE)
             case b"d":
                 return date.fromordinal(int.from_bytes(body, "big"))
             case b"f":
-                return ordered.unorder_float(body)
+                return key_order.unorder_float(body)
             case b"m":
-                return ordered.unorder_decimal(body)
+                return key_order.unorder_decimal(body)
             case b"u":
                 return UUID(bytes=body)
     except (struct.error, ValueError, OverflowError, IndexError) as error:

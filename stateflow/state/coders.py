@@ -11,7 +11,7 @@ from numbers import Number
 from typing import Any, TypeVar
 
 from stateflow.errors import EncodeError
-from stateflow.state import ordered, plain, shapes
+from stateflow.state import key_order, msgpack_codec, shapes
 from stateflow.state.coder import Coder, bad_bytes, wrong_type
 from stateflow.state.numeric import exact_decimal, exact_float
 from stateflow.state.signature import signature_of
@@ -93,11 +93,11 @@ class Float64(_Scalar[float]):
         return number
 
     def encode_key(self, value: float) -> bytes:
-        return ordered.order_float(self._float(value))
+        return key_order.order_float(self._float(value))
 
     def decode_key(self, data: bytes) -> float:
         try:
-            return ordered.unorder_float(data)
+            return key_order.unorder_float(data)
         except struct.error as error:
             raise bad_bytes(self, data, error) from error
 
@@ -182,11 +182,11 @@ class Timestamp(_Scalar[datetime]):
                 remedy="attach one: value.replace(tzinfo=timezone.utc)",
                 value=value.isoformat(),
             )
-        return ordered.order_int(ordered.micros_of(value))
+        return key_order.order_int(key_order.micros_of(value))
 
     def decode(self, data: bytes) -> datetime:
         try:
-            return ordered.datetime_of(ordered.unorder_int(data), aware=True)
+            return key_order.datetime_of(key_order.unorder_int(data), aware=True)
         except struct.error as error:
             raise bad_bytes(self, data, error) from error
 
@@ -226,11 +226,11 @@ class Decimal(_Scalar[decimal.Decimal]):
             raise bad_bytes(self, data, error) from error
 
     def encode_key(self, value: decimal.Decimal) -> bytes:
-        return ordered.order_decimal(self._decimal(value))
+        return key_order.order_decimal(self._decimal(value))
 
     def decode_key(self, data: bytes) -> decimal.Decimal:
         try:
-            return ordered.unorder_decimal(data)
+            return key_order.unorder_decimal(data)
         except (struct.error, ValueError, IndexError) as error:
             raise bad_bytes(self, data, error) from error
 
@@ -295,12 +295,12 @@ class Msgpack(Coder[Any]):
 
     def encode(self, value: Any) -> bytes:
         try:
-            return plain.dumps(self._lower(value))
+            return msgpack_codec.dumps(self._lower(value))
         except (TypeError, ValueError, AttributeError) as error:
             raise _misfit(self, value, error) from None
 
     def decode(self, data: bytes) -> Any:
-        value, lift = plain.loads(data), self._shape.lift
+        value, lift = msgpack_codec.loads(data), self._shape.lift
         return value if lift is None else _lift(self, lift, value, data)
 
     def lifted(self, plain: Any) -> Any:
@@ -333,12 +333,12 @@ class Struct(Coder[T]):
         if not isinstance(value, self.cls):
             raise wrong_type(self, value)
         try:
-            return plain.dumps(self._shape.lower(value))
+            return msgpack_codec.dumps(self._shape.lower(value))
         except (TypeError, ValueError, AttributeError) as error:
             raise _misfit(self, value, error) from None
 
     def decode(self, data: bytes) -> T:
-        value: T = _lift(self, self._shape.lift, plain.loads(data), data)
+        value: T = _lift(self, self._shape.lift, msgpack_codec.loads(data), data)
         return value
 
     def lifted(self, plain: Any) -> T:
@@ -387,7 +387,7 @@ class Tuple(Coder[tuple[Any, ...]]):
                 for coder, item in self._pairs(value):
                     coder.encode(item)  # names the one that does not fit
                 raise
-        return ordered.join_ordered([coder.encode(item) for coder, item in self._pairs(value)])
+        return key_order.join_ordered([coder.encode(item) for coder, item in self._pairs(value)])
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         if self._packed is not None:
@@ -401,7 +401,7 @@ class Tuple(Coder[tuple[Any, ...]]):
         return tuple([coder.lifted(item) for coder, item in self._pairs(plain)])
 
     def encode_key(self, value: tuple[Any, ...]) -> bytes:
-        return ordered.join_ordered([coder.encode_key(item) for coder, item in self._pairs(value)])
+        return key_order.join_ordered([coder.encode_key(item) for coder, item in self._pairs(value)])
 
     def decode_key(self, data: bytes) -> tuple[Any, ...]:
         return tuple([coder.decode_key(part) for coder, part in self._parts(data)])
@@ -426,7 +426,7 @@ class Tuple(Coder[tuple[Any, ...]]):
         return list(zip(self._coders(len(value)), value, strict=True))
 
     def _parts(self, data: bytes) -> list[tuple[Coder[Any], bytes]]:
-        parts = ordered.split_ordered(data)
+        parts = key_order.split_ordered(data)
         if not self._variadic and len(parts) != len(self._items):
             raise bad_bytes(self, data)
         return list(zip(self._coders(len(parts)), parts, strict=True))

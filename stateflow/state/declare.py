@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from stateflow.errors import DeclarationError, EncodeError, UnknownState
 from stateflow.state.cells import tag_of
-from stateflow.state.choose import coder_for
 from stateflow.state.coder import Coder
+from stateflow.state.coder_selection import coder_for
 from stateflow.state.coders import Int64
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import TrackedMap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from stateflow.errors import DecodeError, InvalidArgument
-from stateflow.state import ordered
+from stateflow.state import key_order
 
 _WINDOW, _NAMED = b"w", b"s"
 _BOUNDS_END = 17
@@ -28,7 +28,7 @@ class Namespace(bytes):
         first, last = _micros(start), _micros(end)
         if last < first:
             raise InvalidArgument(f"a window from {start} to {end} ends before it starts")
-        return cls(_WINDOW + ordered.order_int(last) + ordered.order_int(first) + _encoded(of))
+        return cls(_WINDOW + key_order.order_int(last) + key_order.order_int(first) + _encoded(of))
 
     @classmethod
     def named(cls, name: str) -> Namespace:
@@ -40,7 +40,7 @@ class Namespace(bytes):
         """(start, end) of a window in microseconds since 1970, None for other namespaces."""
         if self[:1] != _WINDOW or len(self) < _BOUNDS_END:
             return None
-        return ordered.unorder_int(self[9:]), ordered.unorder_int(self[1:9])
+        return key_order.unorder_int(self[9:]), key_order.unorder_int(self[1:9])
 
     @property
     def name(self) -> str | None:
@@ -71,7 +71,7 @@ def _encoded(name: str) -> bytes:
 
 
 def _micros(at: int | datetime) -> int:
-    micros = at if isinstance(at, int) else ordered.micros_of(at)
+    micros = at if isinstance(at, int) else key_order.micros_of(at)
     if not -(1 << 63) <= micros < 1 << 63:
         raise InvalidArgument(f"{at} microseconds are beyond 64 bits", remedy="use microseconds since 1970")
     return micros

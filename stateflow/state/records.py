@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stateflow.errors import DeclarationError
-from stateflow.state.plain import IMMUTABLE
+from stateflow.state.msgpack_codec import IMMUTABLE
 
 
 class _Missing:

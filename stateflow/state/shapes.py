@@ -1,7 +1,7 @@
 """What values of a declared type are: compiled once per declaration, asked for each value that is written.
 
-A value that fits is lowered to plain data, which :mod:`stateflow.state.plain` stores: mostly to itself. Records become
-dicts of their fields; an int becomes the float or the Decimal that is declared, if that is exact.
+A value that fits is lowered to plain data, which :mod:`stateflow.state.msgpack_codec` stores: mostly to itself. Records
+become dicts of their fields; an int becomes the float or the Decimal that is declared, if that is exact.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from stateflow.errors import DeclarationError, DecodeError, EncodeError
+from stateflow.state.msgpack_codec import CONTAINERS, array_item, has_items, is_array_type
 from stateflow.state.numeric import exact_decimal, exact_float
-from stateflow.state.plain import CONTAINERS, array_item, has_items, is_array_type
 from stateflow.state.records import REQUIRED, bare, builder, defaults, hints, is_immutable, is_record, is_union
 
 

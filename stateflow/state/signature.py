@@ -11,7 +11,7 @@ import typing
 from enum import IntEnum
 from typing import Any
 
-from stateflow.state.plain import CONTAINERS, array_item, is_array_type
+from stateflow.state.msgpack_codec import CONTAINERS, array_item, is_array_type
 from stateflow.state.records import REQUIRED, bare, defaults, hints, is_record, is_union
 
 #: JSON

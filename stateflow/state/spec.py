@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, Final, Protocol
 
 from stateflow.errors import DeclarationError, DecodeError, EncodeError, NullKey, UnsupportedKeyType
-from stateflow.state import plain
+from stateflow.state import msgpack_codec
 from stateflow.state.cells import (
     CELL,
     COUNT,
@@ -308,7 +308,7 @@ def fingerprint(value: Any) -> Any:
 
     Objects that have no stored form are known by identity only.
     """
-    if type(value) in plain.IMMUTABLE:
+    if type(value) in msgpack_codec.IMMUTABLE:
         return (type(value), value)
     try:
         if is_record(type(value)):

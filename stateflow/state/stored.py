@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateflow.errors import SchemaMismatch
-from stateflow.state import plain
+from stateflow.state import msgpack_codec
 from stateflow.state.cells import (
     CELL,
     TAGS,
@@ -126,9 +126,9 @@ def _time_of(declaration: Declaration, processing_us: int | None, event_us: int 
 
 def stored_tags(reader: CellReader) -> dict[bytes, dict[str, Any]]:
     """The states that were made at run time: tag → :meth:`Declaration.describe`."""
-    return {cell[len(TAGS) :]: plain.loads(unpack_cell(data)) for cell, data in reader.scan(TAGS)}
+    return {cell[len(TAGS) :]: msgpack_codec.loads(unpack_cell(data)) for cell, data in reader.scan(TAGS)}
 
 
 def tag_cell(declaration: Declaration) -> tuple[bytes, bytes]:
     """What makes a run-time tag known to :func:`stored_tags`."""
-    return TAGS + declaration.tag, pack_cell(plain.dumps(declaration.describe()))
+    return TAGS + declaration.tag, pack_cell(msgpack_codec.dumps(declaration.describe()))

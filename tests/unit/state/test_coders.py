@@ -11,7 +11,7 @@ import pytest
 
 from stateflow.errors import DeclarationError, DecodeError, EncodeError
 from stateflow.state import coders
-from stateflow.state.choose import coder_for
+from stateflow.state.coder_selection import coder_for
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from stateflow import state
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import CachePool, TrackedList, TrackedMap, TrackedSet, cache, scan_state
 from stateflow.state.cache import weight_of
-from stateflow.state.choose import coder_for
+from stateflow.state.coder_selection import coder_for
 
 
 class Op:

@@ -10,7 +10,7 @@ from bench import Bench
 from stateflow import state
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import TrackedList
-from stateflow.state.ordered import order_int
+from stateflow.state.key_order import order_int
 
 
 class Op:

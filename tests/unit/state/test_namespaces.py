@@ -15,7 +15,7 @@ from stateflow.errors import (
     NullKey,
     UnsupportedKeyType,
 )
-from stateflow.state import KeyedState, Namespace, coders, plain, scan_entries, scan_state, stored_tags
+from stateflow.state import KeyedState, Namespace, coders, msgpack_codec, scan_entries, scan_state, stored_tags
 from stateflow.state.cells import pack_cell
 
 ONE = Namespace.window(0, 10)
@@ -227,7 +227,7 @@ def test_another_ttl_is_written_down_too() -> None:
 
 def test_a_damaged_description_is_an_error() -> None:
     bench = Bench(Op)
-    bench.store.cells[b"r12345678"] = pack_cell(plain.dumps({"name": "n"}))
+    bench.store.cells[b"r12345678"] = pack_cell(msgpack_codec.dumps({"name": "n"}))
     with pytest.raises(DecodeError, match="made at run time cannot be read"):
         bench.reopened()
 

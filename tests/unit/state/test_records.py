@@ -13,7 +13,7 @@ from bench import Bench
 
 from stateflow import state
 from stateflow.errors import DeclarationError, DecodeError, EncodeError
-from stateflow.state.choose import coder_for
+from stateflow.state.coder_selection import coder_for
 
 msgspec = pytest.importorskip("msgspec")
 pydantic = pytest.importorskip("pydantic")

@@ -17,7 +17,7 @@ from uuid import UUID
 import msgpack
 
 from stateflow.errors import DecodeError, EncodeError
-from stateflow.state import ordered
+from stateflow.state import key_order
 
 _TUPLE, _SET, _FROZENSET, _INT, _DATE, _AWARE, _NAIVE, _DECIMAL, _UUID, _BYTEARRAY, _ARRAY = range(1, 12)
 #: kinds of numpy arrays whose bytes say everything: numbers, bool, fixed text and bytes, times
@@ -99,7 +99,7 @@ def _extend(value: Any) -> Any:
             return msgpack.ExtType(_INT, str(int(value)).encode())
         case datetime():
             aware = value.utcoffset() is not None
-            body = ordered.order_int(ordered.micros_of(value if aware else value.replace(tzinfo=None)))
+            body = key_order.order_int(key_order.micros_of(value if aware else value.replace(tzinfo=None)))
             return msgpack.ExtType(_AWARE if aware else _NAIVE, body)
         case date():
             return msgpack.ExtType(_DATE, value.toordinal().to_bytes(4, "big"))
@@ -183,7 +183,7 @@ def _shorten(code: int, body: bytes) -> Any:
         case 5:
             return date.fromordinal(int.from_bytes(body, "big"))
         case 6 | 7:
-            return ordered.datetime_of(ordered.unorder_int(body), aware=code == _AWARE)
+            return key_order.datetime_of(key_order.unorder_int(body), aware=code == _AWARE)
         case 8:
             return Decimal(body.decode("ascii"))
         case 9:
