@@ -11,10 +11,10 @@ from stateflow.spark.apply import apply_operator
 from stateflow.spark.metrics import BatchMetrics, OperatorMetrics, QueryMetrics, Seconds
 from stateflow.spark.outputs import main_output, side_output
 from stateflow.spark.reading import read_state
-from stateflow.spark.recording import End, record_queries, run_stage
-from stateflow.spark.reporting import query_metrics
 from stateflow.spark.rewind import Rewind, rewind
 from stateflow.spark.session import local_session, register_jetstream, require_java
+from stateflow.spark.stage_recorder import End, record_queries, run_stage
+from stateflow.spark.task_reports import query_metrics
 
 __all__ = [
     "BatchMetrics",

@@ -24,9 +24,9 @@ from stateflow.runtime.operator import Operator, check_class, key_columns, outpu
 from stateflow.runtime.positions import INITIAL
 from stateflow.spark.checks import check_columns, check_executors, check_frame, check_initial_keys, check_key
 from stateflow.spark.outputs import marked, with_outputs
-from stateflow.spark.recording import record_queries
-from stateflow.spark.reporting import remember, reports_to
+from stateflow.spark.stage_recorder import record_queries
 from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, with_side_columns
+from stateflow.spark.task_reports import remember, reports_to
 from stateflow.spark.telling import tell_briefly
 from stateflow.spark.whole import complete_batches
 from stateflow.types import OperatorSpec

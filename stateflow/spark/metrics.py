@@ -1,6 +1,6 @@
 """What the operators of queries did and what it took, put together from what their tasks report.
 
-Pure: how reports come here, and what Spark says of a query, is in :mod:`stateflow.spark.reporting`.
+Pure: how reports come here, and what Spark says of a query, is in :mod:`stateflow.spark.task_reports`.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class _Query:
         return QueryMetrics(query, self.name, batches, self.dropped + len(batches), seconds, tuple(totals.values()))
 
 
-class Book:
+class Tally:
     """Reports of tasks in, metrics out; of bounded size. Thread-safe."""
 
     def __init__(self, batches_kept: int = BATCHES_KEPT, queries_kept: int = QUERIES_KEPT) -> None:

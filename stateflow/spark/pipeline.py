@@ -13,9 +13,9 @@ from stateflow.runtime.operator import load
 from stateflow.spark.apply import apply_operator
 from stateflow.spark.metrics import BatchMetrics, OperatorMetrics
 from stateflow.spark.pipeline_file import PipelineConfig, PipelineFile, Reading, Secrets, Sink, Step
-from stateflow.spark.recording import End, record_queries, run_stage
-from stateflow.spark.reporting import BOOK, note, query_metrics
 from stateflow.spark.session import local_session, register_jetstream
+from stateflow.spark.stage_recorder import End, record_queries, run_stage
+from stateflow.spark.task_reports import TALLY, note, query_metrics
 from stateflow.spark.telling import raised_in
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _follow(query: StreamingQuery, stop: threading.Event, tell: Callable[[Progre
             if progress["numInputRows"] and progress["batchId"] > last:
                 last, batches, rows = progress["batchId"], batches + 1, rows + progress["numInputRows"]
                 took = float(progress["durationMs"].get("triggerExecution", 0))
-                tell(Progress(last, progress["numInputRows"], took, rows, batches, BOOK.batch(identity, last)))
+                tell(Progress(last, progress["numInputRows"], took, rows, batches, TALLY.batch(identity, last)))
 
     try:
         while query.isActive and not stop.is_set():
@@ -257,7 +257,7 @@ def _follow(query: StreamingQuery, stop: threading.Event, tell: Callable[[Progre
     finally:
         query.stop()  # a batch that is cut short is done again, once, by the next run
         look()
-    metrics = BOOK.query(identity)
+    metrics = TALLY.query(identity)
     return Outcome(stopped, rows, batches, () if metrics is None else metrics.operators)
 
 

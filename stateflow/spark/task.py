@@ -41,7 +41,7 @@ _WHOLE: dict[tuple[str, str, float, str], int] = {}
 class OperatorTask:
     """Given to ``mapInArrow``. ``run`` names one call of apply_operator; ``tasks`` is the shuffle's width.
 
-    ``reports``: the accumulator for what it did, see :mod:`stateflow.spark.reporting`; None: nobody wants to know.
+    ``reports``: the accumulator for what it did, see :mod:`stateflow.spark.task_reports`; None: nobody wants to know.
     """
 
     controller: str

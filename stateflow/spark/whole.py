@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from stateflow.errors import BatchIncomplete
 from stateflow.router import Asked, Router
-from stateflow.spark.reporting import BOOK
 from stateflow.spark.task import OperatorTask, no_query
+from stateflow.spark.task_reports import TALLY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,7 +62,7 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
     if query is None:
         raise no_query(tasks[0].operator)
     unread = [
-        task for task in tasks if not BOOK.is_whole(query, run, number, task.operator, task.source, task.partitions)
+        task for task in tasks if not TALLY.is_whole(query, run, number, task.operator, task.source, task.partitions)
     ]
     # tasks whose outputs were not read to their end have done their work, and do not report
     if all(_contained(task, query, number) for task in unread):

@@ -21,7 +21,7 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, NameTaken, Unavailable, from_wire
 from stateflow.runtime.code import check_outside
 from stateflow.runtime.operator import Operator, check_class
-from stateflow.testing.nursery import Child, nursery, readable
+from stateflow.testing.fork_server import Child, fork_server, readable
 from stateflow.types import check_name
 
 START_TIMEOUT_S = 60.0
@@ -57,7 +57,7 @@ class Process:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
         with self._log.open("a") as log:
             if sys.platform == "linux" and not self._within:
-                self._child = nursery().start(self.name, arguments, environment, log)
+                self._child = fork_server().start(self.name, arguments, environment, log)
             else:
                 self._child = subprocess.Popen(
                     [*self._within, sys.executable, "-m", "stateflow", *arguments],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.testing.nursery import readable
+from stateflow.testing.fork_server import readable
 from tests.integration.support import eventually
 
 pytestmark = pytest.mark.processes

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from stateflow.errors import Unavailable
 from stateflow.ledger import Ledger, StateManager
 from stateflow.spark import End, apply_operator, record_queries, run_stage
-from stateflow.spark.recording import end_of
+from stateflow.spark.stage_recorder import end_of
 from stateflow.testing import LocalCluster
 from tests.integration.spark_operators import Tally
 

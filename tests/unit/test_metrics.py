@@ -1,4 +1,4 @@
-"""Metrics of queries: rows once, time as often as it was spent, parts that add up, and a book that stays small."""
+"""Metrics of queries: rows once, time as often as it was spent, parts that add up, and a tally that stays small."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.errors import InvalidArgument, NoMetrics
-from stateflow.spark import metrics, query_metrics, reporting
-from stateflow.spark.metrics import Book, OperatorMetrics, Seconds, TaskReport, Trigger, covered, elapsed
+from stateflow.spark import metrics, query_metrics, task_reports
+from stateflow.spark.metrics import OperatorMetrics, Seconds, Tally, TaskReport, Trigger, covered, elapsed
 
 SPENT = Seconds(spark=0.5, routing=0.125, rpc=0.25, operator=1.0, commit=0.125)
 NOTHING = Seconds()
@@ -33,10 +33,10 @@ def parts(seconds: Seconds) -> tuple[float, ...]:
 
 
 def filled(*reports: TaskReport, triggers: tuple[Trigger, ...] = ()) -> Any:
-    book = Book()
-    book.report(reports)
-    book.triggered(triggers)
-    return book.query("q")
+    tally = Tally()
+    tally.report(reports)
+    tally.triggered(triggers)
+    return tally.query("q")
 
 
 def test_batches_operators_and_totals() -> None:
@@ -60,21 +60,21 @@ def test_batches_operators_and_totals() -> None:
 
 
 def test_a_batch_is_whole_when_tasks_of_one_run_have_reported_for_all_partitions() -> None:
-    book = Book()
+    tally = Tally()
 
     def whole(number: int = 0, run: str = "run", operator: str = "Op", source: str | None = None) -> bool:
-        return book.is_whole("q", run, number, operator, source, 8)
+        return tally.is_whole("q", run, number, operator, source, 8)
 
     assert not whole()
-    book.report([report(), report(), report(operator="Next", visits=8)])
+    tally.report([report(), report(), report(operator="Next", visits=8)])
     assert not whole(), "one task, twice"
     assert whole(operator="Next")
-    book.report([report(task=1)])
+    tally.report([report(task=1)])
     assert whole()
     assert not whole(1)
     assert not whole(source="half")
     assert not whole(run="another")
-    book.report([report(run="another")])
+    tally.report([report(run="another")])
     assert not whole(run="another"), "what an earlier run did, its retry has to do"
 
 
@@ -87,45 +87,45 @@ def test_a_task_that_is_repeated_adds_its_time_and_no_rows() -> None:
 def test_a_batch_that_another_run_did_again_is_that_runs() -> None:
     """Its tasks may be fewer, and its trigger's time has nothing to do with what a run before spent."""
     late = {"run": "second", "began_us": 60_000_000}
-    book = Book()
-    book.report([report(task=task) for task in range(3)])
-    book.triggered([trigger()])
-    book.report([report(rows=30, visits=12, **late)])
-    (batch,) = book.query("q").batches  # type: ignore[union-attr]
+    tally = Tally()
+    tally.report([report(task=task) for task in range(3)])
+    tally.triggered([trigger()])
+    tally.report([report(rows=30, visits=12, **late)])
+    (batch,) = tally.query("q").batches  # type: ignore[union-attr]
     assert (batch.rows, batch.tasks, batch.input_rows, batch.trigger_s, batch.seconds) == (30, 1, None, None, SPENT)
     assert (batch.operators[0].visits, batch.operators[0].repeated) == (12, 3)
     assert batch.operators[0].seconds == SPENT.scaled(4)
-    book.triggered([trigger(), trigger(run="second", seconds=4.0), trigger(7), trigger(query="unknown")])
-    assert book.batch("q", 0).trigger_s == 4.0  # type: ignore[union-attr]
-    assert book.batch("q", 7) is None
-    assert book.batch("unknown", 0) is None
-    assert book.query("unknown") is None
+    tally.triggered([trigger(), trigger(run="second", seconds=4.0), trigger(7), trigger(query="unknown")])
+    assert tally.batch("q", 0).trigger_s == 4.0  # type: ignore[union-attr]
+    assert tally.batch("q", 7) is None
+    assert tally.batch("unknown", 0) is None
+    assert tally.query("unknown") is None
 
 
 def test_what_is_not_kept_in_detail_stays_in_the_totals() -> None:
-    book = Book(batches_kept=3, queries_kept=2)
+    tally = Tally(batches_kept=3, queries_kept=2)
     for number in range(10):
-        book.report([report(number), report(number, task=1)])
-        book.triggered([trigger(number)])
-    found = book.query("q")
+        tally.report([report(number), report(number, task=1)])
+        tally.triggered([trigger(number)])
+    found = tally.query("q")
     assert found is not None
     assert [batch.number for batch in found.batches] == [7, 8, 9]
     assert (found.batches_total, found.rows, found.tasks) == (10, 200, 20)
     assert found.operators == (OperatorMetrics("Op", None, 10, 200, 20, 80, 0, 0, SPENT.scaled(20)),)
     assert found.seconds.total == pytest.approx(30.0)
-    book.report([report(query="second"), report(), report(query="third")])
-    assert book.query("second") is None, "the one that was silent for longest"
-    assert book.query("q") is not None
-    assert book.query("third") is not None
+    tally.report([report(query="second"), report(), report(query="third")])
+    assert tally.query("second") is None, "the one that was silent for longest"
+    assert tally.query("q") is not None
+    assert tally.query("third") is not None
 
 
 def test_a_name_is_that_of_the_query_that_reported_last() -> None:
-    book = Book()
-    book.report([report(), report(query="newer"), report(query="other")])
-    book.triggered([trigger(), trigger(query="newer"), trigger(query="other", name=None)])
-    assert book.query("flights").id == "newer"  # type: ignore[union-attr]
-    book.report([report(1)])
-    assert book.query("flights").id == "q"  # type: ignore[union-attr]
+    tally = Tally()
+    tally.report([report(), report(query="newer"), report(query="other")])
+    tally.triggered([trigger(), trigger(query="newer"), trigger(query="other", name=None)])
+    assert tally.query("flights").id == "newer"  # type: ignore[union-attr]
+    tally.report([report(1)])
+    assert tally.query("flights").id == "q"  # type: ignore[union-attr]
 
 
 amounts = st.integers(0, 100_000_000).map(lambda micros: micros / 1e6)
@@ -157,11 +157,11 @@ def test_elapsed_counts_a_moment_once() -> None:
 
 def test_a_frame_that_is_evaluated_for_ever_takes_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "SPANS_KEPT", 5)
-    book = Book()
+    tally = Tally()
     for number in range(23):
-        book.report([report(began_us=number * 10_000_000)])
-    assert len(book._queries["q"].batches[0].spans) <= 5
-    (batch,) = book.query("q").batches  # type: ignore[union-attr]
+        tally.report([report(began_us=number * 10_000_000)])
+    assert len(tally._queries["q"].batches[0].spans) <= 5
+    (batch,) = tally.query("q").batches  # type: ignore[union-attr]
     assert batch.seconds.total == pytest.approx(23 * SPENT.total)
     assert (batch.rows, batch.operators[0].repeated) == (10, 22)
 
@@ -170,19 +170,19 @@ def test_a_frame_that_is_evaluated_for_ever_takes_no_more_room(monkeypatch: pyte
 
 
 @pytest.fixture
-def book(monkeypatch: pytest.MonkeyPatch) -> Book:
-    fresh = Book()
-    monkeypatch.setattr(reporting, "BOOK", fresh)
-    monkeypatch.setattr(reporting, "_running", lambda named: None)
+def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
+    fresh = Tally()
+    monkeypatch.setattr(task_reports, "TALLY", fresh)
+    monkeypatch.setattr(task_reports, "_running", lambda named: None)
     return fresh
 
 
 def test_reports_are_a_list_on_their_way_and_the_book_at_the_driver() -> None:
-    param, book = reporting._Reports(), Book()
-    sent = param.addInPlace(param.zero(book), [report()])
+    param, tally = task_reports._Reports(), Tally()
+    sent = param.addInPlace(param.zero(tally), [report()])
     sent = param.addInPlace(sent, [report(task=1)])
-    assert param.addInPlace(book, pickle.loads(pickle.dumps(sent))) is book
-    assert book.query("q").rows == 20  # type: ignore[union-attr]
+    assert param.addInPlace(tally, pickle.loads(pickle.dumps(sent))) is tally
+    assert tally.query("q").rows == 20  # type: ignore[union-attr]
 
 
 def progress(batch: int = 0, ran: bool = True) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def progress(batch: int = 0, ran: bool = True) -> dict[str, Any]:
     return {"id": "q", "runId": "run", "name": "flights", "batchId": batch, "numInputRows": 25, "durationMs": took}
 
 
-def test_a_query_is_told_from_one_that_has_no_operator(book: Book) -> None:
+def test_a_query_is_told_from_one_that_has_no_operator(tally: Tally) -> None:
     query: Any = SimpleNamespace(id="q", name="flights", recentProgress=[])
     for waits in ([], [progress(ran=False)]):
         query.recentProgress = waits
@@ -199,7 +199,7 @@ def test_a_query_is_told_from_one_that_has_no_operator(book: Book) -> None:
     query.recentProgress = [progress()]
     with pytest.raises(NoMetrics, match=r"^no_metrics: no task of a stateflow operator .*query=q.*: apply an operator"):
         query_metrics(query)
-    book.report([report()])
+    tally.report([report()])
     query.recentProgress = [progress(), progress(1, ran=False)]
     assert query_metrics(query).batches[0].trigger_s == 3.0
     assert query_metrics("q") == query_metrics("flights") == query_metrics(query)
@@ -212,13 +212,13 @@ class Frame:
         self.isStreaming = streaming
 
 
-def test_a_batch_frame_is_asked_for_itself(book: Book) -> None:
+def test_a_batch_frame_is_asked_for_itself(tally: Tally) -> None:
     frame: Any = Frame(streaming=False)
     with pytest.raises(NoMetrics, match=r"apply_operator returned.*: pass that one"):
         query_metrics(frame)
-    reporting.remember(frame, "nightly")
+    task_reports.remember(frame, "nightly")
     assert query_metrics(frame).batches_total == 0
-    book.report([report(query="nightly")])
+    tally.report([report(query="nightly")])
     assert query_metrics(frame) == query_metrics("nightly")
     assert query_metrics(frame).rows == 10
     streaming: Any = Frame(streaming=True)

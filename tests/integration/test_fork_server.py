@@ -14,24 +14,24 @@ from pathlib import Path
 import pytest
 
 from stateflow.testing import LocalCluster
-from stateflow.testing import nursery as nurseries
-from stateflow.testing.nursery import Forked, Nursery, nursery
+from stateflow.testing import fork_server as fork_servers
+from stateflow.testing.fork_server import Forked, ForkServer, fork_server
 from tests.integration.support import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")]
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Nursery]:
-    mine = Nursery()
+def started() -> Iterator[ForkServer]:
+    mine = ForkServer()
     yield mine
     mine.close()
 
 
-def controller(nursery: Nursery, folder: Path) -> Forked:
+def controller(fork_server: ForkServer, folder: Path) -> Forked:
     arguments = ["controller", "--listen", "127.0.0.1:0", "--ledger", f"sqlite:///{folder / 'l.db'}", "--json"]
     with (folder / "log").open("a") as log:
-        child = nursery.start("controller", [*arguments, "--stop-with-parent"], dict(os.environ), log)
+        child = fork_server.start("controller", [*arguments, "--stop-with-parent"], dict(os.environ), log)
     assert child.stdout is not None
     assert "address" in child.stdout.readline()
     return child
@@ -48,7 +48,7 @@ def is_there(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)], ids=str)
-def test_its_end_is_told(started: Nursery, tmp_path: Path, number: int, code: int) -> None:
+def test_its_end_is_told(started: ForkServer, tmp_path: Path, number: int, code: int) -> None:
     child = controller(started, tmp_path)
     assert child.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -74,13 +74,13 @@ def many_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_files")
 def test_in_a_process_with_many_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nurseries, "_nursery", None)  # one that is started here
+    monkeypatch.setattr(fork_servers, "_fork_server", None)  # one that is started here
     with LocalCluster(sites={"edge": 1}, data_dir=tmp_path) as cluster:
         assert cluster.address
-    nursery().close()
+    fork_server().close()
 
 
-def test_a_stopped_process_has_not_ended(started: Nursery, tmp_path: Path) -> None:
+def test_a_stopped_process_has_not_ended(started: ForkServer, tmp_path: Path) -> None:
     child = controller(started, tmp_path)
     os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -92,7 +92,7 @@ def test_a_stopped_process_has_not_ended(started: Nursery, tmp_path: Path) -> No
     close(child)
 
 
-def test_a_mistake_is_told_as_by_any_command(started: Nursery, tmp_path: Path) -> None:
+def test_a_mistake_is_told_as_by_any_command(started: ForkServer, tmp_path: Path) -> None:
     with (tmp_path / "log").open("a") as log:
         child = started.start("r", ["replica", "--site", "a b", "--data-dir", "d", "--json"], dict(os.environ), log)
     assert child.stdout is not None
@@ -101,7 +101,7 @@ def test_a_mistake_is_told_as_by_any_command(started: Nursery, tmp_path: Path) -
     close(child)
 
 
-def test_several_threads_may_wait_for_it(started: Nursery, tmp_path: Path) -> None:
+def test_several_threads_may_wait_for_it(started: ForkServer, tmp_path: Path) -> None:
     child, codes = controller(started, tmp_path), []
     threads = [threading.Thread(target=lambda: codes.append(child.wait())) for _ in range(8)]
     for thread in threads:
@@ -113,7 +113,7 @@ def test_several_threads_may_wait_for_it(started: Nursery, tmp_path: Path) -> No
     close(child)
 
 
-def test_its_settings_are_those_of_the_environment_it_was_given(started: Nursery, tmp_path: Path) -> None:
+def test_its_settings_are_those_of_the_environment_it_was_given(started: ForkServer, tmp_path: Path) -> None:
     arguments = ["replica", "--site", "a", "--data-dir", str(tmp_path / "d"), "--json"]
     with (tmp_path / "log").open("a") as log:
         child = started.start("r", arguments, os.environ | {"STATEFLOW_REPLICA_CHUNK_BYTES": "17"}, log)
@@ -126,7 +126,7 @@ def test_its_settings_are_those_of_the_environment_it_was_given(started: Nursery
 
 
 def test_its_directory_and_name_are_the_callers(
-    started: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     child = controller(started, tmp_path)
@@ -138,12 +138,12 @@ def test_its_directory_and_name_are_the_callers(
 
 
 def test_another_one_where_the_environment_counts_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nurseries, "_nursery", None)
-    first = nursery()
+    monkeypatch.setattr(fork_servers, "_fork_server", None)
+    first = fork_server()
     monkeypatch.setenv("STATEFLOW_REPLICA_CHUNK_BYTES", "4096")
-    assert nursery() is first, "a process reads its settings when it starts to serve"
+    assert fork_server() is first, "a process reads its settings when it starts to serve"
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
-    second = nursery()
+    second = fork_server()
     assert second is not first
     second.close()
 
@@ -151,27 +151,27 @@ def test_another_one_where_the_environment_counts_from_the_beginning(monkeypatch
 def test_when_it_is_killed_nothing_is_left_and_the_next_start_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nurseries, "_nursery", None)
-    first = nursery()
+    monkeypatch.setattr(fork_servers, "_fork_server", None)
+    first = fork_server()
     child = controller(first, tmp_path)
     first._process.kill()
     first._process.wait()
     assert child.wait(10) == -signal.SIGKILL
     eventually(lambda: not is_there(child.pid), "it was killed")
     close(child)
-    again = controller(nursery(), tmp_path)
+    again = controller(fork_server(), tmp_path)
     os.kill(again.pid, signal.SIGKILL)
     again.wait()
     close(again)
-    nursery().close()
+    fork_server().close()
 
 
 UNGUARDED = """
 import sys, time
 from stateflow.testing import LocalCluster
 cluster = LocalCluster(sites={"a": 1}).start()
-from stateflow.testing.nursery import nursery
-print(nursery()._process.pid, *(process.pid for process in cluster.processes.values()), flush=True)
+from stateflow.testing.fork_server import fork_server
+print(fork_server()._process.pid, *(process.pid for process in cluster.processes.values()), flush=True)
 time.sleep(600)
 """
 

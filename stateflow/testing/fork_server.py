@@ -1,13 +1,13 @@
 """Processes that start at once: forked from one that has imported everything they would.
 
-Most of what it costs to start a cluster is importing, again and again, in every process. :class:`Nursery` does it once.
-It is what :mod:`multiprocessing.forkserver` is, without running the caller's main module again in every process: a
-script that starts a cluster need not guard its ``__main__``. What is forked is a real process with its own memory, and
-is killed, stopped and waited for like any other.
+Most of what it costs to start a cluster is importing, again and again, in every process. :class:`ForkServer` does it
+once. It is what :mod:`multiprocessing.forkserver` is, without running the caller's main module again in every process:
+a script that starts a cluster need not guard its ``__main__``. What is forked is a real process with its own memory,
+and is killed, stopped and waited for like any other.
 
-The nursery has one thread and imports only; a child is forked before anything has run in it. It ends when the process
-that started it and everything forked from it have. Limits, priority and processors are those that the process had when
-it started its nursery.
+The fork server has one thread and imports only; a child is forked before anything has run in it. It ends when the
+process that started it and everything forked from it have. Limits, priority and processors are those that the process
+had when it started its fork server.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Request:
 
 
 class Forked:
-    """A process that a nursery has forked."""
+    """A process that a fork server has forked."""
 
     def __init__(self, pid: int, life: int, stdin: int, stdout: int) -> None:
         self.pid = pid
@@ -93,12 +93,12 @@ class Forked:
         said = _read(self._life, _EXIT.size)
         if said:
             return int(_EXIT.unpack(said)[0])
-        with contextlib.suppress(ProcessLookupError):  # the nursery is gone: nobody would know of its end
+        with contextlib.suppress(ProcessLookupError):  # the fork server is gone: nobody would know of its end
             os.kill(self.pid, signal.SIGKILL)
         return -signal.SIGKILL
 
 
-class Nursery:
+class ForkServer:
     """Forks ``python -m stateflow`` processes; may be used by several threads. Linux only."""
 
     def __init__(self) -> None:
@@ -147,25 +147,25 @@ class Nursery:
         return Unavailable("the process that others are forked from has ended", remedy="see its standard error")
 
 
-_nursery: Nursery | None = None
-_nursery_lock = threading.Lock()
+_fork_server: ForkServer | None = None
+_lock = threading.Lock()
 
 
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """This process's. A new one whenever the environment has changed in what a process needs from its beginning."""
-    global _nursery  # noqa: PLW0603 - one for all clusters of a process
-    with _nursery_lock:
-        if _nursery is None or not _nursery.usable:
-            if _nursery is not None:
-                _nursery.close()
-            _nursery = Nursery()
-        return _nursery
+    global _fork_server  # noqa: PLW0603 - one for all clusters of a process
+    with _lock:
+        if _fork_server is None or not _fork_server.usable:
+            if _fork_server is not None:
+                _fork_server.close()
+            _fork_server = ForkServer()
+        return _fork_server
 
 
 def _forget() -> None:
     """In a process that was forked from this one: it is still the parent's."""
-    global _nursery, _nursery_lock
-    _nursery, _nursery_lock = None, threading.Lock()
+    global _fork_server, _lock
+    _fork_server, _lock = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -192,7 +192,7 @@ def _read(file: int, size: int) -> bytes:
     return data
 
 
-# -- the nursery's own process --------------------------------------------------------------------------------
+# -- the fork server's own process --------------------------------------------------------------------------------
 
 
 def _serve(requests: socket.socket) -> Request | None:

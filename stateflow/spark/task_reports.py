@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from stateflow.errors import InvalidArgument, NoMetrics
-from stateflow.spark.metrics import Book, QueryMetrics, Seconds, TaskReport, Trigger
+from stateflow.spark.metrics import QueryMetrics, Seconds, Tally, TaskReport, Trigger
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 #: of this driver, whichever Spark session it has
-BOOK = Book()
+TALLY = Tally()
 _ACCUMULATORS: weakref.WeakKeyDictionary[Any, Accumulator[Any]] = weakref.WeakKeyDictionary()  # by SparkContext
 _FRAMES: weakref.WeakKeyDictionary[DataFrame, str] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
@@ -33,7 +33,7 @@ class _Reports:
         return []
 
     def addInPlace(self, value: Any, reports: list[TaskReport]) -> Any:  # noqa: N802 - Spark's name
-        if not isinstance(value, Book):
+        if not isinstance(value, Tally):
             return [*value, *reports]
         value.report(reports)
         return value
@@ -44,7 +44,7 @@ def reports_to(spark: SparkSession) -> Accumulator[Any]:
     context = spark.sparkContext
     with _LOCK:
         if context not in _ACCUMULATORS:
-            _ACCUMULATORS[context] = context.accumulator(BOOK, _Reports())
+            _ACCUMULATORS[context] = context.accumulator(TALLY, _Reports())
         return _ACCUMULATORS[context]
 
 
@@ -80,9 +80,9 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
             raise NoMetrics(
                 "this DataFrame is not one that apply_operator returned", remedy="pass that one, not one made of it"
             )
-        return BOOK.query(_FRAMES[query]) or _none_yet(_FRAMES[query], None)
+        return TALLY.query(_FRAMES[query]) or _none_yet(_FRAMES[query], None)
     identity, ran = str(query.id), note(query.recentProgress)
-    return (_known(identity) if ran else BOOK.query(identity)) or _none_yet(identity, query.name)
+    return (_known(identity) if ran else TALLY.query(identity)) or _none_yet(identity, query.name)
 
 
 def note(progresses: Iterable[Any]) -> bool:
@@ -99,7 +99,7 @@ def note(progresses: Iterable[Any]) -> bool:
         for each in progresses
         if "addBatch" in each["durationMs"]  # else Spark looked for rows and found none
     ]
-    BOOK.triggered(triggers)
+    TALLY.triggered(triggers)
     return bool(triggers)
 
 
@@ -112,7 +112,7 @@ def _running(named: str) -> StreamingQuery | None:
 
 
 def _known(query: str) -> QueryMetrics:
-    known = BOOK.query(query)
+    known = TALLY.query(query)
     if known is None:
         raise NoMetrics(
             "no task of a stateflow operator has reported for this query",
