@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 from random import Random  # noqa: TID251 - seeded by the system, here where everything is put together
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -308,7 +308,7 @@ def migrate(
     """Move partitions to another site or replica while the pipeline runs."""
     cluster = Cluster(controller)
     numbers = partition_numbers(partition, cluster.operator(operator).partitions)
-    options: dict[str, Any] = move_options(max_pause, max_bandwidth, strategy, order, patience)
+    options = move_options(max_pause, max_bandwidth, strategy, order, patience)
     move = cluster.migrate(operator, numbers, to, **options)
     report = move.wait() if as_json else show.migration(move)
     if as_json:

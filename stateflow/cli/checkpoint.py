@@ -18,8 +18,7 @@ from stateflow.checkpoint.codec import key_from_environment
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Checkpoints, Controller, Json, partition_numbers, position, seconds
 from stateflow.cli.output import command, console, emit, size
-from stateflow.client import Cluster
-from stateflow.client.reports import RestoredPartition
+from stateflow.client import CheckpointReport, Cluster, RestoredPartition
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointMissing,
@@ -30,7 +29,6 @@ from stateflow.errors import (
 )
 from stateflow.masking import masked
 from stateflow.private import url_of
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.offline import Verified, without_checkpoint
 from stateflow.runtime.offline import drop_damaged as drop_still_damaged
 from stateflow.runtime.offline import verify as verify_manifest
@@ -101,21 +99,13 @@ def create(name: Savepoint, operator: Operator = None, controller: Controller = 
     _show_taken(Cluster(controller).savepoint(name, operator or ""), as_json, savepoint=name)
 
 
-def _show_taken(reply: rpb.CheckpointReply, as_json: bool, **more: str) -> None:
-    said = {
-        "partitions": reply.partitions,
-        "bytes_new": reply.bytes_new,
-        "bytes_total": reply.bytes_total,
-        "duration_s": round(reply.duration_s, 3),
-        "url": reply.url,
-        **more,
-    }
+def _show_taken(taken: CheckpointReport, as_json: bool, **more: str) -> None:
     if as_json:
-        emit(said)
+        emit({**taken.to_dict(), **more})
     else:
         console.print(
-            f"{reply.partitions} partitions in {reply.duration_s:.2f} s: {size(reply.bytes_new)} new of "
-            f"{size(reply.bytes_total)}, in {reply.url}"
+            f"{taken.partitions} partitions in {taken.duration_s:.2f} s: {size(taken.bytes_new)} new of "
+            f"{size(taken.bytes_total)}, in {taken.url}"
         )
 
 

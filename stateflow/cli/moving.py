@@ -25,8 +25,7 @@ from stateflow.cli.options import (
     move_options,
 )
 from stateflow.cli.output import command, console, emit, size
-from stateflow.client import Cluster, MoveReport, Reconfiguration
-from stateflow.client.cluster import Migration
+from stateflow.client import Cluster, Migration, MoveReport, Reconfiguration
 from stateflow.errors import InvalidArgument
 from stateflow.types import ranges
 
@@ -111,7 +110,7 @@ def rebalance(
     as_json: Json = False,
 ) -> None:
     """Bring every replica to its weight's share of partitions, by as few moves as that takes."""
-    options: dict[str, Any] = move_options(max_pause, max_bandwidth, strategy, order, patience)
+    options = move_options(max_pause, max_bandwidth, strategy, order, patience)
     _wait_for(Cluster(controller).rebalance(operator or "", **options), as_json)
 
 
@@ -127,7 +126,7 @@ def drain(
     as_json: Json = False,
 ) -> None:
     """Move everything away from a replica, so that it can be stopped."""
-    options: dict[str, Any] = move_options(max_pause, max_bandwidth, strategy, order, patience)
+    options = move_options(max_pause, max_bandwidth, strategy, order, patience)
     _wait_for(Cluster(controller).drain(replica, **options), as_json)
 
 

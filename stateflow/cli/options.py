@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stateflow.errors import InvalidArgument
 from stateflow.private import state_directory
+
+if TYPE_CHECKING:
+    from stateflow.client import MoveOptions
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 Controller = Annotated[
@@ -98,8 +101,7 @@ def bytes_per_second(text: str) -> float:
 
 def move_options(
     max_pause: str | None, max_bandwidth: str | None, strategy: str, order: str, patience: str | None
-) -> dict[str, object]:
-    """Keyword arguments of :meth:`stateflow.client.Cluster.migrate` and its kin."""
+) -> MoveOptions:
     return {
         "max_pause_ms": None if max_pause is None else milliseconds(max_pause),
         "max_bandwidth": None if max_bandwidth is None else bytes_per_second(max_bandwidth),

@@ -1,24 +1,32 @@
 """Talking to a cluster without Spark: control it, stream rows into it, read its state."""
 
-from stateflow.client.cluster import Cluster
+from stateflow.client.cluster import Cluster, Migration, MoveOptions
 from stateflow.client.reports import (
+    CheckpointReport,
     ClusterStatus,
     MoveReport,
     OperatorStatus,
     Reconfiguration,
+    ReplicaStatistics,
     ReplicaStatus,
+    RestoredPartition,
     StandbyReport,
 )
 from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
 
 __all__ = [
+    "CheckpointReport",
     "Cluster",
     "ClusterStatus",
+    "Migration",
+    "MoveOptions",
     "MoveReport",
     "OperatorStatus",
     "Reconfiguration",
+    "ReplicaStatistics",
     "ReplicaStatus",
+    "RestoredPartition",
     "SourceReport",
     "StandbyReport",
     "StreamClient",

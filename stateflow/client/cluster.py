@@ -6,13 +6,21 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
 from stateflow.client import sources
 from stateflow.client.given import iterable_given
-from stateflow.client.reports import AdoptedOperator, ClusterStatus, Reconfiguration, RestoredPartition, StandbyReport
+from stateflow.client.reports import (
+    AdoptedOperator,
+    CheckpointReport,
+    ClusterStatus,
+    Reconfiguration,
+    ReplicaStatistics,
+    RestoredPartition,
+    StandbyReport,
+)
 from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
 from stateflow.errors import BatchChanged, InvalidArgument, NotOwner, Unavailable, UnknownPartition, brief
@@ -33,12 +41,27 @@ from stateflow.types import PARTITIONS_MAX, OperatorSpec, check_name
 #: of calls that move gigabytes
 LONG_TIMEOUT_S = 3600.0
 
-if TYPE_CHECKING:
-    from stateflow.rpc.replica_pb2 import StatsReply
-
-
 #: rows of initial state that are sent at a time
 LOADED_ROWS = 50_000
+
+
+class MoveOptions(TypedDict, total=False):
+    """How partitions are moved, as keywords of :meth:`Cluster.migrate`, ``rebalance`` and ``drain``.
+
+    Args:
+        max_pause_ms: a partition is cut over only when its pause is predicted to be within; None: no budget.
+        max_bandwidth: bytes a second that all base copies together may take; None: no limit. What changes while
+            they go on is not held back, or a copy would never catch up.
+        strategy: see docs/moving-state.md; ``auto``, the default, chooses by what is measured.
+        order: ``number`` (the default), ``hot-first`` or ``hot-last``, by batches a second.
+        patience_s: a budget that stays out of reach for so long is refused with BudgetUnreachable.
+    """
+
+    max_pause_ms: float | None
+    max_bandwidth: float | None
+    strategy: str
+    order: str
+    patience_s: float | None
 
 
 @brief
@@ -154,45 +177,23 @@ class Cluster:
         operator: str,
         partitions: Iterable[int],
         to: str,
-        *,
-        max_pause_ms: float | None = None,
-        max_bandwidth: float | None = None,
-        strategy: str = "auto",
-        order: str = "number",
-        patience_s: float | None = None,
+        **options: Unpack[MoveOptions],
     ) -> Migration:
         """Start moving partitions to a site or replica; those that are there already stay.
-
-        Args:
-            max_pause_ms: a partition is cut over only when its pause is predicted to be within; None: no budget.
-            max_bandwidth: bytes a second that all base copies together may take; None: no limit. What changes while
-                they go on is not held back, or a copy would never catch up.
-            strategy: see docs/moving-state.md; ``auto`` chooses by what is measured.
-            order: ``number``, ``hot-first`` or ``hot-last``, by batches a second.
-            patience_s: a budget that stays out of reach for so long is refused with BudgetUnreachable.
 
         Raises AlreadyThere when nothing is to move, MoveConflict, UnknownSite, UnknownPartition, Unavailable,
         OperatorNotImportable or OperatorOutdated for a target without the operator or with an older one; nothing is
         changed then.
         """
-        options = _options(max_pause_ms, max_bandwidth, strategy, order, patience_s)
-        request = cpb.MigrateRequest(operator=operator, partitions=_numbers(partitions), to=to, options=options)
+        request = cpb.MigrateRequest(operator=operator, partitions=_numbers(partitions), to=to, options=_to_pb(options))
         return Migration(self._controller, Reconfiguration.of(self._controller.call("Migrate", request, 120)))
 
-    def rebalance(
-        self,
-        operator: str = "",
-        *,
-        max_pause_ms: float | None = None,
-        max_bandwidth: float | None = None,
-        strategy: str = "auto",
-        order: str = "number",
-        patience_s: float | None = None,
-    ) -> list[Migration]:
+    def rebalance(self, operator: str = "", **options: Unpack[MoveOptions]) -> list[Migration]:
         """Bring every replica that answers to its weight's share, by as few moves as that takes; one reconfiguration
-        per operator, none when nothing is to do. Arguments as in :meth:`migrate`."""
-        options = _options(max_pause_ms, max_bandwidth, strategy, order, patience_s)
-        reply = self._controller.call("Rebalance", cpb.RebalanceRequest(operator=operator, options=options), 120)
+        per operator, none when nothing is to do."""
+        reply = self._controller.call(
+            "Rebalance", cpb.RebalanceRequest(operator=operator, options=_to_pb(options)), 120
+        )
         return self._migrations(reply)
 
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
@@ -232,21 +233,11 @@ class Cluster:
         reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), 120)
         return [AdoptedOperator.of(each) for each in reply.operators]
 
-    def drain(
-        self,
-        replica: str,
-        *,
-        max_pause_ms: float | None = None,
-        max_bandwidth: float | None = None,
-        strategy: str = "auto",
-        order: str = "number",
-        patience_s: float | None = None,
-    ) -> list[Migration]:
+    def drain(self, replica: str, **options: Unpack[MoveOptions]) -> list[Migration]:
         """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
-        owns nothing. Arguments as in :meth:`migrate`."""
-        options = _options(max_pause_ms, max_bandwidth, strategy, order, patience_s)
-        reply = self._controller.call("Drain", cpb.DrainRequest(replica=replica, options=options), 120)
-        return self._migrations(reply)
+        owns nothing."""
+        request = cpb.DrainRequest(replica=replica, options=_to_pb(options))
+        return self._migrations(self._controller.call("Drain", request, 120))
 
     def _migrations(self, reply: cpb.ReconfigurationList) -> list[Migration]:
         return [Migration(self._controller, Reconfiguration.of(message)) for message in reply.reconfigurations]
@@ -297,14 +288,12 @@ class Cluster:
         request = cpb.ReconfigurationRequest(id=reconfiguration)
         return Migration(self._controller, Reconfiguration.of(self._controller.call(method, request, 120)))
 
-    def checkpoint(self, operator: str = "") -> rpb.CheckpointReply:
+    def checkpoint(self, operator: str = "") -> CheckpointReport:
         """Take a checkpoint of every partition now and wait for it."""
-        reply: rpb.CheckpointReply = self._controller.call(
-            "Checkpoint", rpb.CheckpointRequest(operator=operator), LONG_TIMEOUT_S
-        )
-        return reply
+        request = rpb.CheckpointRequest(operator=operator)
+        return CheckpointReport.of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
 
-    def savepoint(self, name: str, operator: str = "") -> rpb.CheckpointReply:
+    def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
         """Take a checkpoint now and keep it under this name until it is deleted.
 
         Raises Unavailable when a partition was moving all the time; the call can be made again with another name.
@@ -330,7 +319,7 @@ class Cluster:
                         f"partitions {sorted(left)} were with nobody", remedy="try again when no move is under way"
                     )
                 sleep(pause)
-        return total
+        return CheckpointReport.of(total)
 
     def restore(
         self,
@@ -396,10 +385,9 @@ class Cluster:
                 break
             sleep(pause or 0.0)
 
-    def replica_stats(self, address: str, after: int = 0) -> StatsReply:
-        """Requests a replica served since sample number ``after``, and what it holds."""
-        reply: StatsReply = ReplicaClient(address).call("Stats", rpb.StatsRequest(after=after))
-        return reply
+    def replica_stats(self, address: str, after: int = 0) -> ReplicaStatistics:
+        """What a replica holds and did; of the requests that it served, those behind number ``after``."""
+        return ReplicaStatistics.of(ReplicaClient(address).call("Stats", rpb.StatsRequest(after=after)))
 
 
 def _numbers(partitions: object) -> list[int]:
@@ -418,17 +406,11 @@ def _numbers(partitions: object) -> list[int]:
     return numbers
 
 
-def _options(
-    max_pause_ms: float | None,
-    max_bandwidth: float | None,
-    strategy: str,
-    order: str,
-    patience_s: float | None,
-) -> cpb.MoveOptions:
+def _to_pb(options: MoveOptions) -> cpb.MoveOptions:
     return cpb.MoveOptions(
-        max_pause_ms=max_pause_ms,
-        max_bandwidth=max_bandwidth,
-        patience_s=patience_s,
-        strategy=strategy,
-        order=order,
+        max_pause_ms=options.get("max_pause_ms"),
+        max_bandwidth=options.get("max_bandwidth"),
+        patience_s=options.get("patience_s"),
+        strategy=options.get("strategy", "auto"),
+        order=options.get("order", "number"),
     )

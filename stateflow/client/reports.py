@@ -6,14 +6,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import error_of
 
 
 @dataclass(frozen=True, slots=True)
-class MoveReport:
+class Report:
+    """Names end with their units: ``_ms`` and ``_s`` are durations, ``_us`` microseconds since 1970 (UTC)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReport(Report):
     """One partition's move.
 
-    Bytes: ``warm`` were fetched as base files, ``reused`` found at the target, ``delta`` came as change sets.
+    Bytes: ``warm`` were fetched as base files, ``reused`` found at the target, ``delta`` came as change sets;
+    ``change_rate`` and ``bandwidth`` are bytes a second.
 
     ``pause_ms``: from the fence until the target served, less what the source still spent on the batch in hand;
     measured by the controller, so that it includes half a round trip to either side and needs no common clock.
@@ -83,7 +93,7 @@ class MoveReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Reconfiguration:
+class Reconfiguration(Report):
     """``state``: RUNNING, PAUSED, COMPLETED (every move did) or FAILED (at least one did not).
 
     ``kind``: migrate, rebalance, drain or failover.
@@ -112,12 +122,11 @@ class Reconfiguration:
             message.created_us,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class ReplicaStatus:
+class ReplicaStatus(Report):
+    """``last_heartbeat_s``: so long ago it was heard; ``partitions``: assigned to it; ``opening``: it is starting."""
+
     name: str
     site: str
     address: str
@@ -129,7 +138,7 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorStatus:
+class OperatorStatus(Report):
     """``owners`` and ``epochs`` by partition."""
 
     name: str
@@ -142,7 +151,7 @@ class OperatorStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class StandbyReport:
+class StandbyReport(Report):
     """A copy of one partition that follows its owner; ``phase`` is CATCHING_UP when it can take over."""
 
     operator: str
@@ -157,7 +166,7 @@ class StandbyReport:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedReplica:
+class RefusedReplica(Report):
     """A process that asks for a name in vain. ``directory``: the id of its data directory; ``error``: why, one line."""
 
     name: str
@@ -172,7 +181,7 @@ class RefusedReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class UnservedPartitions:
+class UnservedPartitions(Report):
     """Partitions that nobody serves now, for one reason: ``error``, one line with what to do about it.
 
     ``owner``: as assigned, which need not be dead.
@@ -189,7 +198,7 @@ class UnservedPartitions:
 
 
 @dataclass(frozen=True, slots=True)
-class DeployingOperator:
+class DeployingOperator(Report):
     """A deployment under way: so many of its partitions were created since it was begun or gone on with."""
 
     name: str
@@ -198,7 +207,7 @@ class DeployingOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class AdoptedOperator:
+class AdoptedOperator(Report):
     """What replicas have of an operator of which the ledger knows nothing.
 
     ``count``: of its partitions, 0 where that is not known; ``partitions``: those that a replica owns; ``sealed``: only
@@ -221,7 +230,9 @@ class AdoptedOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterStatus:
+class ClusterStatus(Report):
+    """``reconfigurations``: those under way; ``refused``: processes that ask for a name in vain."""
+
     replicas: tuple[ReplicaStatus, ...]
     operators: tuple[OperatorStatus, ...]
     reconfigurations: tuple[Reconfiguration, ...]
@@ -265,12 +276,9 @@ class ClusterStatus:
             tuple(DeployingOperator(d.operator, d.partitions, d.created) for d in reply.deploying),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class RestoredPartition:
+class RestoredPartition(Report):
     """``positions``: source → last batch it contains now, so that a source is rewound to the one behind.
 
     ``passed_over``: newer checkpoints that could not be used, one line each. ``error``: empty when it was restored.
@@ -297,3 +305,71 @@ class RestoredPartition:
             tuple(str(error_of(fault)) for fault in m.result.passed_over),
             str(error_of(m.fault)) if m.HasField("fault") else "",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport(Report):
+    """So many partitions have a checkpoint now. ``bytes_total``: of all their files; ``bytes_new``: of those that the
+    store at ``url`` did not have."""
+
+    partitions: int
+    bytes_new: int
+    bytes_total: int
+    duration_s: float
+    url: str
+
+    @classmethod
+    def of(cls, m: rpb.CheckpointReply) -> CheckpointReport:
+        return cls(m.partitions, m.bytes_new, m.bytes_total, m.duration_s, m.url)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReport(Report):
+    """A request that a replica served, its ``number``-th since it was started.
+
+    ``total_ms``: from its first message until its last output was handed back; ``held_ms``: of that, waiting for a move
+    to end there.
+    """
+
+    number: int
+    at_us: int
+    operator: str
+    rows: int
+    total_ms: float
+    held_ms: float
+
+    @classmethod
+    def of(cls, m: rpb.RequestSample) -> RequestReport:
+        return cls(m.number, m.at_us, m.operator, m.rows, m.total_ms, m.held_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport(Report):
+    """A partition as its replica has it. ``state``: of its lifecycle; ``batch_rate``: batches a second."""
+
+    operator: str
+    partition: int
+    state: str
+    epoch: int
+    sequence: int
+    move_id: str
+    batch_rate: float
+
+    @classmethod
+    def of(cls, m: rpb.PartitionView) -> PartitionReport:
+        return cls(m.operator, m.partition, m.state, m.epoch, m.sequence, m.move_id, m.batch_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics(Report):
+    """What a replica has, and did since it was started. ``requests``: those that were asked for, as far as kept."""
+
+    requests: tuple[RequestReport, ...]
+    partitions: tuple[PartitionReport, ...]
+    rows: int
+    checkpoints: int
+
+    @classmethod
+    def of(cls, m: rpb.StatsReply) -> ReplicaStatistics:
+        requests = tuple(RequestReport.of(sample) for sample in m.samples)
+        return cls(requests, tuple(PartitionReport.of(view) for view in m.partitions), m.rows, m.checkpoints)

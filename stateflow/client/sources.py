@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import sleep
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from stateflow.client.reports import Report
 from stateflow.errors import InvalidArgument, LeaseLost, NotOwner, Unavailable
 from stateflow.router import Router, backoff
 from stateflow.rpc import replica_pb2 as rpb
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SourceReport:
+class SourceReport(Report):
     """What an operator's partitions keep of a source.
 
     ``batch``: the newest that any of ``partitions`` contains, -1: none. ``at_us``: when its last one came, µs.
@@ -30,9 +31,6 @@ class SourceReport:
     bytes: int
     watermark_us: int | None
     retired: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def sources(router: Router) -> list[SourceReport]:

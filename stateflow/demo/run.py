@@ -259,7 +259,7 @@ class _Story:
                     stats = cluster.replica_stats(process.address, after=seen.get(pid, 0))
                 except StateflowError:
                     continue
-                for sample in stats.samples:
+                for sample in stats.requests:
                     seen[pid] = sample.number
                     at_s = self._seconds(sample.at_us)
                     self._samples.append(RequestSample(at_s, name, sample.rows, sample.total_ms, sample.held_ms))

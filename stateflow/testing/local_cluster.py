@@ -13,10 +13,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from stateflow.client import Cluster, StreamClient
-from stateflow.client.cluster import Migration
+from stateflow.client import Cluster, Migration, MoveOptions, StreamClient
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, NameTaken, Unavailable, from_wire
 from stateflow.runtime.code import check_outside
@@ -312,5 +311,5 @@ class LocalCluster:
     def stream(self, operator: str, source: str, **options: Any) -> StreamClient:
         return self.cluster.stream(operator, source, **options)
 
-    def migrate(self, operator: str, partitions: list[int], to: str, **options: Any) -> Migration:
+    def migrate(self, operator: str, partitions: list[int], to: str, **options: Unpack[MoveOptions]) -> Migration:
         return self.cluster.migrate(operator, partitions, to, **options)
