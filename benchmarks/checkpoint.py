@@ -29,7 +29,7 @@ import zstandard
 from benchmarks.operators import Keep
 from benchmarks.record import Correctness, Record, Target, ratio, spread
 from stateflow.checkpoint import CheckpointStore, Manifest
-from stateflow.rpc.checkpoints import RESTORES_AT_ONCE
+from stateflow.replica.checkpoints import RESTORES_AT_ONCE
 from stateflow.runtime.operator import describe
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings

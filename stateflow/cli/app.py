@@ -41,7 +41,7 @@ from stateflow.cli.output import command, console, emit, log_to_stderr, telling
 from stateflow.client import Cluster
 from stateflow.errors import InvalidArgument
 from stateflow.private import UMASK, url_of
-from stateflow.rpc import replica_server
+from stateflow.replica import server
 from stateflow.runtime.code import INSIDE, check_outside
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
@@ -187,7 +187,7 @@ def replica(
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         stop = _stop_on_signal(stop_with_parent, settings.stop_timeout_s)
         ready.add_done_callback(lambda done: _say_ready(done, f"replica {info.name} at {site}", as_json))
-        await replica_server.serve(
+        await server.serve(
             node, listen, controller, random=Random(), advertise=advertise, checkpoints=store, ready=ready, stop=stop
         )
         if node.is_stuck:

@@ -1,4 +1,4 @@
-"""gRPC: generated stubs, and the shells that speak them. Nothing else touches the stubs but the controller's server."""
+"""gRPC: generated stubs, what is the same on both ends of the wire, and clients."""
 
 import os
 

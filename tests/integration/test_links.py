@@ -16,11 +16,11 @@ import xxhash
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import Unavailable
+from stateflow.replica.bases import Peer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.bases import Peer
 from stateflow.rpc.clients import ControllerClient
 from stateflow.rpc.wire import OPTIONS, connect
 from stateflow.runtime.pace import Pace

@@ -11,7 +11,7 @@ import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotOwner, StandbyMissing
-from stateflow.rpc.applying import Applier
+from stateflow.replica.applying import Applier
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
 from tests.unit.test_replica import P, Two

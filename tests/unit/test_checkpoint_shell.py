@@ -15,9 +15,9 @@ from stateflow.checkpoint.backend import LocalBackend
 from stateflow.cli.checkpoint import store_for_replica
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Unavailable
-from stateflow.rpc import checkpoints
+from stateflow.replica import checkpoints
+from stateflow.replica.checkpoints import CheckpointShell
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.checkpoints import CheckpointShell
 from stateflow.runtime.offline import verify
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch

@@ -19,10 +19,10 @@ from stateflow.errors import (
     StaleTerm,
     StateflowError,
 )
+from stateflow.replica.server import ReplicaServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.replica_server import ReplicaServer
 from stateflow.rpc.wire import remote_error, replica_to_pb, spec_to_pb
 from stateflow.runtime.authority import Authority, Command
 from stateflow.runtime.lease import Lease

@@ -17,10 +17,10 @@ import pytest
 from stateflow.cli import app
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateflowError
-from stateflow.rpc import applying, replica_server
-from stateflow.rpc.applying import Applier
-from stateflow.rpc.checkpoints import CheckpointShell
-from stateflow.rpc.troubles import Troubles
+from stateflow.replica import applying, server
+from stateflow.replica.applying import Applier
+from stateflow.replica.checkpoints import CheckpointShell
+from stateflow.replica.troubles import Troubles
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -111,7 +111,7 @@ def test_what_nobody_reads_is_dropped_after_any_error() -> None:
         node = SimpleNamespace(
             settings=SimpleNamespace(transfer_timeout_s=SOON_S), sender=SimpleNamespace(drop_unread=failing)
         )
-        await goes_on(replica_server._drop_unread(cast(Any, SimpleNamespace(node=node, in_files=in_files))), failing)
+        await goes_on(server._drop_unread(cast(Any, SimpleNamespace(node=node, in_files=in_files))), failing)
 
     asyncio.run(run())
 
@@ -174,12 +174,12 @@ def test_a_replica_whose_duty_ended_by_itself_ends(
         finally:
             stopped.append(True)
 
-    monkeypatch.setattr(replica_server, "duties", lambda *_: [other(), duty()])
+    monkeypatch.setattr(server, "duties", lambda *_: [other(), duty()])
 
     async def run() -> None:
         node = ReplicaNode(ReplicaInfo("a", "s", "", 1), tmp_path / "a", recover=False)
         stop = asyncio.Event()
-        serving = replica_server.serve(node, "127.0.0.1:0", "127.0.0.1:1", random=Random(0), stop=stop)
+        serving = server.serve(node, "127.0.0.1:0", "127.0.0.1:1", random=Random(0), stop=stop)
         with pytest.raises(StateflowError, match=what) as caught:
             await asyncio.wait_for(serving, LONG_S)
         assert caught.value.code == code

@@ -13,9 +13,9 @@ import pytest
 import xxhash
 
 from stateflow.clock import SYSTEM_CLOCK
+from stateflow.replica.puller import Incoming, Pull
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.puller import Incoming, Pull
 from stateflow.runtime.operator import describe
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings

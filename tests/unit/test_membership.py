@@ -15,10 +15,10 @@ import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing
+from stateflow.replica.membership import stay_registered
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.membership import stay_registered
 from stateflow.rpc.wire import connect
 from stateflow.runtime.authority import Authority
 from stateflow.runtime.identity import Identity

@@ -16,7 +16,7 @@ import pytest
 from stateflow import Context, Operator, state
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateflowError, Unavailable
-from stateflow.rpc.applying import Applier, _Call, _Part
+from stateflow.replica.applying import Applier, _Call, _Part
 from stateflow.runtime import shelf
 from stateflow.runtime.host import Applied, PartitionHost
 from stateflow.runtime.machine import WorkLock

@@ -15,7 +15,7 @@ import pytest
 from stateflow import Context, Operator, state
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import OperatorStuck
-from stateflow.rpc.lane import Lane, LeftBehind
+from stateflow.replica.lane import Lane, LeftBehind
 from stateflow.runtime.host import Applied
 from stateflow.runtime.machine import WorkLock
 from stateflow.runtime.operator import describe

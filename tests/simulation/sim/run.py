@@ -7,7 +7,7 @@ import logging
 from random import Random
 from unittest.mock import patch
 
-from stateflow.rpc.troubles import Troubles
+from stateflow.replica.troubles import Troubles
 from tests.simulation.sim import flow
 from tests.simulation.sim.controllers import NAMES
 from tests.simulation.sim.damage import Damage

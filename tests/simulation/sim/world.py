@@ -18,9 +18,9 @@ from reconfig.controller.book import Book
 from reconfig.controller.service import ControllerServer
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
+from stateflow.replica.membership import say_opening
+from stateflow.replica.server import ReplicaServer, duties, recover
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.membership import say_opening
-from stateflow.rpc.replica_server import ReplicaServer, duties, recover
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.layout import Session

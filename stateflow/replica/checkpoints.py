@@ -13,9 +13,9 @@ from stateflow.checkpoint.codec import key_from_environment
 from stateflow.checkpoint.collecting import Retention, collect
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, StaleCheckpoint, StateflowError, UnknownPartition
+from stateflow.replica.commands import command_of
+from stateflow.replica.troubles import Troubles
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.commands import command_of
-from stateflow.rpc.troubles import Troubles
 from stateflow.rpc.wire import fault_of, spec_of
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.restoring import Restored, Wanted

@@ -16,15 +16,15 @@ import grpc.aio
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError
+from stateflow.replica.applying import Applier
+from stateflow.replica.checkpoints import CheckpointShell
+from stateflow.replica.commands import command_of, commanded
+from stateflow.replica.membership import say_opening, stay_registered
+from stateflow.replica.moving import MoveHandlers, views_of
+from stateflow.replica.troubles import Troubles
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.applying import Applier
-from stateflow.rpc.checkpoints import CheckpointShell
-from stateflow.rpc.commands import command_of, commanded
-from stateflow.rpc.membership import say_opening, stay_registered
-from stateflow.rpc.moving import MoveHandlers, views_of
-from stateflow.rpc.troubles import Troubles
 from stateflow.rpc.wire import (
     OPTIONS,
     RPCS_MAX,

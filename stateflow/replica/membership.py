@@ -10,10 +10,10 @@ from typing import Any
 import grpc.aio
 
 from stateflow.errors import ForeignLedger, StaleTerm, StateflowError
+from stateflow.replica.moving import MoveHandlers, views_of
+from stateflow.replica.troubles import Troubles
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.moving import MoveHandlers, views_of
-from stateflow.rpc.troubles import Troubles
 from stateflow.rpc.wire import answered, batched, next_of, remote_error, replica_of, replica_to_pb, spec_of, spec_to_pb
 from stateflow.runtime.authority import Command
 from stateflow.runtime.replica import ReplicaNode

@@ -15,11 +15,11 @@ import xxhash
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
 from stateflow.errors import BudgetUnreachable, InvalidArgument, MoveUnknown, StateflowError
+from stateflow.replica.commands import command_of, commanded
+from stateflow.replica.puller import Incoming, Pull, RunningPull
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.commands import command_of, commanded
-from stateflow.rpc.puller import Incoming, Pull, RunningPull
 from stateflow.rpc.wire import fault_of, pieces, replica_of, seal_to_pb, snapshot_to_pb, spec_of, streaming, unary
 from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.pace import Share

@@ -27,9 +27,9 @@ import grpc.aio
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown, StateflowError, StateMissing, TransferCorrupt, Unavailable
+from stateflow.replica.bases import BaseSource, Nearest, Peer, Store
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.bases import BaseSource, Nearest, Peer, Store
 from stateflow.rpc.wire import answered, connected, fault_of, remote_error, seal_of, snapshot_of, unexpected
 from stateflow.runtime.pace import Pace
 from stateflow.runtime.replica import ReplicaNode

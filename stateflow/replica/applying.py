@@ -15,10 +15,10 @@ import grpc.aio
 
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, Moved, NotOwner, StandbyMissing, StateflowError, Unavailable
+from stateflow.replica.lane import Lane, LeftBehind
+from stateflow.replica.troubles import Troubles
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
-from stateflow.rpc.lane import Lane, LeftBehind
-from stateflow.rpc.troubles import Troubles
 from stateflow.rpc.wire import fault_of, pieces, session_of, unexpected
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.host import Applied

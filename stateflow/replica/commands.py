@@ -18,10 +18,6 @@ def command_of(request: Any) -> Command:
     return Command(sent.ledger, sent.term, sent.session)
 
 
-def command_to_pb(command: Command) -> pb.Command:
-    return pb.Command(ledger=command.ledger, term=command.term, session=command.session)
-
-
 def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
     """Handler, of one answer or of many, for the controller that this replica obeys. Within ``unary`` or
     ``streaming``, which tell a caller what it was refused with."""
