@@ -16,6 +16,8 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
 from stateflow.errors import BudgetUnreachable, InvalidArgument, MoveUnknown, StateflowError
 from stateflow.replica.commands import command_of, commanded
+from stateflow.replica.messages import progress_to_pb
+from stateflow.replica.progress import Phase, Progress
 from stateflow.replica.puller import Incoming, Pull, RunningPull
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
@@ -84,10 +86,10 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
         partition = PartitionId(spec.name, request.partition)
         lifecycle = self.node.lifecycle(partition)
         if lifecycle.state is State.OWNED and lifecycle.move_id == request.move_id:
-            yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, epoch=lifecycle.epoch)  # it ended before
+            yield progress_to_pb(Progress(Phase.OWNED, epoch=lifecycle.epoch))  # it ended before
             return
         if (lost := await self.in_files(self.node.receiver.lost, partition, request.move_id)) is not None:
-            yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, fault=fault_of(lost))
+            yield progress_to_pb(Progress(Phase.OWNED, fault=lost))
             return
         # The transfer outlives this call: a controller that goes away must not stop a move that is sealed, and
         # one that comes back joins the transfer that is under way.
@@ -119,8 +121,8 @@ class MoveHandlers(replica_pb2_grpc.ReplicaServiceServicer):
             )
             alone_s = None if request.standby else self.node.settings.resume_timeout_s
             running = self._pulls[partition] = RunningPull(request.move_id, pull, self._loop, alone_s)
-        async for report in running.reports():
-            yield report
+        async for progress in running.reports():
+            yield progress_to_pb(progress)
 
     def _ask(self, partition: PartitionId) -> None:
         """A batch came ahead of the partition."""

@@ -18,7 +18,7 @@ import statistics
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -28,9 +28,10 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown, StateflowError, StateMissing, TransferCorrupt, Unavailable
 from stateflow.replica.bases import BaseSource, Nearest, Peer, Store
+from stateflow.replica.progress import Phase, Progress
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import answered, connected, fault_of, remote_error, seal_of, snapshot_of, unexpected
+from stateflow.rpc.wire import answered, connected, remote_error, seal_of, snapshot_of, unexpected
 from stateflow.runtime.pace import Pace
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Kept, SnapshotInfo
@@ -51,7 +52,6 @@ PING_INTERVAL_S = 0.25
 PINGS_KEPT = 9
 #: so much is applied at most before the source hears of it, and forgets it
 CONFIRM_BYTES = 1 << 20
-Phase = rpb.MoveProgress.Phase
 log = logging.getLogger(__name__)
 
 
@@ -105,7 +105,7 @@ class Pull:
         self._checkpoints = checkpoints
         self._timeout = node.settings.transfer_timeout_s
         self._pace = Pace(move.bandwidth_max)
-        self._report = rpb.MoveProgress()
+        self._progress = Progress()
         self._said_at = 0.0
         self._heard_at = clock.monotonic()
         self._base: SnapshotInfo | None = None
@@ -116,7 +116,7 @@ class Pull:
         self._caught_up_at = 0.0
         self._pings: deque[float] = deque(maxlen=PINGS_KEPT)
 
-    async def run(self) -> AsyncIterator[rpb.MoveProgress]:
+    async def run(self) -> AsyncIterator[Progress]:
         restarts = 0
         while True:
             try:
@@ -150,7 +150,7 @@ class Pull:
                 yield await self._failed(meant)
                 return
 
-    async def _attempt(self) -> AsyncIterator[rpb.MoveProgress]:
+    async def _attempt(self) -> AsyncIterator[Progress]:
         """Goes on where the last one broke. Raises Unavailable when the connection breaks, _Restart."""
         move = self._move
         if self._base is None:
@@ -196,12 +196,11 @@ class Pull:
             if not turn.cancel() and not turn.cancelled():
                 self._turns.release()
 
-    async def _failed(self, error: StateflowError) -> rpb.MoveProgress:
+    async def _failed(self, error: StateflowError) -> Progress:
         """When no attempt follows, and nobody says so, the partition must be free for another move."""
         await self.abandon()
-        self._report.phase = Phase.FAILED
-        self._report.fault.CopyFrom(fault_of(error))
-        return self._copy()
+        self._progress = replace(self._progress, phase=Phase.FAILED, fault=error)
+        return self._progress
 
     def _given_up(self) -> MoveUnknown | None:
         """It was cancelled while a thread was at work on its files, which are gone."""
@@ -220,8 +219,8 @@ class Pull:
         started = self._clock.monotonic()
         await self._stub.Inspect(where, timeout=self._timeout)
         self._pings.append(self._clock.monotonic() - started)
-        self._report.rtt_ms = statistics.median(self._pings) * 1e3
-        self._report.stall_ms = max(self._pings) * 1e3 - self._report.rtt_ms
+        rtt_ms = statistics.median(self._pings) * 1e3
+        self._progress = replace(self._progress, rtt_ms=rtt_ms, stall_ms=max(self._pings) * 1e3 - rtt_ms)
 
     async def _keep_pinging(self) -> None:
         """Round trips as a request sees them, on processes that are at work."""
@@ -249,10 +248,10 @@ class Pull:
 
     # -- warm ---------------------------------------------------------------------------------------------
 
-    async def _warm(self, base: SnapshotInfo) -> AsyncIterator[rpb.MoveProgress]:
-        move, report, receiver = self._move, self._report, self._node.receiver
-        report.phase, report.bytes_reused = Phase.WARMING, 0
-        report.base_bytes = sum(file.size for file in base.files)
+    async def _warm(self, base: SnapshotInfo) -> AsyncIterator[Progress]:
+        move, receiver = self._move, self._node.receiver
+        base_bytes = sum(file.size for file in base.files)
+        self._progress = replace(self._progress, phase=Phase.WARMING, bytes_reused=0, base_bytes=base_bytes)
         if not base.kept:
             await self._in_thread(receiver.forget_received, move.partition, {file.digest for file in base.files})
         have = await self._in_thread(receiver.warm_base, move.partition)
@@ -271,7 +270,7 @@ class Pull:
             path = directory / file.name
             near = have.get(file.digest)
             was_here = file.size if near is not None else begun.get(file.digest, 0)
-            report.bytes_reused += self._here.setdefault((file.name, file.digest), was_here)
+            self._reused(self._here.setdefault((file.name, file.digest), was_here))
             if near is not None:
                 if not path.exists():
                     path.hardlink_to(near)
@@ -282,7 +281,7 @@ class Pull:
                 while not fetching.done():
                     await asyncio.wait((fetching,), timeout=REPORT_INTERVAL_S)
                     if self._due(REPORT_INTERVAL_S):
-                        yield self._copy()
+                        yield self._progress
                 source = fetching.result()
                 await self._in_thread(receiver.keep_received, move.partition, move.move_id, file)
             except (MoveUnknown, TransferCorrupt) as error:
@@ -291,17 +290,22 @@ class Pull:
                 fetching.cancel()
             self._heard()
             if source == Store.name:
-                report.bytes_warm += file.size
-                report.bytes_stored += file.size
-        report.bandwidth = nearest.bandwidth or report.bandwidth
-        yield self._copy()
+                stored = self._progress.bytes_stored + file.size
+                self._progress = replace(
+                    self._progress, bytes_warm=self._progress.bytes_warm + file.size, bytes_stored=stored
+                )
+        self._progress = replace(self._progress, bandwidth=nearest.bandwidth or self._progress.bandwidth)
+        yield self._progress
 
     def _arrived(self, size: int) -> None:
-        self._report.bytes_warm += size
+        self._progress = replace(self._progress, bytes_warm=self._progress.bytes_warm + size)
         self._heard()
 
+    def _reused(self, size: int) -> None:
+        self._progress = replace(self._progress, bytes_reused=self._progress.bytes_reused + size)
+
     async def _open(self, base: SnapshotInfo) -> None:
-        move, report, receiver = self._move, self._report, self._node.receiver
+        move, receiver = self._move, self._node.receiver
         if not base.kept:
             await self._in_thread(receiver.open_incoming, move.partition, move.move_id, base)
             return
@@ -309,14 +313,14 @@ class Pull:
             size = await self._in_thread(receiver.open_kept, move.partition, move.move_id, base)
         except (MoveUnknown, StateMissing, TransferCorrupt) as error:
             raise _Restart from error
-        report.bytes_reused += size
-        report.base_bytes += size
+        self._reused(size)
+        self._progress = replace(self._progress, base_bytes=self._progress.base_bytes + size)
 
     # -- catch up and own ---------------------------------------------------------------------------------
 
-    async def _catch_up(self, base: SnapshotInfo) -> AsyncIterator[rpb.MoveProgress]:
-        move, report = self._move, self._report
-        report.phase = Phase.CATCHING_UP
+    async def _catch_up(self, base: SnapshotInfo) -> AsyncIterator[Progress]:
+        move = self._move
+        self._progress = replace(self._progress, phase=Phase.CATCHING_UP)
         receiver = self._node.receiver
         partial: list[bytes] = []  # of a change set that goes on in the next frame
         unconfirmed, confirmed, settled_at = 0, -1, -math.inf
@@ -335,16 +339,22 @@ class Pull:
                     self._check_size(sum(map(len, partial)))
                 size = sum(map(len, change_sets))
                 reached, beside = await self._in_quick(self._take, frame, change_sets)
-                report.bytes_delta += size
                 unconfirmed += size
-                report.lag_bytes = frame.lag_bytes + sum(map(len, partial))
-                report.change_rate = rate.add(size)
-                report.sequence, report.waited_s = reached, self._clock.monotonic() - self._caught_up_at
+                self._progress = replace(
+                    self._progress,
+                    bytes_delta=self._progress.bytes_delta + size,
+                    lag_bytes=frame.lag_bytes + sum(map(len, partial)),
+                    change_rate=rate.add(size),
+                    sequence=reached,
+                    waited_s=self._clock.monotonic() - self._caught_up_at,
+                )
                 if frame.HasField("seal") and beside is None:
                     await self._outlast()
                 if frame.HasField("seal"):
-                    report.phase, report.epoch, report.digest = Phase.OWNED, frame.seal.epoch, frame.seal.digest
-                    yield self._copy()
+                    self._progress = replace(
+                        self._progress, phase=Phase.OWNED, epoch=frame.seal.epoch, digest=frame.seal.digest
+                    )
+                    yield self._progress
                     await self._in_thread(receiver.tidy, move.partition, beside or [])
                     return
                 caught_up = reached == frame.head_sequence and not frame.lag_bytes
@@ -353,10 +363,11 @@ class Pull:
                     unconfirmed, confirmed = 0, reached
                 if self._due(CAUGHT_UP_INTERVAL_S if caught_up else REPORT_INTERVAL_S):
                     if not move.standby and self._said_at - settled_at >= SETTLE_INTERVAL_S:
-                        report.sync_ms = await self._in_quick(receiver.settle, move.partition, move.move_id)
+                        sync_ms = await self._in_quick(receiver.settle, move.partition, move.move_id)
+                        self._progress = replace(self._progress, sync_ms=sync_ms)
                         settled_at = self._said_at
-                    report.rounds += 1
-                    yield self._copy()
+                    self._progress = replace(self._progress, rounds=self._progress.rounds + 1)
+                    yield self._progress
         finally:
             call.cancel()
 
@@ -425,11 +436,6 @@ class Pull:
         self._said_at = now
         return True
 
-    def _copy(self) -> rpb.MoveProgress:
-        copy = rpb.MoveProgress()
-        copy.CopyFrom(self._report)
-        return copy
-
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
@@ -447,8 +453,8 @@ class RunningPull:
     def __init__(self, move_id: str, pull: Pull, loop: asyncio.AbstractEventLoop, alone_s: float | None = None) -> None:
         self.move_id = move_id
         self.pull, self._loop, self._alone_s = pull, loop, alone_s
-        self._listeners: list[asyncio.Queue[rpb.MoveProgress | None]] = []
-        self._said: rpb.MoveProgress | None = None
+        self._listeners: list[asyncio.Queue[Progress | None]] = []
+        self._said: Progress | None = None
         self.task = loop.create_task(self._run(pull))
 
     async def _run(self, pull: Pull) -> None:
@@ -457,17 +463,17 @@ class RunningPull:
                 self._say(report)
         except Exception as error:
             log.exception("a transfer failed")
-            self._say(rpb.MoveProgress(phase=rpb.MoveProgress.FAILED, fault=fault_of(unexpected(error))))
+            self._say(Progress(Phase.FAILED, fault=unexpected(error)))
         finally:
             self._say(None)
 
-    def _say(self, report: rpb.MoveProgress | None) -> None:
+    def _say(self, report: Progress | None) -> None:
         self._said = report
         for listener in self._listeners:
             listener.put_nowait(report)
 
-    async def reports(self) -> AsyncIterator[rpb.MoveProgress]:
-        queue: asyncio.Queue[rpb.MoveProgress | None] = asyncio.Queue()
+    async def reports(self) -> AsyncIterator[Progress]:
+        queue: asyncio.Queue[Progress | None] = asyncio.Queue()
         if self._said is not None:
             queue.put_nowait(self._said)
         self._listeners.append(queue)
