@@ -22,11 +22,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from reconfig import plan
 from reconfig.migration import Kind
 from reconfig.plan import Load, Transfer
 from stateflow.errors import InvalidArgument
+
+
+class StrategyName(StrEnum):
+    STOP_AND_RESTART = "stop-and-restart"
+    PAUSE_AND_COPY = "pause-and-copy"
+    FLUID = "fluid"
+    BATCHED = "batched"
+    ON_DEMAND = "on-demand"
+    WARM_UP = "warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,7 @@ class Strategy:
     limit on moves at a time applies. ``on_demand``: each target copies what batches wait for at once, the rest one
     after another."""
 
-    name: str
+    name: StrategyName
     kind: Kind
     rounds: Callable[[Sequence[Transfer]], list[list[Transfer]]]
     stops: bool = False
@@ -46,12 +56,12 @@ class Strategy:
 STRATEGIES = {
     strategy.name: strategy
     for strategy in (
-        Strategy("stop-and-restart", Kind.COLD, plan.all_at_once, stops=True),
-        Strategy("pause-and-copy", Kind.COLD, plan.all_at_once),
-        Strategy("fluid", Kind.COLD, plan.one_by_one),
-        Strategy("batched", Kind.COLD, plan.matched),
-        Strategy("on-demand", Kind.COLD, plan.all_at_once, on_demand=True),
-        Strategy("warm-up", Kind.WARM, plan.all_at_once, slots=True),
+        Strategy(StrategyName.STOP_AND_RESTART, Kind.COLD, plan.all_at_once, stops=True),
+        Strategy(StrategyName.PAUSE_AND_COPY, Kind.COLD, plan.all_at_once),
+        Strategy(StrategyName.FLUID, Kind.COLD, plan.one_by_one),
+        Strategy(StrategyName.BATCHED, Kind.COLD, plan.matched),
+        Strategy(StrategyName.ON_DEMAND, Kind.COLD, plan.all_at_once, on_demand=True),
+        Strategy(StrategyName.WARM_UP, Kind.WARM, plan.all_at_once, slots=True),
     )
 }
 NAMES = ("auto", *STRATEGIES)
@@ -66,8 +76,8 @@ def strategy_named(name: str) -> Strategy | None:
     if name in ("", "auto"):
         return None
     try:
-        return STRATEGIES[name]
-    except KeyError:
+        return STRATEGIES[StrategyName(name)]
+    except ValueError:
         raise InvalidArgument(f"there is no strategy {name!r}", remedy=f"use {', '.join(NAMES)}") from None
 
 
@@ -84,10 +94,10 @@ def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float, band
         bandwidth: bytes a second between the places; 0: not known.
     """
     if max_pause_ms:
-        return STRATEGIES["warm-up"]
+        return STRATEGIES[StrategyName.WARM_UP]
     speed = bandwidth or BANDWIDTH_GUESS
     copy_s = sum(load.size for load in loads) / speed + COLD_FIXED_S
     changed = change_bytes * copy_s
     if changed >= sum(load.size for load in loads) > 0 and change_bytes >= speed:
-        return STRATEGIES["pause-and-copy"]
-    return STRATEGIES["warm-up"]
+        return STRATEGIES[StrategyName.PAUSE_AND_COPY]
+    return STRATEGIES[StrategyName.WARM_UP]

@@ -26,10 +26,19 @@ item                            records
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from reconfig.work import (
+    Change,
+    Planned,
+    PlannedRestore,
+    PlannedStandby,
+    planned_of,
+    restore_of,
+    to_payload,
+)
 from stateflow.assignment import Assignment
 from stateflow.errors import LeaseLost, OperatorNotDeployed
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
@@ -46,58 +55,6 @@ class Home:
     place: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedMove:
-    """One partition's move as decided. ``granted_epoch`` is what its target will own the partition at.
-
-    ``strategy``: one of :mod:`reconfig.policies`, or ``standby`` for a copy that stays, or ``failover`` for a take-over
-    from ``source``, whose ``how`` is one of :class:`reconfig.failover.How`, and ``standby_move`` the copy's.
-    ``bandwidth_max``: bytes a second for the base; 0: no limit. ``asked``: the name its caller used as target.
-    """
-
-    reconfiguration: str
-    partition: PartitionId
-    source: str
-    target: str
-    epoch: int
-    granted_epoch: int
-    max_pause_ms: float
-    strategy: str
-    patience_s: float = 0.0
-    bandwidth_max: float = 0.0
-    kind: str = "migrate"
-    how: str = ""
-    standby_move: str = ""
-    asked: str = ""
-
-    @property
-    def item_id(self) -> str:
-        return f"move/{self.reconfiguration}/{self.partition.partition}"
-
-    @property
-    def move_id(self) -> str:
-        return f"{self.reconfiguration}-{self.partition.partition}"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRestore:
-    """One partition's restore as decided. ``epoch``: the least its target will own it at."""
-
-    restore_id: str
-    partition: PartitionId
-    owner: str
-    target: str
-    epoch: int
-    url: str = ""
-    savepoint: str = ""
-    source: str = ""
-    batch: int = 0
-
-    @property
-    def item_id(self) -> str:
-        return f"restore/{self.restore_id}/{self.partition.partition}"
-
-
 @dataclass(slots=True)
 class Deployed:
     """``first_epoch``: of this deployment; what is older was a former one's, of the same name."""
@@ -109,7 +66,7 @@ class Deployed:
 
 @dataclass(slots=True)
 class OpenMove:
-    planned: PlannedMove
+    planned: Planned
     record: Record
     granted: bool = False
 
@@ -131,9 +88,9 @@ class Book:
     open_moves: dict[str, OpenMove] = field(default_factory=dict)  # by item id
     open_restores: dict[str, tuple[PlannedRestore, Record]] = field(default_factory=dict)  # by item id
     failed_restores: list[PlannedRestore] = field(default_factory=list)  # whose owner may have stopped for them
-    finished: list[tuple[PlannedMove, Record]] = field(default_factory=list)
+    finished: list[tuple[Planned, Record]] = field(default_factory=list)
     #: the same by reconfiguration, the one of the newest record last; without copies that followed
-    history: dict[str, list[tuple[PlannedMove, Record]]] = field(default_factory=dict)
+    history: dict[str, list[tuple[Change, Record]]] = field(default_factory=dict)
     undeployed: dict[str, int] = field(default_factory=dict)  # operator → newest epoch of what it was
     upgrades: dict[str, int] = field(default_factory=dict)  # how many, by operator
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
@@ -349,34 +306,31 @@ class Book:
         _, epoch = self.operator(partition.operator).assignment.owner(partition.partition)
         return max(epoch, self.epochs_granted.get(partition, 0), self.epochs_seen.get(partition, 0)) + 1
 
-    def plan_move(self, move: PlannedMove) -> None:
-        payload = {
-            **asdict(move),
-            "operator": move.partition.operator,
-            "partition": move.partition.partition,
-        }
-        del payload["reconfiguration"]
-        self._plan(move.item_id, payload)
+    def changes(self) -> Iterator[Change]:
+        """Under way, by which partitions get another owner. Copies that follow change nothing."""
+        for open_move in self.open_moves.values():
+            if not isinstance(open_move.planned, PlannedStandby):
+                yield open_move.planned
 
-    def grant(self, move: PlannedMove) -> None:
+    def plan_move(self, move: Planned) -> None:
+        self._plan(move.item_id, to_payload(move))
+
+    def grant(self, move: Planned) -> None:
         """Raises Locked when the epoch was granted to another move."""
         item = f"grant/{move.partition.operator}/{move.partition.partition}/{move.granted_epoch}"
         self._append(item, RecordState.NEW, None, {"move": move.item_id, "target": move.target})
 
-    def move_owned(self, move: PlannedMove, report: dict[str, Any]) -> None:
+    def move_owned(self, move: Planned, report: dict[str, Any]) -> None:
         payload = {"epoch": move.granted_epoch, "owner": move.target, "report": report}
         self._end(self.open_moves[move.item_id].record, RecordState.PROCESSED, payload)
 
-    def move_aborted(self, move: PlannedMove, error: dict[str, Any], report: dict[str, Any]) -> None:
+    def move_aborted(self, move: Planned, error: dict[str, Any], report: dict[str, Any]) -> None:
         self._end(self.open_moves[move.item_id].record, RecordState.FAILED, {"error": error, "report": report})
 
     def _fold_move(self, rest: str, record: Record) -> None:
         match record.state:
             case RecordState.NEW:
-                fields = dict(record.payload)
-                partition = PartitionId(fields.pop("operator"), fields.pop("partition"))
-                planned = PlannedMove(rest.rpartition("/")[0], partition, **fields)
-                self.open_moves[record.item_id] = OpenMove(planned, record)
+                self.open_moves[record.item_id] = OpenMove(planned_of(record.item_id, record.payload), record)
             case RecordState.PROCESSING:
                 self.open_moves[record.item_id].record = record
             case RecordState.PROCESSED | RecordState.FAILED:
@@ -384,7 +338,7 @@ class Book:
                 self.finished.append((planned, record))
                 if (record.payload or {}).get("report", {}).get("distrusted"):
                     self.distrusted.add(planned.move_id)
-                if planned.strategy != "standby":
+                if not isinstance(planned, PlannedStandby):
                     moves = self.history.pop(planned.reconfiguration, [])
                     moves.append((planned, record))
                     self.history[planned.reconfiguration] = moves
@@ -397,10 +351,7 @@ class Book:
     # -- restores -----------------------------------------------------------------------------------------
 
     def plan_restore(self, restore: PlannedRestore) -> None:
-        payload = asdict(restore)
-        payload.pop("restore_id")
-        payload |= payload.pop("partition")
-        self._plan(restore.item_id, payload)
+        self._plan(restore.item_id, to_payload(restore))
 
     def restore_owned(self, restore: PlannedRestore, epoch: int, report: dict[str, Any]) -> None:
         payload = {"epoch": epoch, "owner": restore.target, "report": report}
@@ -414,11 +365,10 @@ class Book:
     def _fold_restore(self, rest: str, record: Record) -> None:
         match record.state:
             case RecordState.NEW:
-                fields = dict(record.payload)
-                partition = PartitionId(fields.pop("operator"), fields.pop("partition"))
-                restore = PlannedRestore(rest.rpartition("/")[0], partition, **fields)
+                restore = restore_of(record.item_id, record.payload)
                 self.open_restores[record.item_id] = restore, record
-                self.epochs_granted[partition] = max(self.epochs_granted.get(partition, 0), restore.epoch)
+                granted = self.epochs_granted.get(restore.partition, 0)
+                self.epochs_granted[restore.partition] = max(granted, restore.epoch)
             case RecordState.PROCESSING:
                 self.open_restores[record.item_id] = self.open_restores[record.item_id][0], record
             case RecordState.PROCESSED | RecordState.FAILED:

@@ -10,12 +10,13 @@ from functools import partial
 
 from reconfig import migration as m
 from reconfig.budget import Experience, FixedCost
-from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.book import Book
 from reconfig.controller.desk import Desk
 from reconfig.controller.errand import Hooks
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.controller.underway import Running, Underway
+from reconfig.work import Copy, Planned
 from stateflow.errors import BudgetUnreachable, StateflowError
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.types import PartitionId
@@ -44,7 +45,7 @@ class Carrier:
     def cost(self) -> FixedCost:
         return self._experience.cost(self._desk.clock.monotonic())
 
-    def hooks(self, running: Running, planned: PlannedMove) -> Hooks:
+    def hooks(self, running: Running, planned: Planned) -> Hooks:
         async def record_grant() -> None:
             await self._desk.record(Book.grant, planned)
 
@@ -59,7 +60,7 @@ class Carrier:
         lost = partial(self.on_lost, planned.partition, planned.granted_epoch)
         return Hooks(record_grant, record_owned, record_aborted, running.wake, cutover, lost)
 
-    def runner(self, running: Running, planned: PlannedMove, machine: m.Move) -> MoveRunner:
+    def runner(self, running: Running, planned: Copy, machine: m.Move) -> MoveRunner:
         return MoveRunner(
             planned=planned,
             spec=self._desk.book.operator(planned.partition.operator).spec,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from reconfig.controller.book import PlannedMove
+from reconfig.work import Planned
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StateMissing
 from stateflow.rpc import controller_pb2 as cpb
@@ -47,7 +47,7 @@ class Replicas(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Errand:
-    planned: PlannedMove
+    planned: Planned
     spec: OperatorSpec
     target: ReplicaInfo
     replicas: Replicas

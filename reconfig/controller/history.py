@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from reconfig.controller.book import PlannedMove
+from reconfig.work import Change
 from stateflow.errors import from_wire
 from stateflow.ledger import Record
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import fault_of
 
 
-def past(moves: Sequence[tuple[PlannedMove, Record]]) -> cpb.Reconfiguration:
+def past(moves: Sequence[tuple[Change, Record]]) -> cpb.Reconfiguration:
     """Args: moves: of one reconfiguration, and how each ended; the newest last."""
     planned, _ = moves[-1]
     return cpb.Reconfiguration(
@@ -20,13 +20,13 @@ def past(moves: Sequence[tuple[PlannedMove, Record]]) -> cpb.Reconfiguration:
         state="FAILED" if any("error" in record.payload for _, record in moves) else "COMPLETED",
         max_pause_ms=planned.max_pause_ms,
         created_us=min(record.timestamp_us for _, record in moves),
-        kind=planned.kind,
+        kind=planned.cause,
         strategy=planned.strategy,
         moves=[_move_of(planned, record.payload) for planned, record in reversed(moves)],
     )
 
 
-def _move_of(planned: PlannedMove, payload: Mapping[str, object]) -> cpb.Move:
+def _move_of(planned: Change, payload: Mapping[str, object]) -> cpb.Move:
     """A move as its last record tells of it."""
     move = cpb.Move(
         id=planned.move_id,

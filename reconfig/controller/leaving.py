@@ -53,9 +53,8 @@ class Leaving:
 
     def _check_still(self, operator: str) -> None:
         """Raises MoveConflict."""
-        for open_move in self._desk.book.open_moves.values():
-            planned = open_move.planned
-            if planned.partition.operator == operator and planned.strategy != "standby":
+        for planned in self._desk.book.changes():
+            if planned.partition.operator == operator:
                 raise MoveConflict(
                     "a partition of it is moving",
                     remedy="wait until it has ended, or cancel it: `stateflow reconfig cancel "

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from reconfig import migration as m
 from reconfig import plan, policies
-from reconfig.controller.book import Book, Deployed, PlannedMove
+from reconfig.controller.book import Book, Deployed, OpenMove
 from reconfig.controller.carrying import Carrier
 from reconfig.controller.desk import Desk
 from reconfig.controller.options import Options
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.underway import Running, Underway
 from reconfig.plan import Load, Transfer
+from reconfig.work import Cause, PlannedMove
 from stateflow import ring
 from stateflow.errors import AlreadyThere, InvalidArgument, MoveAborted, MoveConflict, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
@@ -50,7 +51,7 @@ class Reconfigurations:
                 raise AlreadyThere(
                     f"every partition that was named is at {to}", remedy="nothing to do", operator=operator
                 )
-            return await self._start(deployed, targets, options, "migrate", to)
+            return await self._start(deployed, targets, options, Cause.MIGRATE, to)
 
     async def rebalance(self, operator: str, options: Options) -> list[cpb.Reconfiguration]:
         """Every replica that answers gets its weight's share, by as few moves as that takes."""
@@ -58,7 +59,7 @@ class Reconfigurations:
         async with self._desk.planning:
             owners = self._owners(names)
             moves = ring.rebalance(owners, self._desk.alive().values())
-            return await self._start_all(moves, options, "rebalance", "")
+            return await self._start_all(moves, options, Cause.REBALANCE, "")
 
     async def drain(self, replica: str, options: Options) -> list[cpb.Reconfiguration]:
         """Everything leaves one replica. Raises UnknownSite, Unavailable when nobody else answers."""
@@ -79,7 +80,7 @@ class Reconfigurations:
             }
             if not moves:
                 raise AlreadyThere("the replica owns nothing", remedy="it can be stopped", replica=replica)
-            return await self._start_all(moves, options, "drain", "")
+            return await self._start_all(moves, options, Cause.DRAIN, "")
 
     def _owners(self, operators: Iterable[str]) -> dict[PartitionId, str]:
         return {
@@ -89,7 +90,7 @@ class Reconfigurations:
         }
 
     async def _start_all(
-        self, moves: Mapping[PartitionId, str], options: Options, kind: str, asked: str
+        self, moves: Mapping[PartitionId, str], options: Options, cause: Cause, asked: str
     ) -> list[cpb.Reconfiguration]:
         by_operator: dict[str, dict[int, str]] = {}
         for partition, target in moves.items():
@@ -97,7 +98,7 @@ class Reconfigurations:
         for operator, targets in by_operator.items():  # all of them, before the first is recorded
             self._check_free(operator, targets)
         return [
-            await self._start(self._desk.book.operator(operator), targets, options, kind, asked)
+            await self._start(self._desk.book.operator(operator), targets, options, cause, asked)
             for operator, targets in sorted(by_operator.items())
         ]
 
@@ -120,9 +121,8 @@ class Reconfigurations:
         wanted = {PartitionId(operator, number) for number in partitions}
         for partition in wanted:
             self._desk.check_not_restored(partition)
-        for open_move in self._desk.book.open_moves.values():
-            planned = open_move.planned
-            if planned.partition in wanted and planned.strategy != "standby":
+        for planned in self._desk.book.changes():
+            if planned.partition in wanted:
                 raise MoveConflict(
                     "the partition is moving already",
                     remedy="wait for that move, or cancel it",
@@ -131,7 +131,7 @@ class Reconfigurations:
                 )
 
     async def _start(
-        self, deployed: Deployed, targets: Mapping[int, str], options: Options, kind: str, asked: str
+        self, deployed: Deployed, targets: Mapping[int, str], options: Options, cause: Cause, asked: str
     ) -> cpb.Reconfiguration:
         """Record the moves and begin them. Called with ``planning`` held."""
         operator = deployed.spec.name
@@ -168,7 +168,7 @@ class Reconfigurations:
                 state="RUNNING",
                 max_pause_ms=options.max_pause_ms,
                 created_us=self._desk.clock.now_us(),
-                kind=kind,
+                kind=cause,
                 strategy=strategy.name,
             ),
             strategy,
@@ -186,11 +186,11 @@ class Reconfigurations:
                 strategy.name,
                 options.patience_s or self._desk.settings.patience_s,
                 options.max_bandwidth / together,
-                kind,
-                asked=asked,
+                cause,
+                asked,
             )
             await self._desk.record(Book.plan_move, planned)
-            machine = MoveRunner.machine_for(planned, strategy.kind)
+            machine = MoveRunner.machine_for(planned)
             running.runners.append(self._carrier.runner(running, planned, machine))
         by_partition = {runner.planned.partition: runner for runner in running.runners}
         running.rounds = [
@@ -225,7 +225,7 @@ class Reconfigurations:
     async def retry(self, reconfiguration: str) -> cpb.Reconfiguration:
         """A new one for what failed of this one, with the same options. Raises MoveConflict when nothing did."""
         running = self._underway.found(reconfiguration)
-        if running.message.kind == "failover":
+        if running.message.kind == Cause.FAILOVER:
             raise InvalidArgument("a take-over is retried by itself", remedy="see `stateflow reconfig list`")
         failed = self._underway.failed(reconfiguration)
         if not running.over or not failed:
@@ -247,22 +247,21 @@ class Reconfigurations:
                 if not self._desk.members.alive(target):
                     raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")
             options = running.options if running.runners else self._options_of(failed)
-            return await self._start(deployed, targets, options, running.message.kind, failed[0].asked)
+            return await self._start(deployed, targets, options, failed[0].cause, failed[0].asked)
 
     # -- after a restart ----------------------------------------------------------------------------------
 
     def resume_all(self) -> None:
         """Carry on with the moves the ledger says were under way, and remember those that ended."""
-        by_reconfiguration: dict[str, list[str]] = {}
-        for item, open_move in self._desk.book.open_moves.items():
-            if open_move.planned.strategy not in ("standby", "failover"):
-                by_reconfiguration.setdefault(open_move.planned.reconfiguration, []).append(item)
-        for reconfiguration, items in by_reconfiguration.items():
-            self._resume(reconfiguration, items)
+        by_reconfiguration: dict[str, dict[PlannedMove, OpenMove]] = {}
+        for open_move in self._desk.book.open_moves.values():
+            if isinstance(move := open_move.planned, PlannedMove):
+                by_reconfiguration.setdefault(move.reconfiguration, {})[move] = open_move
+        for reconfiguration, moves in by_reconfiguration.items():
+            self._resume(reconfiguration, moves)
 
-    def _resume(self, reconfiguration: str, items: list[str]) -> None:
-        planned = [self._desk.book.open_moves[item] for item in items]
-        some = planned[0].planned
+    def _resume(self, reconfiguration: str, moves: Mapping[PlannedMove, OpenMove]) -> None:
+        some = next(iter(moves))
         running = Running(
             cpb.Reconfiguration(
                 id=reconfiguration,
@@ -270,14 +269,13 @@ class Reconfigurations:
                 state="RUNNING",
                 max_pause_ms=some.max_pause_ms,
                 created_us=self._desk.clock.now_us(),
-                kind=some.kind,
+                kind=some.cause,
                 strategy=some.strategy,
             ),
-            options=self._options_of([open_move.planned for open_move in planned]),
+            options=self._options_of(list(moves)),
         )
         first: dict[str, list[m.Instruction]] = {}
-        for open_move in planned:
-            move = open_move.planned
+        for move, open_move in moves.items():
             if open_move.granted:
                 machine, instructions = m.Move.resumed(move.epoch, move.granted_epoch, move.max_pause_ms)
             else:  # never granted: nobody can have sealed

@@ -12,8 +12,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
-from reconfig.controller.book import Book, PlannedRestore
+from reconfig.controller.book import Book
 from reconfig.controller.desk import Desk
+from reconfig.work import PlannedRestore
 from stateflow.errors import (
     InvalidArgument,
     LeaseLost,
@@ -59,13 +60,13 @@ class Restores:
             partition = PartitionId(deployed.spec.name, number)
             owner, _ = deployed.assignment.owner(number)
             self._desk.check_not_restored(partition)
-            for move in self._book.open_moves.values():
-                if move.planned.partition == partition and move.planned.strategy != "standby":
+            for move in self._book.changes():
+                if move.partition == partition:
                     raise MoveConflict(
                         "the partition is moving",
                         remedy="wait for that move, or cancel it",
                         partition=partition,
-                        reconfiguration=move.planned.reconfiguration,
+                        reconfiguration=move.reconfiguration,
                     )
             target = self._target(owner, request.to, coming)
             coming[target] = coming.get(target, 0) + 1

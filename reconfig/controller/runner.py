@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from reconfig import migration as m
 from reconfig import policies
 from reconfig.budget import FixedCost, Measured
-from reconfig.controller.book import PlannedMove
 from reconfig.controller.errand import Errand
+from reconfig.work import Copy, PlannedMove, PlannedStandby
 from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, StateMissing, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
@@ -30,6 +30,7 @@ ANSWER_S_MAX = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class MoveRunner(Errand):
+    planned: Copy
     source: ReplicaInfo
     machine: m.Move
     newest_epoch: Callable[[], int]  # granted to anybody, of the partition
@@ -48,13 +49,15 @@ class MoveRunner(Errand):
     _retry_s: float = 0.25
 
     @classmethod
-    def machine_for(cls, planned: PlannedMove, kind: m.Kind = m.Kind.WARM) -> m.Move:
+    def machine_for(cls, planned: Copy) -> m.Move:
+        if isinstance(planned, PlannedStandby):
+            return m.Move(planned.epoch, planned.granted_epoch, kind=m.Kind.STANDBY)
         return m.Move(
             planned.epoch,
             planned.granted_epoch,
             planned.max_pause_ms,
             patience_s=planned.patience_s or PATIENCE_S_DEFAULT,
-            kind=kind,
+            kind=policies.STRATEGIES[planned.strategy].kind,
         )
 
     def __post_init__(self) -> None:
@@ -216,15 +219,16 @@ class MoveRunner(Errand):
     # -- calls --------------------------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
+        move = self.planned if isinstance(self.planned, PlannedMove) else None
         request = rpb.PrepareRequest(
             move_id=self.planned.move_id,
             spec=spec_to_pb(self.spec),
             partition=self.planned.partition.partition,
             source=replica_to_pb(self.source),
             source_epoch=self.planned.epoch,
-            bandwidth_max=self.planned.bandwidth_max,
+            bandwidth_max=move.bandwidth_max if move else 0.0,
             standby=self.machine.kind is m.Kind.STANDBY,
-            on_demand=(strategy := policies.STRATEGIES.get(self.planned.strategy)) is not None and strategy.on_demand,
+            on_demand=move is not None and policies.STRATEGIES[move.strategy].on_demand,
             newest_epoch=self.newest_epoch(),
             standby_move=self._join(),
         )

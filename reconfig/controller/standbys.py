@@ -13,12 +13,13 @@ from collections.abc import Collection, Iterable
 
 from reconfig import migration as m
 from reconfig import plan
-from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.book import Book
 from reconfig.controller.carrying import Carrier
 from reconfig.controller.desk import Desk
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.underway import Running
 from reconfig.failover import Standby
+from reconfig.work import Copy, PlannedStandby, PlannedTakeover
 from stateflow.errors import InvalidArgument, MoveAborted
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.types import PartitionId
@@ -105,7 +106,7 @@ class Standbys:
             else:
                 kept[planned.partition] += 1
 
-    def _is_outdated(self, planned: PlannedMove) -> bool:
+    def _is_outdated(self, planned: Copy) -> bool:
         """Does it follow a former owner?"""
         assignment = self._desk.book.operator(planned.partition.operator).assignment
         return assignment.owner(planned.partition.partition) != (planned.source, planned.epoch)
@@ -134,11 +135,8 @@ class Standbys:
         book, now = self._desk.book, self._desk.clock.monotonic()
         assignment = book.operator(operator).assignment
         alive = self._desk.alive()
-        changing = {
-            open_move.planned.partition
-            for open_move in book.open_moves.values()
-            if open_move.planned.strategy != "standby"
-        } | {restore.partition for restore, _ in book.open_restores.values()}
+        changing = {change.partition for change in book.changes()}
+        changing |= {restore.partition for restore, _ in book.open_restores.values()}
         lacking: dict[PartitionId, str] = {}
         existing: dict[PartitionId, list[str]] = {}
         for runner in self._runners.values():
@@ -154,15 +152,13 @@ class Standbys:
             return
         for partition, replica in missing:
             owner, epoch = assignment.owner(partition.partition)
-            planned = PlannedMove(
-                self._desk.new_id(), partition, owner, replica, epoch, 0, 0.0, "standby", kind="standby"
-            )
+            planned = PlannedStandby(self._desk.new_id(), partition, owner, replica, epoch)
             await self._desk.record(Book.plan_move, planned)
             self._begin(planned)
 
-    def _begin(self, planned: PlannedMove) -> None:
+    def _begin(self, planned: PlannedStandby) -> None:
         running = Running(cpb.Reconfiguration(id=planned.reconfiguration, operator=planned.partition.operator))
-        machine = MoveRunner.machine_for(planned, kind=m.Kind.STANDBY)
+        machine = MoveRunner.machine_for(planned)
         runner = self._carrier.runner(running, planned, machine)
         self._runners[planned.item_id] = runner
         self._desk.spawn(self._follow(runner))
@@ -198,8 +194,8 @@ class Standbys:
         are told before they ask their target, whose copy may serve by now."""
         open_moves = [open_move.planned for open_move in self._desk.book.open_moves.values()]
         for planned in open_moves:
-            if planned.strategy == "standby":
+            if isinstance(planned, PlannedStandby):
                 self._begin(planned)
         for planned in open_moves:
-            if planned.strategy == "failover":
+            if isinstance(planned, PlannedTakeover):
                 self._tell_gone(planned.partition, planned.standby_move)

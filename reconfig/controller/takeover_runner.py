@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from reconfig import failover as f
 from reconfig.controller.errand import Errand
+from reconfig.work import PlannedTakeover
 from stateflow.errors import LeaseLost, Locked, StaleTerm, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
@@ -20,6 +21,7 @@ TAKE_OVER_TIMEOUT_S = 600.0
 
 @dataclass(slots=True, kw_only=True)
 class TakeoverRunner(Errand):
+    planned: PlannedTakeover
     machine: f.Takeover
     oldest_epoch: int  # of this deployment
 

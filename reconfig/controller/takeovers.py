@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
 from reconfig import failover as f
-from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.book import Book
 from reconfig.controller.carrying import Carrier
 from reconfig.controller.desk import Desk
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.controller.underway import Running, Underway
+from reconfig.work import PlannedMove, PlannedTakeover
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.ledger import RecordState
 from stateflow.rpc import controller_pb2 as cpb
@@ -105,7 +106,7 @@ class Takeovers:
         finished, failed = self._desk.book.finished, self._desk.book.failed_restores
         for planned, record in finished[self._looked_at :]:
             granted = self._desk.book.epochs_granted.get(planned.partition, 0) >= planned.granted_epoch > 0
-            if record.state is RecordState.FAILED and planned.strategy != "failover" and granted:
+            if record.state is RecordState.FAILED and isinstance(planned, PlannedMove) and granted:
                 self._desk.spawn(self._settle_fence(planned.source, planned.partition, planned.epoch, planned.move_id))
         self._looked_at = len(finished)
         for restore in failed[self._restores_looked_at :]:
@@ -288,18 +289,15 @@ class Takeovers:
             if choice is None:
                 self._failed[partition] = "no replica answers that could"
                 return
-            planned = PlannedMove(
+            planned = PlannedTakeover(
                 self._desk.new_id(),
                 partition,
                 owner,
                 choice.target,
                 epoch,
                 book.next_epoch(partition),
-                0.0,
-                "failover",
-                kind="failover",
-                how=choice.how,
-                standby_move=choice.standby_move,
+                choice.how,
+                choice.standby_move,
             )
             # known before it is recorded: an owner that comes back meanwhile is told that it is too late
             running, runner = self._prepare(planned, f.Takeover(partition, planned.granted_epoch))
@@ -312,18 +310,17 @@ class Takeovers:
 
     def _moves_on(self, partition: PartitionId) -> bool:
         return any(
-            open_move.planned.partition == partition and open_move.planned.strategy not in ("standby", "failover")
-            for open_move in self._desk.book.open_moves.values()
+            change.partition == partition and isinstance(change, PlannedMove) for change in self._desk.book.changes()
         )
 
-    def _prepare(self, planned: PlannedMove, machine: f.Takeover) -> tuple[Running, TakeoverRunner]:
+    def _prepare(self, planned: PlannedTakeover, machine: f.Takeover) -> tuple[Running, TakeoverRunner]:
         message = cpb.Reconfiguration(
             id=planned.reconfiguration,
             operator=planned.partition.operator,
             state="RUNNING",
             created_us=self._desk.clock.now_us(),
-            kind="failover",
-            strategy="failover",
+            kind=planned.cause,
+            strategy=planned.strategy,
         )
         running = Running(message)
         runner = TakeoverRunner(
@@ -377,7 +374,7 @@ class Takeovers:
     def resume_all(self) -> None:
         for open_move in list(self._desk.book.open_moves.values()):
             planned = open_move.planned
-            if planned.strategy == "failover":
+            if isinstance(planned, PlannedTakeover):
                 machine, first = f.Takeover.resumed(planned.partition, planned.granted_epoch, open_move.granted)
                 self._orphans[planned.partition] = Orphan(
                     planned.epoch, f.Why.SEALED if planned.how == f.How.LOCAL else f.Why.LAPSED

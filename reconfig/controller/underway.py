@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from reconfig import migration as m
-from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.book import Book
 from reconfig.controller.history import past
 from reconfig.controller.options import Options
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.policies import Strategy
+from reconfig.work import PlannedMove
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.ledger import RecordState
 from stateflow.rpc import controller_pb2 as cpb
@@ -83,7 +84,11 @@ class Underway:
     def failed(self, reconfiguration: str) -> list[PlannedMove]:
         """Its moves that ended so, whichever process began them."""
         moves = self._book.history.get(reconfiguration, ())
-        return [planned for planned, record in moves if record.state is RecordState.FAILED]
+        return [
+            planned
+            for planned, record in moves
+            if isinstance(planned, PlannedMove) and record.state is RecordState.FAILED
+        ]
 
     def cancel(self, reconfiguration: str) -> cpb.Reconfiguration:
         running = self.found(reconfiguration)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from reconfig.controller.book import APP, Book, Home, PlannedMove
+from reconfig.controller.book import APP, Book, Home
+from reconfig.policies import StrategyName
+from reconfig.work import PlannedMove
 from stateflow.client import Cluster
 from stateflow.errors import StateflowError
 from stateflow.ledger import Ledger
@@ -39,7 +41,9 @@ def fill(ledger: Ledger) -> None:
     rows: list[dict[str, Any]] = []
     for number in range(RECONFIGURATIONS):
         epoch = 1 + number // 4
-        move = PlannedMove(f"r{number}", PartitionId("Op", number % 4), "a", "a", epoch, epoch + 1, 0.0, "warm-up")
+        move = PlannedMove(
+            f"r{number}", PartitionId("Op", number % 4), "a", "a", epoch, epoch + 1, 0.0, StrategyName.WARM_UP
+        )
         planned = {**asdict(move), "operator": "Op", "partition": number % 4}
         del planned["reconfiguration"]
         report = {"pause_ms": number / 7, "digest": "0" * 32, "note": "as all the others"}

@@ -13,7 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from reconfig.controller.book import Book, Home, PlannedMove
+from reconfig.controller.book import Book, Home
+from reconfig.policies import StrategyName
+from reconfig.work import PlannedMove
 from stateflow.errors import IllegalRecord, Locked, OperatorNotDeployed
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -46,7 +48,7 @@ def book(ledger: Ledger) -> Book:
 
 def planned(book: Book, run: str = "r1", partition: PartitionId = P, target: str = "b") -> PlannedMove:
     source, epoch = book.operator("Op").assignment.owner(partition.partition)
-    return PlannedMove(run, partition, source, target, epoch, book.next_epoch(partition), 20.0, "warm-up")
+    return PlannedMove(run, partition, source, target, epoch, book.next_epoch(partition), 20.0, StrategyName.WARM_UP)
 
 
 def test_a_deployment_survives_the_ledger(book: Book) -> None:
@@ -320,7 +322,9 @@ class BookMachine(RuleBasedStateMachine):
             return
         self.runs += 1
         source, epoch = self.book.operator(where.operator).assignment.owner(partition)
-        move = PlannedMove(f"r{self.runs}", where, source, to, epoch, self.book.next_epoch(where), 0.0, "warm-up")
+        move = PlannedMove(
+            f"r{self.runs}", where, source, to, epoch, self.book.next_epoch(where), 0.0, StrategyName.WARM_UP
+        )
         self.book.plan_move(move)
 
     def _open(self, data: st.DataObject, granted: bool) -> PlannedMove | None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.book import Book, PlannedMove
+from reconfig.controller.book import Book
 from reconfig.controller.history import past
 from reconfig.controller.underway import Running, Underway
+from reconfig.policies import StrategyName
+from reconfig.work import PlannedMove, PlannedStandby
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.ledger import App, Ledger, Record, RecordState
 from stateflow.rpc import controller_pb2 as cpb
@@ -19,7 +21,7 @@ SPEC = OperatorSpec("Op", "m:Op", 9, ("k",), b"", "[]")
 
 
 def ended(reconfiguration: str, partition: int, **payload: object) -> tuple[PlannedMove, Record]:
-    planned = PlannedMove(reconfiguration, PartitionId("Op", partition), "a", "b", 1, 2, 0.0, "warm-up")
+    planned = PlannedMove(reconfiguration, PartitionId("Op", partition), "a", "b", 1, 2, 0.0, StrategyName.WARM_UP)
     record = Record(
         partition, planned.item_id, 2, App("x", "1"), RecordState.PROCESSED, 1, "me", 1000 + partition, "", payload
     )
@@ -39,11 +41,13 @@ def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) 
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     book = Book(ledger)
     book.finish_deployment(book.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
-    for name, partition in (("old", 1), ("known", 2), ("standby", 5), ("new", 3), ("old", 4)):
-        strategy = "standby" if name == "standby" else "warm-up"
-        planned = PlannedMove(name, PartitionId("Op", partition), "a", "b", 1, 2, 0.0, strategy)
+    for name, partition in (("old", 1), ("known", 2), ("new", 3), ("old", 4)):
+        planned = PlannedMove(name, PartitionId("Op", partition), "a", "b", 1, 2, 0.0, StrategyName.WARM_UP)
         book.plan_move(planned)
         book.move_owned(planned, {})
+    copy = PlannedStandby("standby", PartitionId("Op", 5), "a", "b", 1)
+    book.plan_move(copy)
+    book.move_aborted(copy, {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
     underway = Underway(book)
     underway.keep(Running(cpb.Reconfiguration(id="known", state="COMPLETED")))
     assert [message.id for message in underway.history()] == ["known", "old", "new"]
@@ -59,7 +63,7 @@ def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     book = Book(ledger)
     book.finish_deployment(book.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
-    moves = [PlannedMove("old", PartitionId("Op", n), "a", "b", 1, 2, 25.0, "warm-up", 5.0) for n in (0, 1)]
+    moves = [PlannedMove("old", PartitionId("Op", n), "a", "b", 1, 2, 25.0, StrategyName.WARM_UP, 5.0) for n in (0, 1)]
     for planned in moves:
         book.plan_move(planned)
     book.move_owned(moves[0], {})

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.book import Book, Home, PlannedMove
+from reconfig.controller.book import Book, Home
 from reconfig.controller.members import Members
 from reconfig.controller.names import Names
+from reconfig.policies import StrategyName
+from reconfig.work import PlannedMove
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument, NameTaken
 from stateflow.ledger import Ledger
@@ -176,7 +178,7 @@ def test_a_name_that_has_nothing_to_lose_needs_no_command(ledger: Ledger) -> Non
     controller.names.check(ELSEWHERE, OTHER)
     controller.deployed("b")
     controller.names.check(ELSEWHERE, OTHER)
-    move = PlannedMove("r", PartitionId("Op", 1), "b", "a", 1, 2, 0.0, "warm-up")
+    move = PlannedMove("r", PartitionId("Op", 1), "b", "a", 1, 2, 0.0, StrategyName.WARM_UP)
     controller.book.plan_move(move)
     with pytest.raises(NameTaken, match="which has its state"):
         controller.names.check(ELSEWHERE, OTHER)

@@ -7,6 +7,7 @@ import logging
 from random import Random
 from unittest.mock import patch
 
+from reconfig.work import PlannedMove, PlannedTakeover
 from stateflow.replica.troubles import Troubles
 from tests.simulation.sim import flow
 from tests.simulation.sim.controllers import NAMES
@@ -218,8 +219,8 @@ def _run(world: World) -> None:
     world.check_end(sent, mended=[sparse.name])
     assert world.controller is not None
     for planned, record in world.controller._book.finished:
-        if planned.strategy == "failover":
+        if isinstance(planned, PlannedTakeover):
             world.counts.takeovers += record.state == "PROCESSED"
-        elif planned.strategy != "standby":
+        elif isinstance(planned, PlannedMove):
             world.counts.moves_completed += record.state == "PROCESSED"
             world.counts.moves_aborted += record.state == "FAILED"

@@ -390,7 +390,7 @@ class World:
         if not all(self.nodes[name].leased for name in REPLICAS if name in self.nodes):
             return False  # … or has not heard what it owns no more
         book = self.controller._book
-        if any(open_move.planned.strategy != "standby" for open_move in book.open_moves.values()):
+        if any(book.changes()):
             return False
         if book.planned or "Flow" not in book.deployed or not self._copies_follow:
             return False

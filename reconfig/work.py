@@ -1,0 +1,190 @@
+"""Work that was decided: a typed union, and the form in which the ledger has it.
+
+====================  ==================================================================================
+work                  what it does
+====================  ==================================================================================
+:class:`PlannedMove`      a partition changes hands, by one of the strategies of :mod:`reconfig.policies`
+:class:`PlannedStandby`   a copy is made beside the owner, follows it and stays
+:class:`PlannedTakeover`  a partition whose owner is gone gets another without its word
+:class:`PlannedRestore`   a partition gets the state that a checkpoint has
+====================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from reconfig.failover import How
+from reconfig.policies import StrategyName
+from stateflow.types import PartitionId
+
+
+class Cause(StrEnum):
+    """What a reconfiguration was begun for."""
+
+    MIGRATE = "migrate"
+    REBALANCE = "rebalance"
+    DRAIN = "drain"
+    FAILOVER = "failover"
+    STANDBY = "standby"
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """``epoch``: at which ``source`` owns the partition."""
+
+    reconfiguration: str
+    partition: PartitionId
+    source: str
+    target: str
+    epoch: int
+
+    @property
+    def item_id(self) -> str:
+        return f"move/{self.reconfiguration}/{self.partition.partition}"
+
+    @property
+    def move_id(self) -> str:
+        return f"{self.reconfiguration}-{self.partition.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove(_Transfer):
+    """``granted_epoch`` is what its target will own the partition at.
+
+    ``patience_s``: 0: the default. ``bandwidth_max``: bytes a second for the base; 0: no limit. ``asked``: the name its
+    caller used as target.
+    """
+
+    granted_epoch: int
+    max_pause_ms: float
+    strategy: StrategyName
+    patience_s: float = 0.0
+    bandwidth_max: float = 0.0
+    cause: Cause = Cause.MIGRATE
+    asked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStandby(_Transfer):
+    """Nobody is to own by it: it is granted no epoch."""
+
+    granted_epoch: ClassVar[int] = 0
+    max_pause_ms: ClassVar[float] = 0.0
+    strategy: ClassVar[str] = "standby"
+    cause: ClassVar[Cause] = Cause.STANDBY
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTakeover(_Transfer):
+    """``source``: the former owner. ``standby_move``: the copy's, where that is what it rests on."""
+
+    granted_epoch: int
+    how: How
+    standby_move: str = ""
+
+    max_pause_ms: ClassVar[float] = 0.0
+    strategy: ClassVar[str] = "failover"
+    cause: ClassVar[Cause] = Cause.FAILOVER
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRestore:
+    """``epoch``: the least its target will own it at."""
+
+    restore_id: str
+    partition: PartitionId
+    owner: str
+    target: str
+    epoch: int
+    url: str = ""
+    savepoint: str = ""
+    source: str = ""
+    batch: int = 0
+
+    @property
+    def item_id(self) -> str:
+        return f"restore/{self.restore_id}/{self.partition.partition}"
+
+
+#: what gives a partition another owner
+Change = PlannedMove | PlannedTakeover
+#: what copies a partition from an owner that lives
+Copy = PlannedMove | PlannedStandby
+#: what has an item ``move/…`` in the ledger
+Planned = PlannedMove | PlannedStandby | PlannedTakeover
+Work = Planned | PlannedRestore
+
+
+# -- as the ledger has it: all versions of the controller read and write the same fields --------------------
+
+
+def to_payload(work: Work) -> dict[str, Any]:
+    place = {"operator": work.partition.operator, "partition": work.partition.partition}
+    if isinstance(work, PlannedRestore):
+        fields = asdict(work)
+        del fields["restore_id"], fields["partition"]
+        return fields | place
+    move = work if isinstance(work, PlannedMove) else None
+    takeover = work if isinstance(work, PlannedTakeover) else None
+    return {
+        **place,
+        "source": work.source,
+        "target": work.target,
+        "epoch": work.epoch,
+        "granted_epoch": work.granted_epoch,
+        "max_pause_ms": work.max_pause_ms,
+        "strategy": str(work.strategy),
+        "patience_s": move.patience_s if move else 0.0,
+        "bandwidth_max": move.bandwidth_max if move else 0.0,
+        "kind": str(work.cause),
+        "how": str(takeover.how) if takeover else "",
+        "standby_move": takeover.standby_move if takeover else "",
+        "asked": move.asked if move else "",
+    }
+
+
+def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
+    """Of an item ``move/<reconfiguration>/<partition>``. Earlier versions left out fields."""
+    reconfiguration = item_id.split("/", 1)[1].rpartition("/")[0]
+    partition = PartitionId(payload["operator"], payload["partition"])
+    source, target, epoch = payload["source"], payload["target"], payload["epoch"]
+    match payload["strategy"]:
+        case PlannedStandby.strategy:
+            return PlannedStandby(reconfiguration, partition, source, target, epoch)
+        case PlannedTakeover.strategy:
+            return PlannedTakeover(
+                reconfiguration,
+                partition,
+                source,
+                target,
+                epoch,
+                payload["granted_epoch"],
+                How(payload["how"]),
+                payload.get("standby_move", ""),
+            )
+        case strategy:
+            return PlannedMove(
+                reconfiguration,
+                partition,
+                source,
+                target,
+                epoch,
+                payload["granted_epoch"],
+                payload["max_pause_ms"],
+                StrategyName(strategy),
+                payload.get("patience_s", 0.0),
+                payload.get("bandwidth_max", 0.0),
+                Cause(payload.get("kind", Cause.MIGRATE)),
+                payload.get("asked", ""),
+            )
+
+
+def restore_of(item_id: str, payload: Mapping[str, Any]) -> PlannedRestore:
+    """Of an item ``restore/<id>/<partition>``."""
+    fields = dict(payload)
+    partition = PartitionId(fields.pop("operator"), fields.pop("partition"))
+    return PlannedRestore(item_id.split("/", 1)[1].rpartition("/")[0], partition, **fields)

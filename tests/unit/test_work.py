@@ -1,0 +1,67 @@
+"""Planned work as the ledger has it: what versions of the controller wrote is read, and written in the same form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reconfig.failover import How
+from reconfig.policies import StrategyName
+from reconfig.work import (
+    Cause,
+    Planned,
+    PlannedMove,
+    PlannedRestore,
+    PlannedStandby,
+    PlannedTakeover,
+    planned_of,
+    restore_of,
+    to_payload,
+)
+from stateflow.types import PartitionId
+
+P = PartitionId("Op", 3)
+COMMON = {"operator": "Op", "partition": 3, "source": "a", "target": "b", "epoch": 4}
+NONE = {"max_pause_ms": 0.0, "patience_s": 0.0, "bandwidth_max": 0.0, "how": "", "standby_move": "", "asked": ""}
+
+#: as version 1.0 wrote them
+FORMS: dict[str, tuple[dict[str, Any], Planned]] = {
+    "move": (
+        COMMON
+        | {"granted_epoch": 5, "max_pause_ms": 20.0, "strategy": "fluid", "patience_s": 7.0, "bandwidth_max": 1e6}
+        | {"kind": "drain", "how": "", "standby_move": "", "asked": "edge"},
+        PlannedMove("r", P, "a", "b", 4, 5, 20.0, StrategyName.FLUID, 7.0, 1e6, Cause.DRAIN, "edge"),
+    ),
+    "standby": (
+        COMMON | NONE | {"granted_epoch": 0, "strategy": "standby", "kind": "standby"},
+        PlannedStandby("r", P, "a", "b", 4),
+    ),
+    "take-over": (
+        COMMON
+        | NONE
+        | {"granted_epoch": 5, "strategy": "failover", "kind": "failover", "how": "STANDBY", "standby_move": "s-3"},
+        PlannedTakeover("r", P, "a", "b", 4, 5, How.STANDBY, "s-3"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("payload", "planned"), FORMS.values(), ids=FORMS)
+def test_each_form_is_read_and_written(payload: dict[str, Any], planned: Planned) -> None:
+    assert planned_of("move/r/3", payload) == planned
+    assert type(planned_of("move/r/3", payload)) is type(planned)
+    assert to_payload(planned) == payload
+
+
+def test_what_an_early_version_left_out() -> None:
+    payload = COMMON | {"granted_epoch": 5, "max_pause_ms": 20.0, "strategy": "warm-up"}
+    assert planned_of("move/r/3", payload) == PlannedMove("r", P, "a", "b", 4, 5, 20.0, StrategyName.WARM_UP)
+
+
+def test_a_restore() -> None:
+    payload = {"operator": "Op", "partition": 3, "owner": "a", "target": "b", "epoch": 5}
+    said = {"url": "file:///c", "savepoint": "s", "source": "x", "batch": 9}
+    restore = PlannedRestore("r", P, "a", "b", 5, "file:///c", "s", "x", 9)
+    assert restore_of("restore/r/3", payload | said) == restore
+    assert to_payload(restore) == payload | said
+    assert restore_of("restore/r/3", payload) == PlannedRestore("r", P, "a", "b", 5)
