@@ -357,7 +357,8 @@ class Cluster:
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
         """Entries of one state: columns key, map_key (null for a value), value, partition; of one key, or of all.
 
-        Each partition is read as of one moment between two batches' commits. Nothing is stopped for it.
+        Each partition is read as of one moment between two batches' commits, without what has expired by then. Nothing
+        is stopped for it.
         """
         pages = [read_table(record) for record in self.scan_state(operator, state, key)]
         return joined(pages)

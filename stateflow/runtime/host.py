@@ -152,6 +152,8 @@ class PartitionHost:
         self.sequence = read_sequence(store)
         #: a commit has begun, and whether all of it is on disk and known here is not known
         self.is_unsure = False
+        #: the newest processing time of a batch here
+        self.latest_us = 0
         self._event_time = operator.event_time
         self._timers = Timers(store)
         keyed = self.state if isinstance(self.state, KeyedState) else None
@@ -177,6 +179,12 @@ class PartitionHost:
             if not is_ours(error):
                 raise
             raise self._operator_failed("open", error, remedy="mend the operator; no batch was applied") from error
+
+    def peek(self, key: Any, now_us: int) -> SimpleNamespace:
+        """The states of a key as they are stored, read anew; for tests and the harness."""
+        self.state.invalidate()
+        self.state.set_time(now_us, self._watermark_us)
+        return self.state.peek(key)
 
     def runs(self, operator: type[Operator]) -> bool:
         """Is it an instance of this version that serves here?"""
@@ -323,6 +331,7 @@ class PartitionHost:
             outputs: list[Any] = []
             reached_us = self._reached_us(batch)
             self._ctx._side = {tag: [] for tag in self._side_writers}
+            self.latest_us = max(self.latest_us, now_us)
             self.state.set_time(now_us, reached_us)
             columns: pa.RecordBatch | None = None
             count = 0

@@ -18,7 +18,7 @@ from stateflow.runtime import layout
 from stateflow.runtime.checkpointing import NOT_STATE
 from stateflow.runtime.host import PartitionHost, is_evolved, read_sequence
 from stateflow.runtime.operator import Operator, load
-from stateflow.runtime.reading import StateColumns, entries_of
+from stateflow.runtime.reading import At, StateColumns, entries_of
 from stateflow.state import encode_row_key
 from stateflow.state.cells import CELL, EXPIRES, FORMAT_VERSION
 from stateflow.storage import RocksEngine, RocksStore
@@ -167,6 +167,9 @@ def read_checkpoint(
 ) -> Iterator[bytes]:
     """Entries of one state as Arrow IPC streams: columns key, map_key, value, partition. No cluster is needed.
 
+    They are those that were there when the checkpoint was taken: what had expired by then, by the clock of the replica
+    that took it or by its watermark, is left out, and what has expired since is not.
+
     Args:
         savepoint: its name; the newest checkpoint of each partition by default.
         key: of this key only.
@@ -186,8 +189,9 @@ def read_checkpoint(
             store.restore(manifest, Path(folder) / "files")
             with _opened(Path(folder) / "files", manifest) as db:
                 if not is_evolved(made_for, db):  # in this copy
-                    PartitionHost(made_for, manifest.id, db, manifest.epoch).evolve(store.clock.now_us())
-                entries = entries_of(columns.declaration, db, [] if key is None else [encode_row_key(key)])
+                    PartitionHost(made_for, manifest.id, db, manifest.epoch).evolve(manifest.created_us)
+                at = At(manifest.created_us, manifest.watermark_us)
+                entries = entries_of(columns.declaration, db, at, [] if key is None else [encode_row_key(key)])
                 for pages in columns.pages(entries, manifest.partition):
                     yield from pages
 

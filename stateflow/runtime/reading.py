@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -16,6 +17,17 @@ from stateflow.state.typed import signature_of_coder, typed, typed_of
 
 SCAN_ROWS = 10_000
 SCAN_BYTES = 3 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """The time that a state is read as of, µs since 1970: what had expired by then is not there.
+
+    ``event_us``: the partition's watermark; None before the first, when nothing expires in event time.
+    """
+
+    processing_us: int
+    event_us: int | None
 
 
 def declaration_of(cls: type[Operator], state: str, operator: str) -> Declaration:
@@ -31,14 +43,13 @@ def declaration_of(cls: type[Operator], state: str, operator: str) -> Declaratio
 
 
 def entries_of(
-    declaration: Declaration, store: CellReader, keys: Iterable[bytes] = ()
+    declaration: Declaration, store: CellReader, at: At, keys: Iterable[bytes] = ()
 ) -> Iterator[tuple[object, object, object]]:
     """(key, entry key or None, value) of one state; of these stored keys, or of all when none is named."""
     only = [CELL + declaration.tag + row_part(key) for key in keys]
-    if not only:
-        yield from scan_state(declaration, store)
-    for prefix in only:
-        yield from scan_state(declaration, _Below(store, prefix))
+    readers: list[CellReader] = [_Below(store, prefix) for prefix in only] or [store]
+    for reader in readers:
+        yield from scan_state(declaration, reader, processing_us=at.processing_us, event_us=at.event_us)
 
 
 class _Below:

@@ -28,14 +28,14 @@ from stateflow.runtime.authority import Authority, Command
 from stateflow.runtime.checkpointing import Checkpointer
 from stateflow.runtime.dropping import drop
 from stateflow.runtime.failures import failure
-from stateflow.runtime.host import Applied, PartitionHost, is_evolved
+from stateflow.runtime.host import Applied, PartitionHost, is_evolved, read_watermark
 from stateflow.runtime.identity import Identity
 from stateflow.runtime.known_store import remember
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
 from stateflow.runtime.machine import Machine
 from stateflow.runtime.positions import Batch
-from stateflow.runtime.reading import StateColumns, declaration_of, entries_of
+from stateflow.runtime.reading import At, StateColumns, declaration_of, entries_of
 from stateflow.runtime.receiving import Receiver
 from stateflow.runtime.restoring import Restorer
 from stateflow.runtime.retirement import Retention, Retired, SourceView, sources_in
@@ -499,7 +499,8 @@ class ReplicaNode:
     def scan(
         self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()
     ) -> Iterator[tuple[object, object, object]]:
-        """(key, entry key or None, value) of one state, as of one moment. Raises UnknownState, NotOwner.
+        """(key, entry key or None, value) of one state, as of one moment, without what has expired by then. Raises
+        UnknownState, NotOwner.
 
         Args:
             keys: as they are stored; none: all.
@@ -509,8 +510,11 @@ class ReplicaNode:
         declaration = declaration_of(cls, state, partition.operator)
         if not is_evolved(cls, store, self._shelf.deployed(partition.operator)):
             store = self._evolved(partition)
+        host = self._shelf.slot(partition).host
+        latest_us = 0 if host is None else host.latest_us  # time does not go back: what is gone stays gone
+        at = At(max(self._clock.now_us(), latest_us), read_watermark(store))
         try:
-            yield from entries_of(declaration, store, keys)
+            yield from entries_of(declaration, store, at, keys)
         except Exception as error:
             self._owned_store(partition)  # it left in the middle: NotOwner says it better
             self._judge(self._shelf.slot(partition), error)

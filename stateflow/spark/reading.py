@@ -32,7 +32,8 @@ def read_state(
 
     Types are those that the state declares, see :mod:`stateflow.state.typed`; several key columns are a struct. Of a
     live ``cluster``, or of a ``checkpoint`` store (its newest, or a ``savepoint``'s) without any cluster. Nothing is
-    stopped for it. The entries pass through the driver.
+    stopped for it. The entries pass through the driver. What has expired is left out: of a cluster now, of a checkpoint
+    as of when it was taken.
 
     Raises OperatorNotDeployed, UnknownState, Unavailable; CheckpointMissing or CheckpointCorrupt of a checkpoint.
     """

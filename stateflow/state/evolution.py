@@ -27,6 +27,7 @@ from stateflow.state.keyed import KeyedState
 from stateflow.state.signature import Verdict, spelled
 from stateflow.state.spec import CellReader
 from stateflow.state.stored import check_schema, scan_entries, types_become
+from stateflow.state.ttl import Ttl
 
 _SIMPLE: dict[str, type[Coder[Any]]] = {
     cls.name: cls
@@ -157,7 +158,7 @@ class Evolution:
             keyed: of the new declarations, over ``reader``. It is of no use afterwards.
         """
         if self.migrate:
-            for key, old in self._old_states(reader.stored):
+            for key, old in self._old_states(reader.stored, *keyed.time_us):
                 migrate(key, old)
         into = net([Mutations(puts=list(reader.puts.items())), keyed.collect()])
         into.clears += [(head, range_end(head)) for head in reader.gone]
@@ -185,12 +186,14 @@ class Evolution:
             puts[COUNT + now.tag + address[len(COUNT + tag) :]] = data
         return puts
 
-    def _old_states(self, reader: CellReader) -> Iterator[tuple[Any, SimpleNamespace]]:
-        """Each stored key with the plain values of its stored states by name."""
+    def _old_states(
+        self, reader: CellReader, processing_us: int | None, event_us: int | None
+    ) -> Iterator[tuple[Any, SimpleNamespace]]:
+        """Each stored key with the plain values of its stored states by name, without what has expired."""
         old = {each["name"]: self._as_declared(each) for each in self._stored}
         keys: dict[Any, None] = {}
         for declaration in old.values():
-            for entry in scan_entries(declaration, reader):
+            for entry in scan_entries(declaration, reader, processing_us=processing_us, event_us=event_us):
                 if not entry.namespace:
                     keys[entry.key] = None
                 elif declaration.name in self._changed:
@@ -201,7 +204,10 @@ class Evolution:
                         state=declaration.name,
                     )
         for key in keys:
-            tracked = vars(KeyedState(self._operator, old, reader).peek(key))
+            states = KeyedState(self._operator, old, reader)
+            if processing_us is not None:
+                states.set_time(processing_us, event_us)
+            tracked = vars(states.peek(key))
             yield key, SimpleNamespace(**{name: _plain(old[name].kind, each) for name, each in tracked.items()})
 
     def _as_declared(self, was: dict[str, Any]) -> Declaration:
@@ -215,15 +221,17 @@ class Evolution:
                 state=was["name"],
             )
         kind, coder, keys = was["kind"], found[-1], found[0]
+        lives = Ttl.described(was.get("ttl"))
         match kind:
             case "map":
-                return Declaration(kind, coder, key_coder=keys, name=was["name"])  # type: ignore[arg-type]
+                return Declaration(kind, coder, key_coder=keys, name=was["name"], ttl=lives)  # type: ignore[arg-type]
             case "set":
-                return Declaration(kind, NOTHING, key_coder=keys, name=was["name"])
+                return Declaration(kind, NOTHING, key_coder=keys, name=was["name"], ttl=lives)
             case "list":
-                return Declaration(kind, coder, key_coder=coders.Int64(), name=was["name"])  # type: ignore[arg-type]
+                places = coders.Int64()
+                return Declaration(kind, coder, key_coder=places, name=was["name"], ttl=lives)  # type: ignore[arg-type]
         default = 0 if kind == "counter" else None
-        return Declaration(kind, coder, default=default, name=was["name"])  # type: ignore[arg-type]
+        return Declaration(kind, coder, default=default, name=was["name"], ttl=lives)  # type: ignore[arg-type]
 
     def _coder(self, name: str) -> Coder[Any] | None:
         return coder_named(name) or self._custom.get(name)

@@ -144,6 +144,11 @@ class KeyedState:
             self._hand_time(spec)
 
     @property
+    def time_us(self) -> tuple[int | None, int | None]:
+        """Processing and event time, as they were set last."""
+        return self._processing_us, self._event_us
+
+    @property
     def expires(self) -> bool:
         """Whether any state has a ttl: then ``set_time`` and, now and then, ``expired`` are needed."""
         return bool(self._expiring)

@@ -70,8 +70,7 @@ def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
     Raises DecodeError.
     """
     try:
-        kind, ttl = described["kind"], described.get("ttl")
-        lives = None if ttl is None else Ttl(ttl["us"], ttl["domain"], ttl["refresh"])
+        kind, lives = described["kind"], Ttl.described(described.get("ttl"))
         keys: dict[str, Coder[Any]] = {"map": Opaque(), "set": Opaque(), "list": Int64()}
         coder = NOTHING if kind == "set" else Opaque()
         declaration = Declaration(kind, coder, key_coder=keys.get(kind), name=described["name"], ttl=lives)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from stateflow.errors import DeclarationError
 
@@ -46,6 +47,11 @@ class Ttl:
         if us <= 0:
             raise DeclarationError(f"a ttl of {ttl!r} lets nothing live", remedy="use a positive time")
         return cls(us, domain, refresh)
+
+    @classmethod
+    def described(cls, described: Mapping[str, Any] | None) -> Ttl | None:
+        """As :meth:`Declaration.describe` has it. Raises KeyError, TypeError."""
+        return None if described is None else cls(described["us"], described["domain"], described["refresh"])
 
     @property
     def refresh_below_us(self) -> int:

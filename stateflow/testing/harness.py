@@ -151,8 +151,7 @@ class OperatorHarness:
     def state(self, *key: Any) -> Any:
         """The states of one key, by name: ``h.state("N1").flights.value``."""
         host = self._hosts[partition_of(key, self._partitions)]
-        host.state.invalidate()
-        return host.state.peek(key[0] if len(self._key) == 1 else key)
+        return host.peek(key[0] if len(self._key) == 1 else key, self._now_us)
 
     def changes(self, *key: Any) -> Mutations:
         """What the last ``send`` wrote to the key's partition."""
