@@ -3,19 +3,7 @@
 When: the old owner's lease has lapsed by the controller's clock, margin included, so that it serves no more; or it
 came back without the partition's data; or it sealed for a move that can never end.
 
-=============  ===============================================================================================
-phase          on event → phase: instructions
-=============  ===============================================================================================
-PLANNED        Begin → PLANNED: RecordGrant
-               GrantRecorded → GRANTED: TakeOver
-GRANTED        TargetUnknown → GRANTED: TakeOver again, after a while       (it may own; no answer decides nothing)
-               TargetRefused → GRANTED (cancelling): CancelTarget           (so that a late request finds it refused)
-               TargetCancelled → ABANDONED: Record
-               TargetUnknown, cancelling → GRANTED: CancelTarget again, after a while
-               TargetGone → ABANDONED: Record                               (its lease lapsed too: it serves no more)
-               TargetOwned → OWNED: RecordOwned
-OWNED          OwnedRecorded → COMPLETED
-=============  ===============================================================================================
+``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram.
 
 An epoch that was granted for a take-over which was abandoned is burnt; the next take-over has a newer one, and who
 comes back with the burnt one is told to seal.
@@ -27,9 +15,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar, get_args
 
 from reconfig.migration import STORY_KEPT
 from stateflow.errors import InvalidTransition, StateflowError, StateMissing, Unavailable
+from stateflow.transitions import Guard, Ignored, Impossible, Row, Table, Transition
 from stateflow.types import PartitionId, ReplicaInfo, ranges
 
 # -- who and how --------------------------------------------------------------------------------------------
@@ -205,6 +195,76 @@ class Instruction(StrEnum):
     RECORD_ABORTED = "RECORD_ABORTED"
 
 
+Says = tuple[Instruction, ...]
+
+CANCELLING: Guard[Takeover] = Guard("the target is asked to cancel", lambda takeover, _: takeover.cancelling)
+GRANTED_EPOCH: Guard[Takeover] = Guard(
+    "the epoch is the granted one", lambda takeover, event: event.epoch == takeover.granted_epoch
+)
+
+
+def _refused(takeover: Takeover, event: TargetRefused) -> None:
+    takeover.error = event.error
+
+
+def _cancel_for(takeover: Takeover, event: TargetRefused) -> None:
+    takeover.cancelling, takeover.error = True, event.error
+
+
+def _died(takeover: Takeover, _: Event) -> None:
+    takeover.error = Unavailable("the successor died as well", remedy="another one is chosen")
+
+
+_I = Instruction
+_ROWS: tuple[Row[Phase, Takeover], ...] = (
+    Transition(Phase.PLANNED, Begin, None, (_I.RECORD_GRANT,), note="in the ledger before the target hears of it"),
+    Transition(Phase.PLANNED, GrantRecorded, Phase.GRANTED, (_I.TAKE_OVER,)),
+    Transition(
+        Phase.PLANNED, TargetRefused, Phase.ABANDONED, (_I.RECORD_ABORTED,), effect=_refused,
+        note="the grant could not be recorded",
+    ),
+    Transition(
+        (Phase.PLANNED, Phase.GRANTED), TargetGone, Phase.ABANDONED, (_I.RECORD_ABORTED,), effect=_died,
+        note="its lease lapsed too: it serves no more",
+    ),
+    Transition(Phase.GRANTED, TargetOwned, Phase.OWNED, (_I.RECORD_OWNED,), when=GRANTED_EPOCH),
+    Impossible(Phase.GRANTED, TargetOwned, note="nobody granted that epoch"),
+    Transition(
+        Phase.GRANTED, TargetUnknown, None, (_I.RETRY_CANCEL_TARGET,), when=CANCELLING, note="no answer decides nothing"
+    ),
+    Transition(
+        Phase.GRANTED, TargetUnknown, None, (_I.RETRY_TAKE_OVER,), note="it may own; no answer decides nothing"
+    ),
+    Transition(
+        Phase.GRANTED, TargetRefused, None, (_I.CANCEL_TARGET,), effect=_cancel_for,
+        note="so that a late request finds it refused",
+    ),
+    Transition(
+        Phase.GRANTED, TargetCancelled, Phase.ABANDONED, (_I.RECORD_ABORTED,), when=CANCELLING,
+        note="it never owns by this take-over",
+    ),
+    Impossible(Phase.GRANTED, TargetCancelled, note="it was not asked"),
+    Transition(Phase.OWNED, OwnedRecorded, Phase.COMPLETED, ()),
+    Ignored(
+        Phase.OWNED, (TargetOwned, TargetUnknown, TargetGone, TargetRefused), (),
+        note="the target has it, whatever else is said",
+    ),
+    Ignored((Phase.COMPLETED, Phase.ABANDONED), get_args(Event), (), note="echoes of what was under way"),
+    # what nobody was asked for
+    Impossible((Phase.GRANTED, Phase.OWNED), (Begin, GrantRecorded)),
+    Impossible(Phase.PLANNED, (TargetOwned, TargetUnknown)),
+    Impossible((Phase.PLANNED, Phase.OWNED), TargetCancelled),
+    Impossible((Phase.PLANNED, Phase.GRANTED), OwnedRecorded),
+)  # fmt: skip
+TABLE: Table[Phase, Takeover, Says] = Table(
+    "A take-over",
+    Phase,
+    get_args(Event),
+    _ROWS,
+    lambda takeover, event: takeover.fault(f"{event} cannot happen in {takeover.phase}"),
+)
+
+
 @dataclass(slots=True)
 class Takeover:
     """The machine. ``handle`` is the only thing that changes it."""
@@ -215,56 +275,17 @@ class Takeover:
     cancelling: bool = False
     error: StateflowError | None = None
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_KEPT))
+    table: ClassVar[Table[Phase, Takeover, Says]] = TABLE
 
     def handle(self, event: Event) -> list[Instruction]:
         """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""
         before = self.phase
-        instructions = self._handle(event)
+        self.phase, instructions = self.table.handle(self, before, event)
         self.story.append(f"{type(event).__name__}: {before} → {self.phase} {[i.value for i in instructions]}")
-        return instructions
+        return list(instructions)
 
-    def _handle(self, event: Event) -> list[Instruction]:
-        if self.phase in TERMINAL:
-            return []
-        match self.phase, event:
-            case Phase.PLANNED, Begin():
-                return [Instruction.RECORD_GRANT]
-            case Phase.PLANNED, GrantRecorded():
-                self.phase = Phase.GRANTED
-                return [Instruction.TAKE_OVER]
-            case Phase.PLANNED, TargetRefused(error):  # the grant could not be recorded
-                return self._abandon(error)
-            case Phase.GRANTED, TargetOwned(epoch) if epoch == self.granted_epoch:
-                self.phase = Phase.OWNED
-                return [Instruction.RECORD_OWNED]
-            case Phase.GRANTED, TargetUnknown():
-                return [Instruction.RETRY_CANCEL_TARGET if self.cancelling else Instruction.RETRY_TAKE_OVER]
-            case Phase.GRANTED, TargetRefused(error):
-                self.cancelling, self.error = True, error
-                return [Instruction.CANCEL_TARGET]
-            case Phase.GRANTED, TargetCancelled() if self.cancelling:
-                assert self.error is not None
-                return self._abandon(self.error)
-            case Phase.GRANTED, TargetGone():
-                return self._abandon(Unavailable("the successor died as well", remedy="another one is chosen"))
-            case Phase.OWNED, OwnedRecorded():
-                self.phase = Phase.COMPLETED
-                return []
-            case Phase.OWNED, TargetOwned() | TargetUnknown() | TargetGone() | TargetRefused():
-                return []
-            case Phase.PLANNED, TargetGone():
-                return self._abandon(Unavailable("the successor died as well", remedy="another one is chosen"))
-            case _:
-                raise InvalidTransition(
-                    f"{event} cannot happen in {self.phase}",
-                    remedy="this is a fault",
-                    partition=self.partition,
-                    story=" | ".join(self.story),
-                )
-
-    def _abandon(self, error: StateflowError) -> list[Instruction]:
-        self.phase, self.error = Phase.ABANDONED, error
-        return [Instruction.RECORD_ABORTED]
+    def fault(self, what: str) -> InvalidTransition:
+        return InvalidTransition(what, remedy="this is a fault", partition=self.partition, story=" | ".join(self.story))
 
     @classmethod
     def resumed(cls, partition: PartitionId, granted_epoch: int, granted: bool) -> tuple[Takeover, list[Instruction]]:

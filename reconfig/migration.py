@@ -3,34 +3,7 @@
 Facts come in as events, what is to be done goes out as instructions; the shell carries them out and feeds the
 results back. The machine has no clock, no socket and no randomness.
 
-======================  =================================================================================
-phase                   on event → phase: instructions
-======================  =================================================================================
-WAITING                 Begin → WARMING: Prepare
-                        Begin, kind COLD → WAITING: RecordGrant                  (fence first, copy then)
-                        GrantRecorded, kind COLD → FENCED: Fence                 (its seal asks for Prepare)
-WARMING                 BaseReady → CATCHING_UP
-                        TargetFailed | Cancel → ABORTED: CancelSource, AbandonTarget, Record
-                        TakenOver → ABORTED: Record                              (also while CATCHING_UP)
-CATCHING_UP             CaughtUp, prediction fits → CATCHING_UP: RecordGrant     (asked once)
-                        CaughtUp, it does not fit → CATCHING_UP                  (patience runs out → ABORTED)
-                        CaughtUp, kind STANDBY → CATCHING_UP                     (it stays until it is cancelled)
-                        GrantRecorded → FENCED: Fence
-                        TargetFailed | Cancel → ABORTED, as above                (a grant not yet fenced is void)
-FENCED                  FenceRefused → FENCED: CancelSource                      (is it certain that it never seals?)
-                        SourceCancelled → ABORTED: AbandonTarget, Record
-                        SourceSealed → FENCED (sealed): Prepare if the target had failed
-                        TargetFailed → FENCED: CancelSource, or Prepare once sealed
-                       TargetFailed, cancelled there, sealed → ABORTED: Record  (what is sealed is for a take-over)
-                        SourceUnknown → FENCED: Fence again, after a while       (no answer decides nothing)
-                        SourceGone → FENCED: CancelTarget                        (its lease lapsed: it serves no more)
-                        GivenUp → FENCED: CancelTarget                           (by command: its seal proves nothing)
-                        TargetCancelled → ABORTED: Record                        (after either: neither can own)
-                        TargetUnknown → FENCED: CancelTarget again, after a while
-                        TargetOwned → OWNED: RecordOwned
-OWNED                   OwnedRecorded → COMPLETED: Publish, Release
-any                     TargetOwned wins: whatever was believed before, the target has it
-======================  =================================================================================
+``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram.
 
 Rules: the grant is in the ledger before the source hears of it. Before the source may have sealed, every failure
 rolls back; after it, every failure goes forward. Only the source can say which side of the seal it is on; when it is
@@ -47,9 +20,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar, get_args
 
 from reconfig.budget import FIXED_MS_DEFAULT, Measured, lag_ms, predicted_pause_ms
 from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError, Unavailable
+from stateflow.transitions import Guard, Ignored, Impossible, Refused, Row, Table, Transition
 
 #: a move without a budget is cut over once its lag takes no longer than this to cross
 LAG_MS_SMALL = 10.0
@@ -210,6 +185,274 @@ class Instruction(StrEnum):
     RETRY_CANCEL_TARGET = "RETRY_CANCEL_TARGET"  # CANCEL_TARGET, after a while
 
 
+Says = tuple[Instruction, ...]
+
+# -- guards -------------------------------------------------------------------------------------------------
+
+COLD: Guard[Move] = Guard("it is COLD", lambda move, _: move.kind is Kind.COLD)
+STANDBY: Guard[Move] = Guard("it is a STANDBY", lambda move, _: move.kind is Kind.STANDBY)
+GRANTING: Guard[Move] = Guard("the grant was asked for", lambda move, _: move.granting)
+SEALED: Guard[Move] = Guard("the source has sealed", lambda move, _: move.sealed)
+CANCELLING: Guard[Move] = Guard("the source is asked to cancel", lambda move, _: move.cancelling)
+SOURCE_GONE: Guard[Move] = Guard("the source is given up", lambda move, _: move.source_gone)
+TARGET_UP: Guard[Move] = Guard("a transfer is under way", lambda move, _: move.target_up)
+GRANTED_EPOCH: Guard[Move] = Guard(
+    "the epoch is the granted one", lambda move, event: event.epoch == move.granted_epoch
+)
+TARGET_PROMISED: Guard[Move] = Guard(
+    "the source has sealed, the target promised never to own",
+    lambda move, event: move.sealed and isinstance(event.error, MoveAborted),
+)
+FITS: Guard[Move] = Guard("the prediction fits", lambda move, event: move.fits(event))
+OUT_OF_PATIENCE: Guard[Move] = Guard(
+    "patience is over", lambda move, event: bool(move.max_pause_ms) and event.waited_s >= move.patience_s
+)
+
+# -- effects: what changes beside the phase -----------------------------------------------------------------
+
+
+def _ask_for_grant(move: Move, _: Event) -> None:
+    move.granting = True
+
+
+def _prepare(move: Move, _: Event) -> None:
+    move.target_up = True
+
+
+def _measure(move: Move, event: CaughtUp) -> None:
+    move.rounds += 1
+    move.predicted_pause_ms, move.margin_now_ms = move.prediction(event)
+
+
+def _measure_and_ask(move: Move, event: CaughtUp) -> None:
+    _measure(move, event)
+    move.granting = True
+
+
+def _measure_and_refuse(move: Move, event: CaughtUp) -> None:
+    _measure(move, event)
+    move.error = move.unreachable(event)
+
+
+def _fail(move: Move, event: TargetFailed) -> None:
+    move.error = event.error
+
+
+def _cancelled(move: Move, _: Event) -> None:
+    move.error = MoveAborted("the move was cancelled", remedy="start it again when it suits")
+
+
+def _taken_over(move: Move, _: Event) -> None:
+    move.error = MoveAborted("its source died, and its copy took over", remedy="none")
+
+
+def _source_died_early(move: Move, _: Event) -> None:
+    move.error = Unavailable("the source died", remedy="its partitions are taken over; move them then")
+
+
+def _source_died(move: Move, _: Event) -> None:
+    move.source_gone = True
+    move.error = Unavailable("the source died during the move", remedy="its partition is taken over; move it then")
+
+
+def _give_up(move: Move, _: Event) -> None:
+    move.source_gone = True
+    move.error = MoveAborted("the move was given up by command", remedy="its partition is taken over")
+
+
+def _sealed(move: Move, _: Event) -> None:
+    move.sealed, move.cancelling = True, False
+
+
+def _sealed_without_target(move: Move, _: Event) -> None:
+    move.sealed, move.cancelling, move.target_up = True, False, True
+
+
+def _cancel_for(move: Move, event: FenceRefused) -> None:
+    move.error, move.cancelling = event.error, True
+
+
+def _rolled_back(move: Move, _: Event) -> None:
+    move.error = move.error or MoveAborted("the move was cancelled", remedy="start it again")
+
+
+def _target_down(move: Move, _: Event) -> None:
+    move.target_up = False
+
+
+def _target_lost(move: Move, event: TargetFailed) -> None:
+    move.target_up, move.error = False, event.error
+
+
+def _target_lost_first(move: Move, event: TargetFailed) -> None:
+    move.target_up, move.error, move.cancelling = False, event.error, True
+
+
+def _copy_is_owner(move: Move, _: Event) -> None:
+    move.error = MoveAborted("its copy is the partition now", remedy="none")
+
+
+def _owned(move: Move, event: TargetOwned) -> None:
+    move.sealed, move.digest = True, event.digest or move.digest
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+BEFORE_FENCE = (Phase.WAITING, Phase.WARMING, Phase.CATCHING_UP)
+COPYING = (Phase.WARMING, Phase.CATCHING_UP)
+_I = Instruction
+
+
+def _wrong_epoch(move: Move, event: TargetOwned) -> InvalidTransition:
+    return move.fault(f"the target owns at {event.epoch}, {move.granted_epoch} was granted, the move is {move.phase}")
+
+
+_ROWS: tuple[Row[Phase, Move], ...] = (
+    # whatever was believed before: who owns has it
+    Ignored((Phase.OWNED, Phase.COMPLETED), TargetOwned, (), note="told twice, it is recorded once"),
+    Ignored(Phase.ABORTED, TargetOwned, (), when=STANDBY, note="told twice"),
+    Refused(Phase.ABORTED, TargetOwned, _wrong_epoch, note="what was rolled back can never own"),
+    Transition(
+        (*BEFORE_FENCE, Phase.FENCED), TargetOwned, Phase.ABORTED, (_I.CANCEL_SOURCE, _I.RECORD_ABORTED), when=STANDBY,
+        effect=_copy_is_owner, note="by a move to where it is",
+    ),
+    Transition(
+        (*BEFORE_FENCE, Phase.FENCED), TargetOwned, Phase.OWNED, (_I.RECORD_OWNED,), when=GRANTED_EPOCH, effect=_owned,
+        note="it wins: whatever was believed before, the target has it",
+    ),
+    Refused((*BEFORE_FENCE, Phase.FENCED), TargetOwned, _wrong_epoch, note="nobody granted that epoch"),
+    # the beginning
+    Transition(
+        Phase.WAITING, Begin, None, (_I.RECORD_GRANT,), when=COLD, effect=_ask_for_grant,
+        note="fence first, copy then",
+    ),
+    Transition(Phase.WAITING, Begin, Phase.WARMING, (_I.PREPARE,), effect=_prepare, note="copy first"),
+    Transition(
+        Phase.WAITING, GrantRecorded, Phase.FENCED, (_I.FENCE,), when=GRANTING, note="its seal asks for the copy"
+    ),
+    Impossible(Phase.WAITING, GrantRecorded),
+    # the copy
+    Transition(Phase.WARMING, BaseReady, Phase.CATCHING_UP, (), note="the target follows from here"),
+    Ignored(Phase.WARMING, CaughtUp, (), note="it has nothing to be measured by before its base is there"),
+    Ignored(Phase.CATCHING_UP, BaseReady, (), note="a transfer that began again"),
+    Ignored(Phase.CATCHING_UP, CaughtUp, (), when=GRANTING, note="the grant is asked for once"),
+    Transition(
+        Phase.CATCHING_UP, CaughtUp, None, (), when=STANDBY, effect=_measure, note="it stays until it is cancelled"
+    ),
+    Transition(
+        Phase.CATCHING_UP, CaughtUp, None, (_I.RECORD_GRANT,), when=FITS, effect=_measure_and_ask,
+        note="in the ledger before the source hears of it",
+    ),
+    Transition(
+        Phase.CATCHING_UP, CaughtUp, Phase.ABORTED, (_I.CANCEL_SOURCE, _I.ABANDON_TARGET, _I.RECORD_ABORTED),
+        when=OUT_OF_PATIENCE, effect=_measure_and_refuse, note="the budget is not in reach",
+    ),
+    Transition(Phase.CATCHING_UP, CaughtUp, None, (), effect=_measure, note="it may fit later"),
+    Transition(Phase.CATCHING_UP, GrantRecorded, Phase.FENCED, (_I.FENCE,)),
+    # what rolls back before the fence
+    Transition(
+        BEFORE_FENCE, TargetFailed, Phase.ABORTED, (_I.CANCEL_SOURCE, _I.ABANDON_TARGET, _I.RECORD_ABORTED),
+        effect=_fail, note="a grant that is not fenced yet is void",
+    ),
+    Transition(
+        BEFORE_FENCE, Cancel, Phase.ABORTED, (_I.CANCEL_SOURCE, _I.ABANDON_TARGET, _I.RECORD_ABORTED),
+        effect=_cancelled, note="a grant that is not fenced yet is void",
+    ),
+    Transition(
+        BEFORE_FENCE, SourceGone, Phase.ABORTED, (_I.ABANDON_TARGET, _I.RECORD_ABORTED), effect=_source_died_early,
+        note="its partitions are taken over",
+    ),
+    Transition(
+        COPYING, TakenOver, Phase.ABORTED, (_I.RECORD_ABORTED,), effect=_taken_over, note="the take-over has the copy"
+    ),
+    # behind the fence only the source can say which side of the seal it is on
+    Transition(
+        Phase.FENCED, SourceSealed, None, (), when=TARGET_UP, effect=_sealed, note="the target gets it by the transfer"
+    ),
+    Transition(
+        Phase.FENCED, SourceSealed, None, (_I.PREPARE,), effect=_sealed_without_target, note="forward from here"
+    ),
+    Transition(
+        Phase.FENCED, FenceRefused, None, (_I.CANCEL_SOURCE,), effect=_cancel_for,
+        note="is it certain that it never seals?",
+    ),
+    Ignored(Phase.FENCED, SourceCancelled, (), when=SEALED, note="it cannot take its seal back"),
+    Transition(
+        Phase.FENCED, SourceCancelled, Phase.ABORTED, (_I.ABANDON_TARGET, _I.RECORD_ABORTED), effect=_rolled_back,
+        note="it promised never to seal",
+    ),
+    Ignored(Phase.FENCED, SourceUnknown, (), when=SOURCE_GONE, note="nobody waits for its word any more"),
+    Transition(Phase.FENCED, SourceUnknown, None, (_I.RETRY_CANCEL,), when=CANCELLING, note="silence decides nothing"),
+    Transition(Phase.FENCED, SourceUnknown, None, (_I.RETRY_FENCE,), note="silence decides nothing"),
+    Transition(
+        Phase.FENCED, TargetFailed, None, (), when=SOURCE_GONE, effect=_target_down,
+        note="it is asked for its promise already",
+    ),
+    Transition(
+        Phase.FENCED, TargetFailed, Phase.ABORTED, (_I.RECORD_ABORTED,), when=TARGET_PROMISED, effect=_target_lost,
+        note="what is sealed is for a take-over",
+    ),
+    Transition(
+        Phase.FENCED, TargetFailed, None, (_I.RETRY_PREPARE,), when=SEALED, effect=_prepare,
+        note="after the seal every failure goes forward",
+    ),
+    Transition(
+        Phase.FENCED, TargetFailed, None, (), when=CANCELLING, effect=_target_lost, note="the source is asked already"
+    ),
+    Transition(
+        Phase.FENCED, TargetFailed, None, (_I.CANCEL_SOURCE,), effect=_target_lost_first, note="did the source seal?"
+    ),
+    # a source that will never say it: then the target's promise never to own is enough
+    Ignored(Phase.FENCED, (SourceGone, GivenUp), (), when=SOURCE_GONE, note="told twice"),
+    Transition(
+        Phase.FENCED, SourceGone, None, (_I.CANCEL_TARGET,), effect=_source_died,
+        note="its lease lapsed: it serves no more",
+    ),
+    Transition(
+        Phase.FENCED, GivenUp, None, (_I.CANCEL_TARGET,), effect=_give_up, note="by command: its seal proves nothing"
+    ),
+    Transition(
+        Phase.FENCED, TargetCancelled, Phase.ABORTED, (_I.RECORD_ABORTED,), when=SOURCE_GONE,
+        note="neither can own: free for a take-over",
+    ),
+    Transition(
+        Phase.FENCED, TargetUnknown, None, (_I.RETRY_CANCEL_TARGET,), when=SOURCE_GONE, note="silence decides nothing"
+    ),
+    Impossible(Phase.FENCED, (TargetCancelled, TargetUnknown), note="it was not asked"),
+    Ignored(
+        Phase.FENCED, (Cancel, TakenOver), (), note="too late: a move past its fence completes"
+    ),
+    Ignored(Phase.FENCED, (BaseReady, CaughtUp, GrantRecorded), (), note="nothing depends on them behind the fence"),
+    # the end
+    Transition(Phase.OWNED, OwnedRecorded, Phase.COMPLETED, (_I.PUBLISH, _I.RELEASE)),
+    Ignored(
+        Phase.OWNED,
+        (
+            BaseReady, CaughtUp, Cancel, SourceSealed, SourceUnknown, TargetFailed, FenceRefused, SourceCancelled,
+            SourceGone, GivenUp, TargetUnknown,
+        ),
+        (), note="the target has it, whatever else is said",
+    ),
+    Ignored(
+        (Phase.COMPLETED, Phase.ABORTED), tuple(event for event in get_args(Event) if event is not TargetOwned), (),
+        note="echoes of what was under way",
+    ),
+    # what nobody was asked for
+    Impossible((*COPYING, Phase.FENCED, Phase.OWNED), Begin),
+    Impossible(Phase.WAITING, (BaseReady, CaughtUp, TakenOver)),
+    Impossible((Phase.WARMING, Phase.OWNED), GrantRecorded),
+    Impossible(
+        BEFORE_FENCE,
+        (SourceSealed, FenceRefused, SourceCancelled, SourceUnknown, GivenUp, TargetCancelled, TargetUnknown),
+    ),
+    Impossible((*BEFORE_FENCE, Phase.FENCED), OwnedRecorded),
+    Impossible(Phase.OWNED, (TargetCancelled, TakenOver)),
+)  # fmt: skip
+TABLE: Table[Phase, Move, Says] = Table(
+    "A move", Phase, get_args(Event), _ROWS, lambda move, event: move.fault(f"{event} cannot happen in {move.phase}")
+)
+
+
 @dataclass(slots=True)
 class Move:
     """The machine. ``handle`` is the only thing that changes it.
@@ -244,188 +487,45 @@ class Move:
     digest: str = ""
     error: StateflowError | None = None
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_KEPT))
+    table: ClassVar[Table[Phase, Move, Says]] = TABLE
 
     def handle(self, event: Event) -> list[Instruction]:
         """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""
         before = self.phase
-        instructions = self._handle(event)
+        self.phase, instructions = self.table.handle(self, before, event)
         if not isinstance(event, CaughtUp):
             self.story.append(f"{type(event).__name__}: {before} → {self.phase} {[i.value for i in instructions]}")
-        return instructions
+        return list(instructions)
 
-    def _handle(self, event: Event) -> list[Instruction]:
-        if isinstance(event, TargetOwned):
-            return self._owned(event)
-        if self.phase in TERMINAL:
-            return []  # echoes of what was under way
-        match self.phase, event:
-            case Phase.WAITING, Begin() if self.kind is Kind.COLD:
-                self.granting = True
-                return [Instruction.RECORD_GRANT]
-            case Phase.WAITING, GrantRecorded() if self.granting:
-                self.phase = Phase.FENCED
-                return [Instruction.FENCE]
-            case Phase.WAITING, Begin():
-                self.phase, self.target_up = Phase.WARMING, True
-                return [Instruction.PREPARE]
-            case Phase.WARMING, BaseReady():
-                self.phase = Phase.CATCHING_UP
-                return []
-            case Phase.CATCHING_UP, CaughtUp(measured, waited_s):
-                return self._caught_up(measured, waited_s)
-            case Phase.CATCHING_UP, GrantRecorded():
-                self.phase = Phase.FENCED
-                return [Instruction.FENCE]
-            case Phase.WAITING | Phase.WARMING | Phase.CATCHING_UP, TargetFailed(error):
-                return self._abort(error)
-            case Phase.WAITING | Phase.WARMING | Phase.CATCHING_UP, Cancel():
-                return self._abort(MoveAborted("the move was cancelled", remedy="start it again when it suits"))
-            case Phase.WARMING | Phase.CATCHING_UP, TakenOver():
-                self.phase = Phase.ABORTED
-                self.error = MoveAborted("its source died, and its copy took over", remedy="none")
-                return [Instruction.RECORD_ABORTED]
-            case Phase.WAITING | Phase.WARMING | Phase.CATCHING_UP, SourceGone():
-                error = Unavailable("the source died", remedy="its partitions are taken over; move them then")
-                return self._abort(error, source_knows=True)
-            case Phase.FENCED, _:
-                return self._fenced(event)
-            case Phase.OWNED, OwnedRecorded():
-                self.phase = Phase.COMPLETED
-                return [Instruction.PUBLISH, Instruction.RELEASE]
-            case (Phase.WARMING | Phase.CATCHING_UP | Phase.OWNED, BaseReady() | CaughtUp() | Cancel()) | (
-                Phase.OWNED,
-                SourceSealed()
-                | SourceUnknown()
-                | TargetFailed()
-                | FenceRefused()
-                | SourceCancelled()
-                | SourceGone()
-                | GivenUp()
-                | TargetUnknown(),
-            ):
-                return []
-            case _:
-                raise InvalidTransition(
-                    f"{event} cannot happen in {self.phase}",
-                    remedy="this is a fault",
-                    story=" | ".join(self.story),
-                )
+    def prediction(self, event: CaughtUp) -> tuple[float, float]:
+        """(pause, margin), both in ms."""
+        return predicted_pause_ms(event.measured, self.fixed_ms), max(self.margin_ms, event.measured.stall_ms)
 
-    def _caught_up(self, measured: Measured, waited_s: float) -> list[Instruction]:
-        if self.granting:
-            return []
-        self.rounds += 1
-        self.predicted_pause_ms = predicted_pause_ms(measured, self.fixed_ms)
-        self.margin_now_ms = max(self.margin_ms, measured.stall_ms)
-        if self.kind is Kind.STANDBY:
-            return []
-        if self._fits(measured, waited_s):
-            self.granting = True
-            return [Instruction.RECORD_GRANT]
-        if self.max_pause_ms and waited_s >= self.patience_s:
-            remedy = "raise max_pause_ms, or move when fewer changes come"
-            if self.predicted_pause_ms <= self.max_pause_ms:
-                remedy = "raise max_pause_ms, or move without it a few times: what is possible is learnt from moves"
-            return self._abort(
-                BudgetUnreachable(
-                    f"a pause of {self.predicted_pause_ms:.1f} ms is predicted, {self.margin_now_ms:.1f} ms more are "
-                    f"possible, {self.max_pause_ms:g} ms are allowed",
-                    remedy=remedy,
-                    lag_bytes=measured.lag_bytes,
-                    change_rate=round(measured.change_rate),
-                    bandwidth=round(measured.bandwidth),
-                    rtt_ms=round(measured.rtt_ms, 3),
-                    sync_ms=round(measured.sync_ms, 3),
-                    fixed_ms=round(self.fixed_ms, 3),
-                    waited_s=round(waited_s, 1),
-                )
-            )
-        return []
-
-    def _fits(self, measured: Measured, waited_s: float) -> bool:
+    def fits(self, event: CaughtUp) -> bool:
         if self.max_pause_ms:
-            return self.predicted_pause_ms + self.margin_now_ms <= self.max_pause_ms
-        return lag_ms(measured) <= LAG_MS_SMALL or waited_s >= self.settle_s
+            return sum(self.prediction(event)) <= self.max_pause_ms
+        return lag_ms(event.measured) <= LAG_MS_SMALL or event.waited_s >= self.settle_s
 
-    def _fenced(self, event: Event) -> list[Instruction]:
-        match event:
-            case SourceSealed():
-                self.sealed, self.cancelling = True, False
-                if self.target_up:
-                    return []
-                self.target_up = True
-                return [Instruction.PREPARE]
-            case FenceRefused(error):
-                self.error, self.cancelling = error, True
-                return [Instruction.CANCEL_SOURCE]
-            case SourceCancelled() if self.sealed:
-                return []  # it cannot take its seal back
-            case SourceCancelled():
-                return self._abort(self.error or MoveAborted("the move was cancelled", remedy="start it again"), True)
-            case SourceGone() if not self.source_gone:
-                self.source_gone = True
-                self.error = Unavailable(
-                    "the source died during the move", remedy="its partition is taken over; move it then"
-                )
-                return [Instruction.CANCEL_TARGET]
-            case GivenUp() if not self.source_gone:
-                self.source_gone = True
-                self.error = MoveAborted("the move was given up by command", remedy="its partition is taken over")
-                return [Instruction.CANCEL_TARGET]
-            case TargetCancelled() if self.source_gone:
-                self.phase = Phase.ABORTED
-                return [Instruction.RECORD_ABORTED]
-            case TargetUnknown() if self.source_gone:
-                return [Instruction.RETRY_CANCEL_TARGET]
-            case SourceUnknown() if self.source_gone:
-                return []  # nobody waits for its word any more
-            case SourceUnknown():
-                return [Instruction.RETRY_CANCEL if self.cancelling else Instruction.RETRY_FENCE]
-            case TargetFailed(error):
-                self.target_up = False
-                if self.source_gone:
-                    return []
-                if self.sealed and isinstance(error, MoveAborted):  # its promise never to own for this move
-                    self.phase, self.error = Phase.ABORTED, error
-                    return [Instruction.RECORD_ABORTED]
-                if self.sealed:
-                    self.target_up = True
-                    return [Instruction.RETRY_PREPARE]
-                self.error = error
-                if self.cancelling:
-                    return []
-                self.cancelling = True
-                return [Instruction.CANCEL_SOURCE]
-            case Cancel() | BaseReady() | CaughtUp() | GrantRecorded() | SourceGone() | GivenUp() | TakenOver():
-                return []  # too late to cancel: a move past its fence completes
-            case _:
-                raise InvalidTransition(
-                    f"{event} cannot happen in {self.phase}",
-                    remedy="this is a fault",
-                    story=" | ".join(self.story),
-                )
+    def unreachable(self, event: CaughtUp) -> BudgetUnreachable:
+        measured, (pause_ms, margin_ms) = event.measured, self.prediction(event)
+        remedy = "raise max_pause_ms, or move when fewer changes come"
+        if pause_ms <= self.max_pause_ms:
+            remedy = "raise max_pause_ms, or move without it a few times: what is possible is learnt from moves"
+        return BudgetUnreachable(
+            f"a pause of {pause_ms:.1f} ms is predicted, {margin_ms:.1f} ms more are possible, "
+            f"{self.max_pause_ms:g} ms are allowed",
+            remedy=remedy,
+            lag_bytes=measured.lag_bytes,
+            change_rate=round(measured.change_rate),
+            bandwidth=round(measured.bandwidth),
+            rtt_ms=round(measured.rtt_ms, 3),
+            sync_ms=round(measured.sync_ms, 3),
+            fixed_ms=round(self.fixed_ms, 3),
+            waited_s=round(event.waited_s, 1),
+        )
 
-    def _owned(self, event: TargetOwned) -> list[Instruction]:
-        if self.phase in (Phase.OWNED, Phase.COMPLETED):
-            return []
-        if self.kind is Kind.STANDBY:  # by a move to where it is
-            if self.phase is Phase.ABORTED:
-                return []
-            self.phase, self.error = Phase.ABORTED, MoveAborted("its copy is the partition now", remedy="none")
-            return [Instruction.CANCEL_SOURCE, Instruction.RECORD_ABORTED]
-        if event.epoch != self.granted_epoch or self.phase is Phase.ABORTED:
-            raise InvalidTransition(
-                f"the target owns at {event.epoch}, {self.granted_epoch} was granted, the move is {self.phase}",
-                remedy="this is a fault",
-                story=" | ".join(self.story),
-            )
-        self.phase, self.sealed, self.digest = Phase.OWNED, True, event.digest or self.digest
-        return [Instruction.RECORD_OWNED]
-
-    def _abort(self, error: StateflowError, source_knows: bool = False) -> list[Instruction]:
-        self.phase, self.error = Phase.ABORTED, error
-        first = [] if source_knows else [Instruction.CANCEL_SOURCE]
-        return [*first, Instruction.ABANDON_TARGET, Instruction.RECORD_ABORTED]
+    def fault(self, what: str) -> InvalidTransition:
+        return InvalidTransition(what, remedy="this is a fault", story=" | ".join(self.story))
 
     @classmethod
     def resumed(cls, epoch: int, granted_epoch: int, max_pause_ms: float = 0.0) -> tuple[Move, list[Instruction]]:

@@ -1,23 +1,7 @@
 """Lifecycle of one partition on one replica: a sans-io state machine.
 
-State map (the only place where it is decided who may commit)::
-
-    ABSENT   --create-->             OWNED(e)
-    ABSENT   --prepare(move)-->      WARMING(move)      requests that arrive early are held
-    SEALED   --prepare(move)-->      WARMING(move)      (the partition comes back; its old files are the warm base)
-    WARMING  --own(e)-->             OWNED(e)           after a durable write of the ownership
-    WARMING  --abandon(move)-->      ABSENT
-    WARMING  --adopt(move, by)-->    WARMING(by)        a standby's copy, to be owned by a take-over or a move
-    WARMING  --keep(move, by, e)-->  SEALED             a standby's copy, which ends where its source sealed for another
-    OWNED    --fence(move, e')-->   FENCING            a batch is in hand: it finishes first
-    OWNED    --fence(move, e')-->   SEALED             none is: the shell seals at once
-    FENCING  --finish-->             SEALED
-    FENCING  --cancel(move)-->       OWNED              only the controller cancels, and only before the seal
-    ABSENT, SEALED, OWNED --restore(e)--> OWNED(e)     from a checkpoint; nothing of the old copy is served any more
-    OWNED | FENCING | SEALED  --lose-->  ABSENT        its files are damaged: whoever asks is promised nothing
-    any      --drop(e)-->            ABSENT            its operator was undeployed; what is newer than e stays
-    OWNED | FENCING | SEALED  --supersede(e')-->  SEALED    its lease lapsed and the controller gave the partition away
-    SEALED   stays sealed. No timeout un-fences it; a later move must bring the partition back with a newer epoch.
+``TABLE`` below is the only place where it is decided who may commit; docs/state-machines.md shows it as a page and a
+diagram.
 
 Rules the table keeps:
 
@@ -33,8 +17,10 @@ The shell makes every answer durable *before* it calls ``sealed`` or ``own``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, ClassVar, get_args
 
 from stateflow.errors import (
     InvalidArgument,
@@ -45,6 +31,7 @@ from stateflow.errors import (
     StaleEpoch,
     StateMissing,
 )
+from stateflow.transitions import Guard, Ignored, Impossible, Refused, Row, Table, Transition
 from stateflow.types import PartitionId, ReplicaInfo
 
 #: far beyond every grant that was ever rolled back, and so small that epochs last for ever
@@ -71,6 +58,462 @@ class FenceAnswer(StrEnum):
     SEALED_BEFORE = "SEALED_BEFORE"  # this move sealed here already
 
 
+# -- events: what is asked of the partition ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    told: ClassVar[tuple[str, ...]] = ()  # what an error says of it
+
+    def __str__(self) -> str:
+        name = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(self).__name__)[1:]
+        return f"{name}({', '.join(getattr(self, each) for each in self.told)})" if self.told else name
+
+
+@dataclass(frozen=True, slots=True)
+class Create(_Event):
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(_Event):
+    move_id: str
+    source_epoch: int
+    newest_epoch: int
+    told = ("move_id",)
+
+
+@dataclass(frozen=True, slots=True)
+class Own(_Event):
+    move_id: str
+    epoch: int
+    told = ("move_id",)
+
+
+@dataclass(frozen=True, slots=True)
+class SealAgain(_Event):
+    before: Lifecycle
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt(_Event):
+    move_id: str
+    by: str
+    told = ("move_id", "by")
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon(_Event):
+    move_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep(_Event):
+    move_id: str
+    by: str
+    epoch: int
+    successor: ReplicaInfo
+    told = ("move_id", "by")
+
+
+@dataclass(frozen=True, slots=True)
+class Restore(_Event):
+    restore_id: str
+    epoch: int
+    told = ("restore_id",)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginBatch(_Event):
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishBatch(_Event):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Fence(_Event):
+    move_id: str
+    epoch: int
+    successor: ReplicaInfo
+    told = ("move_id",)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed(_Event):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(_Event):
+    move_id: str
+    owned_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Supersede(_Event):
+    epoch: int
+    successor: ReplicaInfo
+    burnt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lose(_Event):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(_Event):
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recover(_Event):
+    state: State
+    epoch: int
+    move_id: str
+    successor: ReplicaInfo | None
+    told = ("state",)
+
+
+Event = (
+    Create
+    | Prepare
+    | Own
+    | SealAgain
+    | Adopt
+    | Abandon
+    | Keep
+    | Restore
+    | BeginBatch
+    | FinishBatch
+    | Fence
+    | Sealed
+    | Cancel
+    | Supersede
+    | Lose
+    | Drop
+    | Recover
+)
+Answer = Verdict | FenceAnswer | bool | None
+
+# -- guards --------------------------------------------------------------------------------------------------
+
+IN_HAND: Guard[Lifecycle] = Guard("a batch is in hand", lambda here, _: here.in_hand)
+SAME_MOVE: Guard[Lifecycle] = Guard("it is the same move", lambda here, event: here.move_id == event.move_id)
+SAME_MOVE_IN_HAND: Guard[Lifecycle] = Guard(
+    "it is the same move, a batch is in hand", lambda here, event: here.move_id == event.move_id and here.in_hand
+)
+OTHER_MOVE: Guard[Lifecycle] = Guard("it is another move", lambda here, event: here.move_id != event.move_id)
+NEITHER_MOVE: Guard[Lifecycle] = Guard(
+    "it is another move", lambda here, event: here.move_id not in (event.move_id, event.by)
+)
+CANCELLED: Guard[Lifecycle] = Guard("that move was cancelled here", lambda here, event: event.move_id in here.cancelled)
+CANCELLED_BY: Guard[Lifecycle] = Guard("that was cancelled here", lambda here, event: event.by in here.cancelled)
+NOT_NEWER: Guard[Lifecycle] = Guard("the epoch is not newer", lambda here, event: event.epoch <= here.epoch)
+NEWER: Guard[Lifecycle] = Guard("the epoch is newer", lambda here, event: event.epoch > here.epoch)
+OUT_OF_REACH: Guard[Lifecycle] = Guard(
+    "the epoch is out of reach", lambda here, event: event.epoch > here.epoch + EPOCH_STEP_MAX
+)
+SOURCE_STALE: Guard[Lifecycle] = Guard(
+    "a newer epoch was seen here",
+    lambda here, event: max(event.source_epoch, event.newest_epoch) < here.epoch,
+)
+STALE_WORD: Guard[Lifecycle] = Guard(
+    "what is here is newer, and not burnt",
+    lambda here, event: event.epoch <= here.epoch and here.epoch != event.burnt,
+)
+NEWER_HERE: Guard[Lifecycle] = Guard("what is here is newer", lambda here, event: here.epoch > event.epoch)
+NEVER_KNOWN: Guard[Lifecycle] = Guard(
+    "it was owned at a newer epoch than is known here", lambda here, event: event.owned_at > here.epoch
+)
+WAS_SEALED: Guard[Lifecycle] = Guard("it was sealed before", lambda _, event: event.before.state is State.SEALED)
+AS_OWNED: Guard[Lifecycle] = Guard("the disk says OWNED", lambda _, event: event.state is State.OWNED)
+AS_SEALED: Guard[Lifecycle] = Guard("the disk says SEALED", lambda _, event: event.state is State.SEALED)
+
+# -- effects: what changes beside the state ------------------------------------------------------------------
+
+
+def _at_epoch(here: Lifecycle, event: Create | Own) -> None:
+    here.epoch = event.epoch
+
+
+def _warm(here: Lifecycle, event: Prepare) -> None:
+    here.move_id, here.successor, here.epoch = event.move_id, None, event.source_epoch
+
+
+def _as_before(here: Lifecycle, event: SealAgain) -> None:
+    before = event.before
+    here.epoch, here.move_id, here.successor = before.epoch, before.move_id, before.successor
+
+
+def _adopt(here: Lifecycle, event: Adopt) -> None:
+    here.move_id = event.by
+
+
+def _abandon(here: Lifecycle, _: Event) -> None:
+    here.move_id = ""
+
+
+def _keep(here: Lifecycle, event: Keep) -> None:
+    here.epoch, here.move_id, here.successor = event.epoch, event.by, event.successor
+
+
+def _restore(here: Lifecycle, event: Restore) -> None:
+    here.epoch, here.move_id, here.successor = event.epoch, event.restore_id, None
+
+
+def _take_in_hand(here: Lifecycle, _: Event) -> None:
+    here.in_hand = True
+
+
+def _let_go(here: Lifecycle, _: Event) -> None:
+    here.in_hand = False
+
+
+def _fence(here: Lifecycle, event: Fence) -> None:
+    here.move_id, here.successor, here.granted = event.move_id, event.successor, event.epoch
+
+
+def _seal(here: Lifecycle, _: Event) -> None:
+    here.epoch = here.granted
+
+
+def _remember(here: Lifecycle, event: Cancel) -> None:
+    here.cancelled |= {event.move_id}
+
+
+def _remember_and_forget(here: Lifecycle, event: Cancel) -> None:
+    _remember(here, event)
+    _forget(here, event)
+
+
+def _supersede(here: Lifecycle, event: Supersede) -> None:
+    here.epoch, here.move_id, here.successor = event.epoch, "", event.successor
+
+
+def _forget(here: Lifecycle, _: Event) -> None:
+    here.move_id, here.successor = "", None
+
+
+def _lose_seal(here: Lifecycle, event: Event) -> None:
+    here.epoch = 0  # it may be another's by now: see cancel()
+    _forget(here, event)
+
+
+def _recover(here: Lifecycle, event: Recover) -> None:
+    here.epoch, here.move_id, here.successor = event.epoch, event.move_id, event.successor
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+def _stale(what: str, remedy: str) -> Callable[[Lifecycle, Any], StaleEpoch]:
+    """``what`` is formatted with ``event`` and ``here``."""
+
+    def error(here: Lifecycle, event: Event) -> StaleEpoch:
+        return StaleEpoch(what.format(event=event, here=here), remedy=remedy, partition=here.partition)
+
+    return error
+
+
+def _other_warms(here: Lifecycle, _: Event) -> MoveConflict:
+    return MoveConflict(
+        "the partition is already warming for another move",
+        remedy="wait for it, or cancel it",
+        partition=here.partition,
+        move=here.move_id,
+    )
+
+
+def _was_cancelled(here: Lifecycle, event: Event) -> MoveAborted:
+    what = "this take-over" if isinstance(event, Adopt) else "this move"
+    return MoveAborted(f"{what} was cancelled here", remedy="start a new one", partition=here.partition)
+
+
+def _not_owner(here: Lifecycle, _: Event) -> NotOwner:
+    return NotOwner(
+        "this replica does not own the partition", remedy="refresh the assignment", partition=here.partition
+    )
+
+
+def _data_is_gone(here: Lifecycle, event: Cancel) -> StateMissing:
+    return StateMissing(
+        f"the partition was owned here at epoch {event.owned_at}, but its data is gone",
+        remedy="whether it had sealed nobody can tell any more; a take-over restores the partition",
+        partition=here.partition,
+        epoch=here.epoch,
+    )
+
+
+def _out_of_reach(here: Lifecycle, event: Create | Own | Restore | Fence) -> InvalidArgument:
+    """Nothing that was granted in earnest is so far ahead of what is known here."""
+    return InvalidArgument(
+        f"epoch {event.epoch} is out of reach of {here.epoch}",
+        remedy="nothing was changed; grant the next one",
+        partition=here.partition,
+    )
+
+
+def _impossible(here: Lifecycle, event: Event) -> InvalidTransition:
+    return InvalidTransition(
+        f"{event} is not possible in {here.state}",
+        remedy="nothing was changed; ask for the status and plan again",
+        partition=here.partition,
+        epoch=here.epoch,
+        move=here.move_id or None,
+    )
+
+
+# -- the table -----------------------------------------------------------------------------------------------
+
+_S = State
+_ANY = tuple(State)
+_HERE = (_S.OWNED, _S.FENCING, _S.SEALED)
+_NOT_OWNED = (_S.ABSENT, _S.SEALED, _S.WARMING)
+_RESTORABLE = (_S.ABSENT, _S.SEALED, _S.OWNED)
+_NOT_WARMING = (_S.ABSENT, *_HERE)
+_CAME_LATE = "it has come and gone since"
+
+_ROWS: tuple[Row[State, Lifecycle], ...] = (
+    # ownership
+    Refused(
+        _S.ABSENT, Create, _stale("it cannot be created at {event.epoch}, epoch {here.epoch} was seen here",
+        "refresh the assignment"), when=NOT_NEWER, note=_CAME_LATE,
+    ),
+    Refused(_S.ABSENT, Create, _out_of_reach, when=OUT_OF_REACH),
+    Transition(_S.ABSENT, Create, _S.OWNED, None, effect=_at_epoch),
+    Impossible((_S.WARMING, *_HERE), Create),
+    Refused(_S.WARMING, Prepare, _other_warms, when=OTHER_MOVE),
+    Refused(_NOT_OWNED, Prepare, _was_cancelled, when=CANCELLED, note="however late its prepare comes"),
+    Refused(
+        _NOT_OWNED, Prepare, _stale("the source owns it at {event.source_epoch}, epoch {here.epoch} was seen here",
+        "plan the move again"), when=SOURCE_STALE,
+    ),
+    Transition(
+        _NOT_OWNED, Prepare, _S.WARMING, None, effect=_warm,
+        note="requests that arrive early are held; what was sealed here is the warm base",
+    ),
+    Impossible((_S.OWNED, _S.FENCING), Prepare),
+    Impossible(_S.WARMING, Own, when=OTHER_MOVE),
+    Refused(
+        _S.WARMING, Own, _stale("epoch {event.epoch} is not newer than {here.epoch}", "this is a fault"),
+        when=NOT_NEWER,
+    ),
+    Refused(_S.WARMING, Own, _out_of_reach, when=OUT_OF_REACH),
+    Transition(
+        _S.WARMING, Own, _S.OWNED, None, effect=_at_epoch, note="after a durable write of the ownership"
+    ),
+    Transition(
+        _S.WARMING, SealAgain, _S.SEALED, None, when=WAS_SEALED, effect=_as_before,
+        note="the ownership could not be written",
+    ),
+    Impossible(_S.WARMING, SealAgain),
+    Impossible(_NOT_WARMING, (Own, SealAgain)),
+    Impossible(_S.WARMING, Adopt, when=NEITHER_MOVE),
+    Refused(_S.WARMING, Adopt, _was_cancelled, when=CANCELLED_BY),
+    Transition(
+        _S.WARMING, Adopt, None, None, effect=_adopt,
+        note="a standby's copy, to be owned by a take-over or a move",
+    ),
+    Transition(_S.WARMING, Abandon, _S.ABSENT, None, when=SAME_MOVE, effect=_abandon),
+    Ignored(_S.WARMING, Abandon, None, note="it warms for another"),
+    Ignored(_NOT_WARMING, Abandon, None, note="nothing warms"),
+    Impossible(_S.WARMING, Keep, when=OTHER_MOVE),
+    Transition(
+        _S.WARMING, Keep, _S.SEALED, None, effect=_keep,
+        note="a standby's copy, which ends where its source sealed for another",
+    ),
+    Impossible(_NOT_WARMING, (Adopt, Keep)),
+    Impossible(_RESTORABLE, Restore, when=IN_HAND),
+    Refused(
+        _RESTORABLE, Restore, _stale("it cannot be restored at {event.epoch}, epoch {here.epoch} was seen here",
+        "refresh the assignment"), when=NOT_NEWER,
+    ),
+    Refused(_RESTORABLE, Restore, _out_of_reach, when=OUT_OF_REACH),
+    Transition(
+        _RESTORABLE, Restore, _S.OWNED, None, effect=_restore,
+        note="from a checkpoint; nothing of the old copy is served any more",
+    ),
+    Impossible((_S.WARMING, _S.FENCING), Restore),
+    # records
+    Refused(
+        _S.OWNED, BeginBatch, _stale("the sender knows epoch {event.epoch}, this replica owns the partition at "
+        "{here.epoch}", "refresh the assignment"), when=NEWER,
+    ),
+    Transition(_S.OWNED, BeginBatch, None, Verdict.HOLD, when=IN_HAND, note="one batch at a time"),
+    Transition(
+        _S.OWNED, BeginBatch, None, Verdict.SERVE, effect=_take_in_hand,
+        note="also for a sender's older epoch: batches are told apart by position",
+    ),
+    Transition(
+        _S.WARMING, BeginBatch, None, Verdict.HOLD, when=NEWER, note="by the source's redirect, ahead of the seal"
+    ),
+    Transition((_S.FENCING, _S.SEALED), BeginBatch, None, Verdict.MOVED, note="the successor has it"),
+    Refused((_S.ABSENT, _S.WARMING), BeginBatch, _not_owner),
+    Transition(_S.FENCING, FinishBatch, None, True, effect=_let_go, note="write the seal now"),
+    Transition((_S.ABSENT, _S.WARMING, _S.OWNED, _S.SEALED), FinishBatch, None, False, effect=_let_go),
+    # leaving
+    Transition(_S.SEALED, Fence, None, FenceAnswer.SEALED_BEFORE, when=SAME_MOVE, note="asked again"),
+    Transition(
+        _S.FENCING, Fence, None, FenceAnswer.SEAL_AFTER_BATCH, when=SAME_MOVE_IN_HAND, note="asked again"
+    ),
+    Transition(_S.FENCING, Fence, None, FenceAnswer.SEAL_NOW, when=SAME_MOVE, note="asked again"),
+    Refused(_ANY, Fence, _was_cancelled, when=CANCELLED, note="however late its fence comes"),
+    Impossible((_S.ABSENT, _S.WARMING, _S.FENCING, _S.SEALED), Fence),
+    Refused(
+        _S.OWNED, Fence, _stale("epoch {event.epoch} was granted, the partition is owned at {here.epoch}",
+        "plan the move again"), when=NOT_NEWER,
+    ),
+    Refused(_S.OWNED, Fence, _out_of_reach, when=OUT_OF_REACH),
+    Transition(
+        _S.OWNED, Fence, _S.FENCING, FenceAnswer.SEAL_AFTER_BATCH, when=IN_HAND, effect=_fence,
+        note="the batch in hand finishes first",
+    ),
+    Transition(_S.OWNED, Fence, _S.FENCING, FenceAnswer.SEAL_NOW, effect=_fence, note="the shell seals at once"),
+    Impossible(_S.FENCING, Sealed, when=IN_HAND),
+    Transition(_S.FENCING, Sealed, _S.SEALED, None, effect=_seal, note="after a durable write of the seal"),
+    Impossible((_S.ABSENT, _S.WARMING, _S.OWNED, _S.SEALED), Sealed),
+    Refused(_ANY, Cancel, _data_is_gone, when=NEVER_KNOWN, note="whether it had sealed nobody can tell"),
+    Transition(_S.SEALED, Cancel, None, False, when=SAME_MOVE, note="it must go forward"),
+    Transition(
+        _S.FENCING, Cancel, _S.OWNED, True, when=SAME_MOVE, effect=_remember_and_forget,
+        note="only the controller cancels, and only before the seal",
+    ),
+    Transition(_ANY, Cancel, None, True, effect=_remember, note="that move never seals nor warms here"),
+    Ignored((_S.ABSENT, _S.WARMING), Supersede, False, note="nothing of it is here"),
+    Ignored(_HERE, Supersede, False, when=STALE_WORD, note="an older word"),
+    Impossible(_HERE, Supersede, when=IN_HAND),
+    Transition(
+        _HERE, Supersede, _S.SEALED, True, effect=_supersede,
+        note="its lease lapsed and the controller gave the partition away",
+    ),
+    Ignored((_S.ABSENT, _S.WARMING), Lose, False, note="nothing is here to be lost"),
+    Ignored(_HERE, Lose, False, when=IN_HAND, note="the batch finishes first"),
+    Transition(
+        _S.SEALED, Lose, _S.ABSENT, True, effect=_lose_seal,
+        note="its files are damaged: whoever asks is promised nothing",
+    ),
+    Transition(
+        (_S.OWNED, _S.FENCING), Lose, _S.ABSENT, True, effect=_forget,
+        note="its files are damaged: whoever asks is promised nothing",
+    ),
+    Ignored(_ANY, Drop, False, when=NEWER_HERE, note="of a later deployment"),
+    Impossible(_ANY, Drop, when=IN_HAND),
+    Transition(_ANY, Drop, _S.ABSENT, True, effect=_forget, note="its operator was undeployed"),
+    # after a restart
+    Transition(_S.ABSENT, Recover, _S.OWNED, None, when=AS_OWNED, effect=_recover),
+    Transition(
+        _S.ABSENT, Recover, _S.SEALED, None, when=AS_SEALED, effect=_recover,
+        note="no time-out un-fences it; only a later move brings it back, with a newer epoch",
+    ),
+    Impossible(_ANY, Recover),
+)  # fmt: skip
+TABLE: Table[State, Lifecycle, Answer] = Table("A partition on a replica", State, get_args(Event), _ROWS, _impossible)
+
+
 @dataclass(slots=True)
 class Lifecycle:
     """State of one partition here. Every method either does a whole transition or raises and changes nothing."""
@@ -83,21 +526,17 @@ class Lifecycle:
     granted: int = 0  # while FENCING: the successor's epoch
     in_hand: bool = False
     cancelled: frozenset[str] = frozenset()
+    table: ClassVar[Table[State, Lifecycle, Answer]] = TABLE
+
+    def _handle(self, event: Event) -> Any:
+        self.state, answer = self.table.handle(self, self.state, event)
+        return answer
 
     # -- ownership ------------------------------------------------------------------------------------
 
     def create(self, epoch: int) -> None:
         """Raises StaleEpoch when the partition was here, or coming here, at this epoch or a newer one before."""
-        if self.state is not State.ABSENT:
-            raise self._illegal("create")
-        if epoch <= self.epoch:
-            raise StaleEpoch(
-                f"it cannot be created at {epoch}, epoch {self.epoch} was seen here",
-                remedy="refresh the assignment",
-                partition=self.partition,
-            )
-        self._check_step(epoch)
-        self.state, self.epoch = State.OWNED, epoch
+        self._handle(Create(epoch))
 
     def prepare(self, move_id: str, source_epoch: int, newest_epoch: int = 0) -> None:
         """This replica becomes the target of a move from an owner at ``source_epoch``.
@@ -108,145 +547,60 @@ class Lifecycle:
         Args:
             newest_epoch: granted to anybody when this was asked for. Those above the source's were given up.
         """
-        if self.state is State.WARMING and self.move_id != move_id:
-            raise MoveConflict(
-                "the partition is already warming for another move",
-                remedy="wait for it, or cancel it",
-                partition=self.partition,
-                move=self.move_id,
-            )
-        if self.state not in (State.ABSENT, State.SEALED, State.WARMING):
-            raise self._illegal(f"prepare({move_id})")
-        if move_id in self.cancelled:
-            raise MoveAborted("this move was cancelled here", remedy="start a new one", partition=self.partition)
-        if max(source_epoch, newest_epoch) < self.epoch:
-            raise StaleEpoch(
-                f"the source owns it at {source_epoch}, epoch {self.epoch} was seen here",
-                remedy="plan the move again",
-                partition=self.partition,
-            )
-        self.state, self.move_id, self.successor, self.epoch = State.WARMING, move_id, None, source_epoch
+        self._handle(Prepare(move_id, source_epoch, newest_epoch))
 
     def own(self, move_id: str, epoch: int) -> None:
         """The seal and this ownership are durable here: serve from now on."""
-        self.check_own(move_id, epoch)
-        self.state, self.epoch = State.OWNED, epoch
+        self._handle(Own(move_id, epoch))
 
     def check_own(self, move_id: str, epoch: int) -> None:
         """Raises what ``own`` would: to be asked before the ownership is written."""
-        if self.state is not State.WARMING or self.move_id != move_id:
-            raise self._illegal(f"own({move_id})")
-        if epoch <= self.epoch:
-            raise StaleEpoch(
-                f"epoch {epoch} is not newer than {self.epoch}",
-                remedy="this is a fault",
-                partition=self.partition,
-            )
-        self._check_step(epoch)
+        self.table.decide(self, self.state, Own(move_id, epoch))
 
     def seal_again(self, before: Lifecycle) -> None:
         """What was sealed here was to be owned, and that could not be written: it is as it was ``before``."""
-        if self.state is not State.WARMING or before.state is not State.SEALED:
-            raise self._illegal("seal_again")
-        self.state, self.epoch = before.state, before.epoch
-        self.move_id, self.successor = before.move_id, before.successor
+        self._handle(SealAgain(before))
 
     def adopt(self, move_id: str, by: str) -> None:
         """What warmed for ``move_id`` is to be owned by ``by``. Raises MoveAborted when that was cancelled here."""
-        if self.state is not State.WARMING or self.move_id not in (move_id, by):
-            raise self._illegal(f"adopt({move_id}, {by})")
-        if by in self.cancelled:
-            raise MoveAborted("this take-over was cancelled here", remedy="start a new one", partition=self.partition)
-        self.move_id = by
+        self._handle(Adopt(move_id, by))
 
     def abandon(self, move_id: str) -> None:
-        if self.state is State.WARMING and self.move_id == move_id:
-            self.state, self.move_id = State.ABSENT, ""
+        self._handle(Abandon(move_id))
 
     def keep(self, move_id: str, by: str, epoch: int, successor: ReplicaInfo) -> None:
         """What warmed for the standby ``move_id`` ends with the seal of ``by``, and ``successor`` has it at ``epoch``:
         a warm base from now on, like a former owner's."""
-        if self.state is not State.WARMING or self.move_id != move_id:
-            raise self._illegal(f"keep({move_id}, {by})")
-        self.state, self.epoch, self.move_id, self.successor = State.SEALED, epoch, by, successor
+        self._handle(Keep(move_id, by, epoch, successor))
 
     def restore(self, restore_id: str, epoch: int) -> None:
         """A checkpoint and this ownership are durable here: serve that, instead of whatever was here before.
 
         Raises InvalidTransition while a move or a batch is under way, StaleEpoch unless the epoch rises.
         """
-        if self.state not in (State.ABSENT, State.SEALED, State.OWNED) or self.in_hand:
-            raise self._illegal(f"restore({restore_id})")
-        if epoch <= self.epoch:
-            raise StaleEpoch(
-                f"it cannot be restored at {epoch}, epoch {self.epoch} was seen here",
-                remedy="refresh the assignment",
-                partition=self.partition,
-            )
-        self._check_step(epoch)
-        self.state, self.epoch, self.move_id, self.successor = State.OWNED, epoch, restore_id, None
+        self._handle(Restore(restore_id, epoch))
 
     # -- records --------------------------------------------------------------------------------------
 
     def begin(self, epoch: int) -> Verdict:
-        """May a batch sent with ``epoch`` be applied now? Raises NotOwner or StaleEpoch.
-
-        A sender's older epoch is served when the partition is here: batches are told apart by position.
-        """
-        match self.state:
-            case State.OWNED:
-                if epoch > self.epoch:
-                    raise StaleEpoch(
-                        f"the sender knows epoch {epoch}, this replica owns the partition at {self.epoch}",
-                        remedy="refresh the assignment",
-                        partition=self.partition,
-                    )
-                if self.in_hand:
-                    return Verdict.HOLD
-                self.in_hand = True
-                return Verdict.SERVE
-            case State.WARMING if epoch > self.epoch:  # sent here by the source's redirect, ahead of the seal
-                return Verdict.HOLD
-            case State.FENCING | State.SEALED:
-                return Verdict.MOVED
-            case _:
-                raise NotOwner(
-                    "this replica does not own the partition",
-                    remedy="refresh the assignment",
-                    partition=self.partition,
-                )
+        """May a batch sent with ``epoch`` be applied now? Raises NotOwner or StaleEpoch."""
+        verdict: Verdict = self._handle(BeginBatch(epoch))
+        return verdict
 
     def finish(self) -> bool:
         """The batch in hand is committed or rolled back. True: write the seal now, then call sealed()."""
-        self.in_hand = False
-        return self.state is State.FENCING
+        seals: bool = self._handle(FinishBatch())
+        return seals
 
     # -- leaving --------------------------------------------------------------------------------------
 
     def fence(self, move_id: str, epoch: int, successor: ReplicaInfo) -> FenceAnswer:
         """Raises StaleEpoch, MoveConflict, MoveAborted or InvalidTransition; then nothing is fenced."""
-        if self.state in (State.SEALED, State.FENCING) and self.move_id == move_id:
-            if self.state is State.SEALED:
-                return FenceAnswer.SEALED_BEFORE
-            return FenceAnswer.SEAL_AFTER_BATCH if self.in_hand else FenceAnswer.SEAL_NOW
-        if move_id in self.cancelled:
-            raise MoveAborted("this move was cancelled here", remedy="start a new one", partition=self.partition)
-        if self.state is not State.OWNED:
-            raise self._illegal(f"fence({move_id})")
-        if epoch <= self.epoch:
-            raise StaleEpoch(
-                f"epoch {epoch} was granted, the partition is owned at {self.epoch}",
-                remedy="plan the move again",
-                partition=self.partition,
-            )
-        self._check_step(epoch)
-        self.state, self.move_id, self.successor, self.granted = State.FENCING, move_id, successor, epoch
-        return FenceAnswer.SEAL_AFTER_BATCH if self.in_hand else FenceAnswer.SEAL_NOW
+        answer: FenceAnswer = self._handle(Fence(move_id, epoch, successor))
+        return answer
 
     def sealed(self) -> None:
-        if self.state is not State.FENCING or self.in_hand:
-            raise self._illegal("sealed")
-        self.state, self.epoch = State.SEALED, self.granted
+        self._handle(Sealed())
 
     def cancel(self, move_id: str, owned_at: int = 0) -> bool:
         """Never let this move seal here. False: it has sealed already and must go forward.
@@ -256,19 +610,8 @@ class Lifecycle:
 
         Raises StateMissing when it never did, as far as is known here: its data is lost, and with it whether it sealed.
         """
-        if owned_at > self.epoch:
-            raise StateMissing(
-                f"the partition was owned here at epoch {owned_at}, but its data is gone",
-                remedy="whether it had sealed nobody can tell any more; a take-over restores the partition",
-                partition=self.partition,
-                epoch=self.epoch,
-            )
-        if self.state is State.SEALED and self.move_id == move_id:
-            return False
-        self.cancelled |= {move_id}
-        if self.state is State.FENCING and self.move_id == move_id:
-            self.state, self.move_id, self.successor = State.OWNED, "", None
-        return True
+        possible: bool = self._handle(Cancel(move_id, owned_at))
+        return possible
 
     def supersede(self, epoch: int, successor: ReplicaInfo, burnt: int = 0) -> bool:
         """The controller gave the partition to ``successor`` at ``epoch``, after this replica's lease had lapsed.
@@ -279,51 +622,19 @@ class Lifecycle:
             burnt: it is owned here by a take-over that the controller gave up, at this epoch, which is nobody's. The
                 partition is back at an older one.
         """
-        if self.state in (State.ABSENT, State.WARMING) or (epoch <= self.epoch and self.epoch != burnt):
-            return False
-        if self.in_hand:
-            raise self._illegal("supersede")
-        self.state, self.epoch, self.move_id, self.successor = State.SEALED, epoch, "", successor
-        return True
+        changed: bool = self._handle(Supersede(epoch, successor, burnt))
+        return changed
 
     def lose(self) -> bool:
         """What was here cannot be read. False: nothing is, or a batch is in hand."""
-        if self.state in (State.ABSENT, State.WARMING) or self.in_hand:
-            return False
-        if self.state is State.SEALED:
-            self.epoch = 0  # it may be another's by now: see cancel()
-        self.state, self.move_id, self.successor = State.ABSENT, "", None
-        return True
+        changed: bool = self._handle(Lose())
+        return changed
 
     def drop(self, epoch: int) -> bool:
         """The operator is no more, and nothing of it at this epoch or an older one. False: this is newer."""
-        if self.epoch > epoch:
-            return False
-        if self.in_hand:
-            raise self._illegal("drop")
-        self.state, self.move_id, self.successor = State.ABSENT, "", None
-        return True
+        changed: bool = self._handle(Drop(epoch))
+        return changed
 
     def recover(self, state: State, epoch: int, move_id: str = "", successor: ReplicaInfo | None = None) -> None:
         """After a restart: what the durable ownership says."""
-        if self.state is not State.ABSENT or state not in (State.OWNED, State.SEALED):
-            raise self._illegal(f"recover({state})")
-        self.state, self.epoch, self.move_id, self.successor = state, epoch, move_id, successor
-
-    def _check_step(self, epoch: int) -> None:
-        """Raises InvalidArgument: nothing that was granted in earnest is so far ahead of what is known here."""
-        if epoch > self.epoch + EPOCH_STEP_MAX:
-            raise InvalidArgument(
-                f"epoch {epoch} is out of reach of {self.epoch}",
-                remedy="nothing was changed; grant the next one",
-                partition=self.partition,
-            )
-
-    def _illegal(self, event: str) -> InvalidTransition:
-        return InvalidTransition(
-            f"{event} is not possible in {self.state}",
-            remedy="nothing was changed; ask for the status and plan again",
-            partition=self.partition,
-            epoch=self.epoch,
-            move=self.move_id or None,
-        )
+        self._handle(Recover(state, epoch, move_id, successor))

@@ -7,11 +7,15 @@ below show that the exploration finds what it should.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from reconfig import migration as m
 from reconfig.migration import Instruction, Move, Phase
+from stateflow.errors import MoveAborted
 from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
+from stateflow.transitions import Ignored, Row, Table, Transition
 from stateflow.types import ReplicaInfo
 from tests.simulation.explore import Explored, Found, explore
 from tests.simulation.one_move import EPOCH, Model, Rules
@@ -84,50 +88,56 @@ class SealsOverABatch(Lifecycle):
         self.in_hand = in_hand
 
 
+def but(*rows: Row[Phase, Move]) -> Table[Phase, Move, m.Says]:
+    """The move's table with rows that come first."""
+    return replace(m.TABLE, rows=(*rows, *m.TABLE.rows))
+
+
+ABORT = (Instruction.CANCEL_SOURCE, Instruction.ABANDON_TARGET, Instruction.RECORD_ABORTED)
+
+
+def _give_up(move: Move, _: m.Event) -> None:
+    move.error = MoveAborted("it is given up")
+
+
 class SilenceMeansNo(Move):
     """A source that does not answer is taken for one that never sealed."""
 
-    def _fenced(self, event: m.Event) -> list[Instruction]:
-        if isinstance(event, m.SourceUnknown):
-            return self._abort(m.MoveAborted("no answer"))
-        return Move._fenced(self, event)
+    table = but(Transition(Phase.FENCED, m.SourceUnknown, Phase.ABORTED, ABORT, effect=_give_up))
 
 
 class GivesUpAfterTheSeal(Move):
-    def _fenced(self, event: m.Event) -> list[Instruction]:
-        if isinstance(event, m.TargetFailed):
-            return self._abort(event.error)
-        return Move._fenced(self, event)
+    table = but(Transition(Phase.FENCED, m.TargetFailed, Phase.ABORTED, ABORT, effect=_give_up))
 
 
 class FencesBeforeItIsRecorded(Move):
-    def _caught_up(self, measured: m.Measured, waited_s: float) -> list[Instruction]:
-        said = Move._caught_up(self, measured, waited_s)
-        if said == [Instruction.RECORD_GRANT]:
-            self.phase = Phase.FENCED
-            return [Instruction.FENCE, Instruction.RECORD_GRANT]
-        return said
+    table = but(
+        Ignored(Phase.CATCHING_UP, m.CaughtUp, (), when=m.GRANTING),
+        Transition(
+            Phase.CATCHING_UP,
+            m.CaughtUp,
+            Phase.FENCED,
+            (Instruction.FENCE, Instruction.RECORD_GRANT),
+            when=m.FITS,
+            effect=lambda move, _: setattr(move, "granting", True),
+        ),
+    )
 
 
 class ForgetsToRetry(Move):
-    def _fenced(self, event: m.Event) -> list[Instruction]:
-        said = Move._fenced(self, event)
-        return [] if said == [Instruction.RETRY_CANCEL] else said
+    table = but(Ignored(Phase.FENCED, m.SourceUnknown, (), when=m.CANCELLING))
 
 
 class CancelsAnytime(Move):
     """A user's cancel after the fence is taken at its word."""
 
-    def _fenced(self, event: m.Event) -> list[Instruction]:
-        if isinstance(event, m.Cancel):
-            return self._abort(m.MoveAborted("cancelled"))
-        return Move._fenced(self, event)
+    table = but(Transition(Phase.FENCED, m.Cancel, Phase.ABORTED, ABORT, effect=_give_up))
 
 
 def assumes_unsealed(epoch: int, granted: int) -> tuple[Move, list[Instruction]]:
     """After a restart: a move that is not finished was not sealed."""
     move = Move(epoch, granted)
-    return move, move.handle(m.TargetFailed(m.MoveAborted("restarted")))
+    return move, move.handle(m.TargetFailed(MoveAborted("restarted")))
 
 
 @pytest.mark.parametrize(

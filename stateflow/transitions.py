@@ -1,0 +1,188 @@
+"""Transition tables: what a state machine does, as data. Its page, its diagram and the test that nothing was
+forgotten are read from the same rows; see docs/state-machines.md.
+
+For each phase and type of event the rows are tried in the order they are written in; the first whose guard holds is
+taken. A table is whole when each such pair ends in a row without a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from stateflow.errors import StateflowError
+
+P = TypeVar("P", bound=StrEnum)  # phases
+M = TypeVar("M")  # the machine
+A = TypeVar("A")  # what it answers
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard(Generic[M]):
+    """A condition on the machine and the event; ``words`` are read behind "when"."""
+
+    words: str
+    holds: Callable[[M, Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[P, M]):
+    """Holds for each of the phases with each of the types of events. ``note``: one line for the reader."""
+
+    phases: P | tuple[P, ...]
+    events: type | tuple[type, ...]
+    note: str = field(default="", kw_only=True)
+    when: Guard[M] | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition(Row[P, M], Generic[P, M, A]):
+    """``to``: None stays in the phase. ``effect``: what else changes in the machine, while it is in the old phase."""
+
+    to: P | None
+    answer: A
+    effect: Callable[[M, Any], None] | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored(Row[P, M], Generic[P, M, A]):
+    """Changes nothing; ``note`` says why that is right."""
+
+    answer: A
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Row[P, M]):
+    """Raises ``error`` and changes nothing."""
+
+    error: Callable[[M, Any], StateflowError]
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible(Row[P, M]):
+    """Raises the table's own error and changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Generic[P, M, A]):
+    """
+    Args:
+        title: of its page.
+        phases: all of them; the machine begins in the first.
+        events: all types of them.
+        impossible: the error for an event that cannot happen in the machine's phase.
+    """
+
+    title: str
+    phases: type[P]
+    events: tuple[type, ...]
+    rows: tuple[Row[P, M], ...]
+    impossible: Callable[[M, Any], StateflowError]
+    #: by the names of phases: the hash of an enumeration's member is Python code, and this is asked twice a batch
+    _rows: dict[tuple[str, type], tuple[Row[P, M], ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        found: dict[tuple[str, type], tuple[Row[P, M], ...]] = {}
+        for row in self.rows:
+            for phase in each(row.phases):
+                for event in each(row.events):
+                    found[phase.name, event] = (*found.get((phase.name, event), ()), row)
+        object.__setattr__(self, "_rows", found)
+
+    def decide(self, machine: M, phase: P, event: object) -> Transition[P, M, A] | Ignored[P, M, A]:
+        """The row for this event, now. Raises what the row says, where the event is refused or impossible."""
+        for row in self._rows[phase._name_, type(event)]:
+            if row.when is None or row.when.holds(machine, event):
+                if isinstance(row, (Transition, Ignored)):
+                    return row
+                if isinstance(row, Refused):
+                    raise row.error(machine, event)
+                break
+        raise self.impossible(machine, event)
+
+    def handle(self, machine: M, phase: P, event: object) -> tuple[P, A]:
+        """(phase afterwards, answer); the machine has had the row's effect. Raises as ``decide``, changing nothing."""
+        row = self.decide(machine, phase, event)
+        if isinstance(row, Ignored):
+            return phase, row.answer
+        if row.effect is not None:
+            row.effect(machine, event)
+        return phase if row.to is None else row.to, row.answer
+
+    # -- the table itself ---------------------------------------------------------------------------------
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the table: a pair that nothing is said of, a row that can never be taken."""
+        for phase in self.phases:
+            for event in self.events:
+                rows = self._rows.get((phase.name, event), ())
+                if not rows or rows[-1].when is not None:
+                    yield f"{phase}, {event.__name__}: nothing is said of it"
+                if any(row.when is None for row in rows[:-1]):
+                    yield f"{phase}, {event.__name__}: a row is never taken"
+        for row in self.rows:
+            if isinstance(row, Ignored) and not row.note:
+                yield f"{', '.join(each(row.phases))}, {_names(row.events)}: ignored for no reason"
+
+    def diagram(self) -> str:
+        """A Mermaid state diagram: every way from a phase to another, with the events that lead there."""
+        ways: dict[tuple[P, P], dict[str, None]] = {}
+        for row in self.rows:
+            if isinstance(row, Transition) and row.to is not None:
+                for phase in each(row.phases):
+                    if phase is not row.to:
+                        events = ways.setdefault((phase, row.to), {})
+                        events.update(dict.fromkeys(event.__name__ for event in each(row.events)))
+        lines = [f"    {start} --> {end}: {', '.join(events)}" for (start, end), events in ways.items()]
+        ends = [phase for phase in self.phases if all(start is not phase for start, _ in ways)]
+        begins = f"    [*] --> {next(iter(self.phases))}"
+        return "\n".join(["stateDiagram-v2", begins, *lines, *(f"    {phase} --> [*]" for phase in ends)])
+
+    def page(self, show: Callable[[A], str]) -> str:
+        """Markdown: the diagram, and the rows in their order. ``show``: an answer in words."""
+        return "\n".join(
+            [
+                f"## {self.title}",
+                "",
+                "```mermaid",
+                self.diagram(),
+                "```",
+                "",
+                "| in | event | when | then | answer | |",
+                "|---|---|---|---|---|---|",
+                *(self._line(row, show) for row in self.rows),
+                "",
+            ]
+        )
+
+    def _line(self, row: Row[P, M], show: Callable[[A], str]) -> str:
+        phases, answer = each(row.phases), ""
+        match row:
+            case Transition():
+                then, answer = row.to or "stays", show(row.answer)
+            case Ignored():
+                then, answer = "ignored", show(row.answer)
+            case Refused():
+                then = "refused"
+            case _:
+                then = "impossible"
+        cells = [
+            "any" if set(phases) == set(self.phases) else ", ".join(phases),
+            "any" if set(each(row.events)) == set(self.events) else _names(row.events),
+            row.when.words if row.when else "",
+            then,
+            answer,
+            row.note,
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+def each(one_or_more: T | tuple[T, ...]) -> Iterable[T]:
+    return one_or_more if isinstance(one_or_more, tuple) else (one_or_more,)
+
+
+def _names(events: type | tuple[type, ...]) -> str:
+    return ", ".join(event.__name__ for event in each(events))

@@ -1,0 +1,108 @@
+"""Transition tables say something of every event in every phase, and the page of them is theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from stateflow.errors import InvalidTransition, MoveConflict
+from stateflow.transitions import Guard, Ignored, Impossible, Refused, Table, Transition, each
+from tests.state_machines import PAGE, TABLES, page
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+def test_something_is_said_of_every_event_in_every_phase(table: Table[Any, Any, Any]) -> None:
+    assert list(table.faults()) == []
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+def test_a_row_that_is_taken_away_is_missed(table: Table[Any, Any, Any]) -> None:
+    for row in table.rows:
+        if row.when is None:
+            left = replace(table, rows=tuple(other for other in table.rows if other is not row))
+            assert len(list(left.faults())) == len(list(each(row.phases))) * len(list(each(row.events)))
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.state_machines"
+
+
+class Phase(StrEnum):
+    SHUT = "SHUT"
+    OPEN = "OPEN"
+    GONE = "GONE"
+
+
+class Push:
+    pass
+
+
+class Knock:
+    pass
+
+
+class Door:
+    locked = False
+    pushes = 0
+
+
+def _push(door: Door, _: Push) -> None:
+    door.pushes += 1
+
+
+LOCKED: Guard[Door] = Guard("it is locked", lambda door, _: door.locked)
+DOOR: Table[Phase, Door, str] = Table(
+    "A door",
+    Phase,
+    (Push, Knock),
+    (
+        Refused(Phase.SHUT, Push, lambda *_: MoveConflict("locked"), when=LOCKED),
+        Transition(Phase.SHUT, Push, Phase.OPEN, "creak", effect=_push, note="mind the step"),
+        Transition(Phase.OPEN, Push, Phase.GONE, "crash"),
+        Ignored((Phase.SHUT, Phase.OPEN), Knock, "", note="nobody is in"),
+        Impossible(Phase.GONE, (Push, Knock)),
+    ),
+    lambda *_: InvalidTransition("there is no door"),
+)
+
+
+def test_the_first_row_that_holds_is_taken() -> None:
+    door = Door()
+    assert DOOR.handle(door, Phase.SHUT, Push()) == (Phase.OPEN, "creak")
+    assert DOOR.handle(door, Phase.SHUT, Knock()) == (Phase.SHUT, "")
+    door.locked = True
+    with pytest.raises(MoveConflict):
+        DOOR.handle(door, Phase.SHUT, Push())
+    with pytest.raises(InvalidTransition, match="no door"):
+        DOOR.handle(door, Phase.GONE, Knock())
+    assert door.pushes == 1
+
+
+def test_what_is_wrong_with_a_table_is_named() -> None:
+    never: Transition[Phase, Door, str] = Transition(Phase.OPEN, Push, None, "")
+    silent: Ignored[Phase, Door, str] = Ignored(Phase.GONE, Knock, "")
+    assert list(replace(DOOR, rows=(*DOOR.rows[2:], never, silent)).faults()) == [
+        "SHUT, Push: nothing is said of it",
+        "OPEN, Push: a row is never taken",
+        "GONE, Knock: a row is never taken",
+        "GONE, Knock: ignored for no reason",
+    ]
+
+
+def test_diagram_and_page() -> None:
+    assert DOOR.diagram().splitlines() == [
+        "stateDiagram-v2",
+        "    [*] --> SHUT",
+        "    SHUT --> OPEN: Push",
+        "    OPEN --> GONE: Push",
+        "    GONE --> [*]",
+    ]
+    lines = DOOR.page(str).splitlines()
+    assert lines[0] == "## A door"
+    assert "| SHUT | Push | it is locked | refused |  |  |" in lines
+    assert "| SHUT | Push |  | OPEN | creak | mind the step |" in lines
+    assert "| SHUT, OPEN | Knock |  | ignored |  | nobody is in |" in lines
+    assert "| GONE | any |  | impossible |  |  |" in lines
