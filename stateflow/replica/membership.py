@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import grpc.aio
 
+from stateflow.clock import Clock
 from stateflow.errors import ForeignLedger, StaleTerm, StateflowError
-from stateflow.replica.moving import MoveHandlers, views_of
+from stateflow.replica.messages import views_of
+from stateflow.replica.pulls import Pulls
+from stateflow.replica.threads import Threads
 from stateflow.replica.troubles import Troubles
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
@@ -25,15 +29,27 @@ CALL_TIMEOUT_S = 5.0
 INCOMING_MAX = 1000
 
 
-async def say_opening(shell: MoveHandlers, info: ReplicaInfo, controller: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A replica as its cluster is to know it. ``connect``: a channel to a controller's address."""
+
+    node: ReplicaNode
+    info: ReplicaInfo
+    clock: Clock
+    connect: Callable[[str], grpc.aio.Channel]
+    threads: Threads
+    pulls: Pulls
+
+
+async def say_opening(member: Member, controller: str) -> None:
     """Heartbeats of a replica that does not know yet what it has, until cancelled. They give it no lease: they say that
     it is worth waiting for."""
-    node = shell.node
+    node, info = member.node, member.info
     request = cpb.HeartbeatRequest(
         name=info.name, directory=_directory(node), replica=replica_to_pb(info), opening=True
     )
     async with contextlib.AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(shell.connect(each)) for each in controller.split(",")]
+        channels = [await stack.enter_async_context(member.connect(each)) for each in controller.split(",")]
         while True:
             for channel in channels:
                 stub = controller_pb2_grpc.ControllerServiceStub(channel)
@@ -42,7 +58,7 @@ async def say_opening(shell: MoveHandlers, info: ReplicaInfo, controller: str) -
             await asyncio.sleep(node.settings.heartbeat_interval_s)
 
 
-async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: str, incarnation: str) -> None:
+async def stay_registered(member: Member, controller: str, incarnation: str) -> None:
     """Heartbeat; register whenever the controller does not know this incarnation.
 
     A controller that gave partitions away forgets the incarnation first. So the lease of a replica that comes back
@@ -54,7 +70,7 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
 
     Args: controller: its address, or those of several, with commas: the one that leads is asked.
     """
-    node = shell.node
+    node, info = member.node, member.info
     troubles, registered = Troubles(log, "what the controller said cannot be carried out"), False
     free = ""  # the ledger that it belonged to, where nothing is here that a controller could want back
     beats = -1
@@ -69,14 +85,14 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                 if node.lost_some:
                     node.lost_some = registered = False
                 if asked not in channels:
-                    channels[asked] = await stack.enter_async_context(shell.connect(asked))
+                    channels[asked] = await stack.enter_async_context(member.connect(asked))
                 stub = controller_pb2_grpc.ControllerServiceStub(channels[asked])
-                sent_at = shell.clock.monotonic()
+                sent_at = member.clock.monotonic()
                 beat = await stub.Heartbeat(
                     cpb.HeartbeatRequest(
                         name=info.name,
                         incarnation=incarnation if registered else "",
-                        incoming=_some(shell.incoming(), beats),
+                        incoming=_some(member.pulls.incoming(), beats),
                         directory=_directory(node, free),
                         replica=replica_to_pb(info),
                         term=node.authority.seen[1],
@@ -86,17 +102,17 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
                 answered(beat, asked)
                 beat.adopted = beat.adopted or (free if free and node.is_empty else "")
                 if node.authority.seen[0] not in ("", beat.ledger, beat.adopted):
-                    claimed = await _claim(shell, stub, info, _held(node), claimed if beat.claimed else None)
+                    claimed = await _claim(member, stub, _held(node), claimed if beat.claimed else None)
                 node.authority.check_answer(beat.ledger, beat.term, beat.adopted)
                 if beat.known and (beat.ledger, beat.term) == node.authority.seen:
                     node.lease.granted(sent_at, beat.lease_s)
                     for ended in beat.ended:
-                        await shell.end(PartitionId(ended.operator, ended.partition), ended.move_id)
+                        await member.pulls.end(PartitionId(ended.operator, ended.partition), ended.move_id)
                     troubles.over()
                 else:
                     node.lease.revoke()
                     registered = False
-                    registered = await _register(shell, stub, info, incarnation, beat, free)
+                    registered = await _register(member, stub, incarnation, beat, free)
                     if registered:
                         claimed, free = None, ""
                         log.info("registered as %s at %s", info.name, asked)
@@ -121,42 +137,43 @@ async def stay_registered(shell: MoveHandlers, info: ReplicaInfo, controller: st
 
 
 async def _register(
-    shell: MoveHandlers,
+    member: Member,
     stub: controller_pb2_grpc.ControllerServiceStub,
-    info: ReplicaInfo,
     incarnation: str,
     beat: cpb.HeartbeatReply,
     free: str,
 ) -> bool:
     """With the ticket of this answer. False: it was void by then. ``free``: see :func:`_directory`."""
     ticket, by = beat.ticket, (beat.ledger, beat.term)
-    await shell.in_files(shell.node.begin_session, Command(*by, ticket), beat.adopted)  # what is said now stays true
-    *pieces, last = batched(views_of(shell.node))
+    await member.threads.in_files(
+        member.node.begin_session, Command(*by, ticket), beat.adopted
+    )  # what is said now stays true
+    *pieces, last = batched(views_of(member.node))
     for partitions in [*pieces, last]:
         request = cpb.RegisterRequest(
-            replica=replica_to_pb(info),
+            replica=replica_to_pb(member.info),
             incarnation=incarnation,
             partitions=partitions,
             ticket=ticket,
-            directory=_directory(shell.node, free),
+            directory=_directory(member.node, free),
             more=partitions is not last,
         )
         reply = answered(await stub.Register(request, timeout=2 * CALL_TIMEOUT_S), "the controller")
         if reply.late or (reply.ledger, reply.term) != by:
             return False
     for undeployed in reply.dropped:
-        await shell.in_files(shell.node.drop, undeployed.operator, undeployed.epoch)
+        await member.threads.in_files(member.node.drop, undeployed.operator, undeployed.epoch)
     known = {spec.name for spec in reply.operators}
-    unknown = {partition: held for partition, held in _held(shell.node).items() if partition.operator not in known}
+    unknown = {partition: held for partition, held in _held(member.node).items() if partition.operator not in known}
     if unknown:
-        await _claim(shell, stub, info, unknown, None)
+        await _claim(member, stub, unknown, None)
     for spec in reply.operators:
         with contextlib.suppress(StateflowError):  # it is named again when it is really needed
-            await shell.in_files(shell.node.learn, spec_of(spec))
+            await member.threads.in_files(member.node.learn, spec_of(spec))
     for gone in reply.superseded:
         partition = PartitionId(gone.operator, gone.partition)
         owner = replica_of(gone.owner)
-        if await shell.in_files(shell.node.successor.supersede, partition, gone.epoch, owner, gone.burnt):
+        if await member.threads.in_files(member.node.successor.supersede, partition, gone.epoch, owner, gone.burnt):
             log.warning("%s went to %s at epoch %d while this replica was not heard", partition, owner.name, gone.epoch)
     return True
 
@@ -170,9 +187,8 @@ def _held(node: ReplicaNode) -> Holding:
 
 
 async def _claim(
-    shell: MoveHandlers,
+    member: Member,
     stub: controller_pb2_grpc.ControllerServiceStub,
-    info: ReplicaInfo,
     holding: Holding,
     said: Holding | None,
 ) -> Holding:
@@ -181,13 +197,13 @@ async def _claim(
     if holding == said:
         return holding
     names = {partition.operator for partition in holding}
-    views = [view for view in views_of(shell.node) if PartitionId(view.operator, view.partition) in holding]
+    views = [view for view in views_of(member.node) if PartitionId(view.operator, view.partition) in holding]
     pieces = list(batched(views))
     for number, partitions in enumerate(pieces):
         request = cpb.ClaimRequest(
-            replica=replica_to_pb(info),
-            directory=_directory(shell.node),
-            operators=[spec_to_pb(spec) for spec in shell.node.operators() if not number and spec.name in names],
+            replica=replica_to_pb(member.info),
+            directory=_directory(member.node),
+            operators=[spec_to_pb(spec) for spec in member.node.operators() if not number and spec.name in names],
             partitions=partitions,
             first=not number,
             last=number == len(pieces) - 1,
@@ -196,10 +212,13 @@ async def _claim(
     return holding
 
 
-def _some(incoming: list[dict[str, Any]], beats: int) -> list[cpb.Incoming]:
+def _some(incoming: list[tuple[PartitionId, str]], beats: int) -> list[cpb.Incoming]:
     """Those whose turn it is: asked after in every heartbeat, thousands of copies would be most of what is sent."""
     first = beats * INCOMING_MAX % max(len(incoming), 1)
-    return [cpb.Incoming(**copy) for copy in (incoming[first:] + incoming[:first])[:INCOMING_MAX]]
+    return [
+        cpb.Incoming(operator=partition.operator, partition=partition.partition, move_id=move_id)
+        for partition, move_id in (incoming[first:] + incoming[:first])[:INCOMING_MAX]
+    ]
 
 
 def _directory(node: ReplicaNode, free: str = "") -> cpb.Directory:

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class IncomingMove:
     """A move as its target knows it. ``bandwidth_max``: bytes a second for the base; 0: no limit."""
 
     move_id: str
@@ -86,7 +86,7 @@ class Pull:
     def __init__(
         self,
         node: ReplicaNode,
-        move: Incoming,
+        move: IncomingMove,
         channel: grpc.aio.Channel,
         executor: Executor,
         quick: Executor,

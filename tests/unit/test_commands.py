@@ -19,7 +19,7 @@ from stateflow.errors import (
     StaleTerm,
     StateflowError,
 )
-from stateflow.replica.server import ReplicaServer
+from stateflow.replica.service import ReplicaService
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
@@ -151,7 +151,7 @@ def serving(tmp_path: Path, work: Callable[[Any, ReplicaNode], Awaitable[None]])
         node.create(SPEC, [P.partition], 1)
         node.begin_session(Command(LEDGER, TERM, SESSION))
         node.lease.granted(0.0, 1e12)
-        shell = ReplicaServer(node, None)
+        shell = ReplicaService(node, None)
         server = grpc.aio.server()
         replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, server)
         port = server.add_insecure_port("127.0.0.1:0")

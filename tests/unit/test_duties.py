@@ -111,7 +111,7 @@ def test_what_nobody_reads_is_dropped_after_any_error() -> None:
         node = SimpleNamespace(
             settings=SimpleNamespace(transfer_timeout_s=SOON_S), sender=SimpleNamespace(drop_unread=failing)
         )
-        await goes_on(server._drop_unread(cast(Any, SimpleNamespace(node=node, in_files=in_files))), failing)
+        await goes_on(server._drop_unread(cast(Any, node), cast(Any, SimpleNamespace(in_files=in_files))), failing)
 
     asyncio.run(run())
 

@@ -8,14 +8,14 @@ import errno
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing
-from stateflow.replica.membership import stay_registered
+from stateflow.replica.membership import Member, stay_registered
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
@@ -71,6 +71,10 @@ class Shell:
             is_empty=True,
         )
 
+    def member(self) -> Member:
+        info, this = ReplicaInfo("a-0", "a", "127.0.0.1:1"), cast(Any, self)
+        return Member(this.node, info, self.clock, self.connect, threads=this, pulls=this)
+
     def _obey(self, *_: Any) -> None:
         if self.raising:
             raise self.raising.pop()
@@ -92,7 +96,7 @@ class Shell:
         self.happened.append(f"sealed {partition.partition} for {owner.name} at {epoch}")
         return True
 
-    def incoming(self) -> list[dict[str, Any]]:
+    def incoming(self) -> list[tuple[PartitionId, str]]:
         return []
 
     async def in_files(self, work: Any, *arguments: Any) -> Any:
@@ -107,8 +111,7 @@ def test_there_is_no_lease_before_what_was_lost_is_sealed(answers_lost: int, sea
         controller_pb2_grpc.add_ControllerServiceServicer_to_server(Controller(answers_lost), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        info = ReplicaInfo("a-0", "a", "127.0.0.1:1")
-        staying = asyncio.create_task(stay_registered(shell, info, f"127.0.0.1:{port}", "this-one"))  # type: ignore[arg-type]
+        staying = asyncio.create_task(stay_registered(shell.member(), f"127.0.0.1:{port}", "this-one"))
         await asyncio.wait_for(shell.leased.wait(), 30)
         staying.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -154,8 +157,7 @@ def test_whatever_a_disk_does_is_said_once_and_tried_again(
         controller_pb2_grpc.add_ControllerServiceServicer_to_server(controller(0), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        info = ReplicaInfo("a-0", "a", "127.0.0.1:1")
-        staying = asyncio.create_task(stay_registered(shell, info, f"127.0.0.1:{port}", "this-one"))  # type: ignore[arg-type]
+        staying = asyncio.create_task(stay_registered(shell.member(), f"127.0.0.1:{port}", "this-one"))
         leased = asyncio.create_task(shell.leased.wait())
         await asyncio.wait([staying, leased], timeout=30, return_when=asyncio.FIRST_COMPLETED)
         if controller is Ending:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stateflow.changes import ChangeSet, Mutations, chain
 from stateflow.errors import MoveUnknown
-from stateflow.replica.moving import frames_of
+from stateflow.replica.messages import frames_of
 from stateflow.rpc.wire import seal_of
 from stateflow.runtime.transfer import (
     NO_CHANGES,

@@ -19,7 +19,8 @@ from reconfig.controller.service import ControllerServer
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
 from stateflow.replica.membership import say_opening
-from stateflow.replica.server import ReplicaServer, duties, recover
+from stateflow.replica.server import duties, recover
+from stateflow.replica.service import ReplicaService
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
@@ -287,12 +288,12 @@ class World:
         machine = Machine(process, self.disks[name])
         machine.wrote = lambda store, mutations: self._wrote(process, store, mutations)
         node = Node(self, process, info, machine)
-        shell = ReplicaServer(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
+        service = ReplicaService(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
         if self._slow.random() < SLOW_STARTS:
-            saying = self.loop.create_task(say_opening(shell, info, self.controllers.addresses()))
+            saying = self.loop.create_task(say_opening(service.member(info), self.controllers.addresses()))
             await asyncio.sleep(2 * CONTROLLER.opening_timeout_s * self._slow.random())
             saying.cancel()
-        await recover(shell, info, self.controllers.addresses(), asyncio.Event())
+        await recover(service, info, self.controllers.addresses(), asyncio.Event())
         self.nodes[name] = node
         for slot in node._shelf.slots():
             if slot.lifecycle.state is State.OWNED:
@@ -303,9 +304,9 @@ class World:
                 self.oracle.changed(slot.id, self.nodes)
         program.power_lost = False
         methods = Methods()
-        replica_pb2_grpc.add_ReplicaServiceServicer_to_server(shell, methods)
+        replica_pb2_grpc.add_ReplicaServiceServicer_to_server(service, methods)
         self.net.serve(process, methods.handlers)
-        for duty in duties(shell, info, self.controllers.addresses(), f"{name}-{program.starts}"):
+        for duty in duties(service, info, self.controllers.addresses(), f"{name}-{program.starts}"):
             self.loop.create_task(self.guarded(duty))
 
     # -- what the oracle is told --------------------------------------------------------------------------

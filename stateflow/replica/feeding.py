@@ -1,0 +1,91 @@
+"""The source's side of a copy: a snapshot's files, and what is written behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import xxhash
+
+from stateflow.clock import Clock
+from stateflow.errors import MoveUnknown
+from stateflow.replica.threads import Threads
+from stateflow.runtime.pace import Share
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.transfer import ChangeLog, Reading
+
+FOLLOW_IDLE_S = 1.0
+#: of a base file at a time: packing a larger one holds up the batches that come meanwhile
+PIECE_BYTES = 1 << 18
+#: of this process's time, that sending base files may have while there are batches
+SENDING_SHARE = 0.4
+
+
+class Feeder:
+    def __init__(self, node: ReplicaNode, clock: Clock, threads: Threads) -> None:
+        self._node, self._clock, self._threads = node, clock, threads
+        self._share = Share(SENDING_SHARE)
+        self._loop = asyncio.get_running_loop()
+
+    async def file(self, snapshot_id: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, int]]:
+        """(piece, its checksum) of a base file, from ``offset`` on. Raises MoveUnknown."""
+        with self._node.sender.reading(snapshot_id):
+            path = self._node.sender.snapshot_file(snapshot_id, name)
+            size = min(PIECE_BYTES, self._node.settings.chunk_bytes)
+            with path.open("rb") as file:
+                file.seek(offset)
+                while True:
+                    began = self._clock.monotonic()
+                    data, checksum = await self._threads.in_files(_chunk, file, size)
+                    if not data:
+                        return
+                    yield data, checksum
+                    now = self._clock.monotonic()
+                    wait = self._share.wait_s(now, now - began, self._node.served_at)
+                    if wait:
+                        await asyncio.sleep(wait)
+
+    async def changes(self, snapshot_id: str, after: int) -> AsyncIterator[Reading]:
+        """What was written behind change set ``after``, until the seal; an empty one now and then while nothing is, so
+        that a silent stream is a broken one. Raises MoveUnknown."""
+        with self._node.sender.reading(snapshot_id) as changes:
+            more = asyncio.Event()
+
+            def wake() -> None:
+                self._loop.call_soon_threadsafe(more.set)
+
+            changes.wake = wake
+            said = False
+            changes.confirm(after)
+            while True:
+                more.clear()
+                _check_log(changes)
+                reading = changes.read(after, self._node.settings.chunk_bytes)
+                after += len(reading.change_sets)
+                if reading.change_sets or reading.seal or not said:
+                    yield reading
+                    said = True
+                if reading.seal is not None:
+                    return
+                if not reading.lag_bytes:
+                    try:
+                        await asyncio.wait_for(more.wait(), FOLLOW_IDLE_S)
+                    except TimeoutError:
+                        said = False
+
+
+def _chunk(file: Any, size: int) -> tuple[bytes, int]:
+    data = file.read(size)
+    return data, xxhash.xxh64_intdigest(data)
+
+
+def _check_log(changes: ChangeLog) -> None:
+    if changes.closed:
+        raise MoveUnknown("the move was cancelled or began anew", remedy="start it again", move=changes.move_id)
+    if changes.overflowed:
+        raise MoveUnknown(
+            "changes came faster than they were fetched",
+            remedy="raise the change log's limit",
+            move=changes.move_id,
+        )

@@ -1,0 +1,144 @@
+"""A partition's last batch at the source of a move, and the end of a move that is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from stateflow.clock import Clock
+from stateflow.errors import BudgetUnreachable, MoveUnknown
+from stateflow.replica.changed import Changed
+from stateflow.replica.threads import Threads
+from stateflow.runtime.authority import Command
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.rhythm import WAIT_S_MAX, disk_is_quiet
+from stateflow.types import PartitionId, ReplicaInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """``epoch``: granted to the target."""
+
+    partition: PartitionId
+    move_id: str
+    epoch: int
+    target: ReplicaInfo
+    command: Command
+    cold: bool = False  # the target copies behind the seal: it need not follow yet
+    pause_ms: float = 0.0  # predicted: a quiet moment of that length may be waited for
+    max_pause_ms: float = 0.0  # its budget; 0: none
+    standby_move: str = ""  # the target follows for this standby, and owns by its copy
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """``owned_at``: asked as the source, which owned the partition at this epoch; 0: as the target."""
+
+    partition: PartitionId
+    move_id: str
+    owned_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """``sealed``: too late, the move goes forward. ``owned``: by this move, here, at ``epoch``."""
+
+    sealed: bool = False
+    owned: bool = False
+    epoch: int = 0
+
+
+class Fencer:
+    def __init__(self, node: ReplicaNode, clock: Clock, threads: Threads, changed: Changed) -> None:
+        self._node, self._clock, self._threads, self._changed = node, clock, threads, changed
+
+    async def fence(self, fence: Fence) -> float:
+        """Return when the partition is sealed: how long it waited for a quiet moment and the batch in hand, ms; rows
+        were processed meanwhile. Raises BudgetUnreachable, MoveUnknown, and what the seal is refused with."""
+        partition = fence.partition
+        started = self._clock.monotonic()
+        if not fence.cold:
+            await self._quiet_disk(fence)
+        await self._quiet_moment(partition, fence.pause_ms / 1e3)
+        in_hand_ms = (self._clock.monotonic() - started) * 1e3
+        event = self._changed.next(partition)
+        sealed = await self._threads.in_quick(self._fence, fence)
+        while not sealed:  # the batch in hand is being finished
+            await event.wait()
+            event = self._changed.next(partition)
+            lifecycle = self._node.lifecycle(partition)
+            sealed = lifecycle.state is State.SEALED
+            in_hand_ms = (self._clock.monotonic() - started) * 1e3
+            if not sealed and lifecycle.state is not State.FENCING:
+                raise MoveUnknown("the fence was cancelled", remedy="none", move=fence.move_id)
+        return in_hand_ms
+
+    def _fence(self, fence: Fence) -> bool:
+        sender, serves = self._node.sender, self._node.lifecycle(fence.partition).state is State.OWNED
+        followed = sender.is_followed(fence.partition, fence.move_id, fence.standby_move)
+        if serves and not fence.cold and not followed:
+            raise MoveUnknown(
+                "the target does not follow this partition now", remedy="start the move again", move=fence.move_id
+            )
+        return sender.fence(
+            fence.partition,
+            fence.move_id,
+            fence.epoch,
+            fence.target,
+            cold=fence.cold,
+            standby_move=fence.standby_move,
+            command=fence.command,
+        )
+
+    async def _quiet_disk(self, fence: Fence) -> None:
+        """Return once a durable write is as fast as the pause expects, or after a while. Raises BudgetUnreachable when
+        one is still slower than the whole budget then."""
+        deadline = self._clock.monotonic() + WAIT_S_MAX
+        while self._node.lifecycle(fence.partition).state is State.OWNED:
+            sync_ms = await self._threads.in_quick(self._node.sender.settle, fence.partition)
+            if disk_is_quiet(sync_ms, fence.pause_ms):
+                return
+            if self._clock.monotonic() > deadline:
+                if 0 < fence.max_pause_ms < sync_ms:
+                    raise BudgetUnreachable(
+                        f"a durable write takes the source {sync_ms:.0f} ms, a pause of {fence.max_pause_ms:g} ms "
+                        "is allowed",
+                        remedy="raise max_pause_ms, or move when its disk is not as busy",
+                        partition=fence.partition,
+                    )
+                return
+
+    async def _quiet_moment(self, partition: PartitionId, pause_s: float) -> None:
+        """Return right behind the commit of the next batch, where waiting for it is worth it."""
+        left = self._node.quiet_in(partition, pause_s)
+        deadline = self._clock.monotonic() + left
+        sequence = self._node.sequence(partition)
+        while left > 0 and self._node.sequence(partition) == sequence:
+            await asyncio.sleep(min(left, 0.002))
+            left = deadline - self._clock.monotonic()
+
+    async def surrender(self, fence: Fence) -> None:
+        """Return when the partition is sealed for another replica, which has its state from elsewhere."""
+        event = self._changed.next(fence.partition)
+        sealed = await self._threads.in_files(self._surrender, fence)
+        while not sealed:  # the batch in hand is being finished
+            await event.wait()
+            event = self._changed.next(fence.partition)
+            sealed = self._node.lifecycle(fence.partition).state is not State.FENCING
+
+    def _surrender(self, fence: Fence) -> bool:
+        return self._node.sender.surrender(
+            fence.partition, fence.move_id, fence.epoch, fence.target, command=fence.command
+        )
+
+    async def cancel(self, wanted: Cancellation) -> Cancelled:
+        """Raises StateMissing."""
+        lifecycle = self._node.lifecycle(wanted.partition)
+        as_target = not wanted.owned_at
+        if as_target and lifecycle.state is not State.WARMING and lifecycle.move_id == wanted.move_id:
+            return Cancelled(owned=lifecycle.state is State.OWNED, epoch=lifecycle.epoch)
+        cancelled = await self._threads.in_quick(self._node.cancel, wanted.partition, wanted.move_id, wanted.owned_at)
+        if as_target and lifecycle.state is State.OWNED and lifecycle.move_id == wanted.move_id:
+            return Cancelled(owned=True, epoch=lifecycle.epoch)  # it owned while the cancellation waited
+        return Cancelled(sealed=not cancelled)

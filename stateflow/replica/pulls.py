@@ -1,0 +1,112 @@
+"""The moves to this replica: one transfer each, whoever asks for it and however often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+import grpc.aio
+
+from stateflow.checkpoint import CheckpointStore
+from stateflow.clock import Clock
+from stateflow.replica.progress import Phase, Progress
+from stateflow.replica.puller import IncomingMove, Pull, RunningPull
+from stateflow.replica.threads import Threads
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+
+
+class Pulls:
+    """Args:
+    checkpoints: base files may come from there, too.
+    connect: a channel to a replica's address.
+    """
+
+    def __init__(
+        self,
+        node: ReplicaNode,
+        checkpoints: CheckpointStore | None,
+        clock: Clock,
+        connect: Callable[[str], grpc.aio.Channel],
+        threads: Threads,
+    ) -> None:
+        self._node, self._checkpoints, self._clock = node, checkpoints, clock
+        self._connect, self._threads = connect, threads
+        self._peers: dict[str, grpc.aio.Channel] = {}
+        self._running: dict[PartitionId, RunningPull] = {}
+        self._turns = asyncio.Semaphore()  # of moves on demand that nobody asks for
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
+        """Begin it, or join the one that is under way.
+
+        The transfer outlives whoever iterates: a controller that goes away must not stop a move that is sealed, and
+        one that comes back joins the transfer that is under way. A standby's copy that follows for ``standby_move`` is
+        the move's: it owns at the seal, and confirms what it has until then.
+        """
+        partition = move.partition
+        lifecycle = self._node.lifecycle(partition)
+        if lifecycle.state is State.OWNED and lifecycle.move_id == move.move_id:
+            yield Progress(Phase.OWNED, epoch=lifecycle.epoch)  # it ended before
+            return
+        if (lost := await self._threads.in_files(self._node.receiver.lost, partition, move.move_id)) is not None:
+            yield Progress(Phase.OWNED, fault=lost)
+            return
+        running = self._running.get(partition)
+        joined = running is not None and running.move_id in (move.move_id, standby_move)
+        if running is None or not joined or running.task.done():
+            running = self._running[partition] = self._begin(move)
+        async for progress in running.reports():
+            yield progress
+
+    def _begin(self, move: IncomingMove) -> RunningPull:
+        pull = Pull(
+            self._node,
+            move,
+            self._peer(move.source.address),
+            self._threads.files,
+            self._threads.quick,
+            self._clock,
+            self._checkpoints,
+            self._turns,
+        )
+        alone_s = None if move.standby else self._node.settings.resume_timeout_s
+        return RunningPull(move.move_id, pull, self._loop, alone_s)
+
+    def _peer(self, address: str) -> grpc.aio.Channel:
+        if address not in self._peers:
+            self._peers[address] = self._connect(address)
+        return self._peers[address]
+
+    def ask(self, partition: PartitionId) -> None:
+        """A batch came ahead of the partition."""
+        if (running := self._running.get(partition)) is not None:
+            running.pull.asked.set()
+
+    def stop(self, partition: PartitionId) -> None:
+        """Its copy follows nobody any more."""
+        running = self._running.pop(partition, None)
+        if running is not None:
+            running.task.cancel()
+
+    def incoming(self) -> list[tuple[PartitionId, str]]:
+        """(partition, move) of copies to this replica whose move has not ended here. Also of a transfer that failed:
+        what it left is kept until the controller says what becomes of it."""
+        return [(found.partition, found.move_id) for found, _ in self._node.inventory() if found.state is State.WARMING]
+
+    async def end(self, partition: PartitionId, move_id: str) -> None:
+        """Its move is over, and its cancellation was lost."""
+        lifecycle = self._node.lifecycle(partition)
+        if lifecycle.state is State.WARMING and lifecycle.move_id == move_id:
+            log.warning("move %s of %s is over: its copy is given up", move_id, partition)
+            await self._threads.in_quick(self._node.cancel, partition, move_id)
+
+    async def close(self) -> None:
+        for running in self._running.values():
+            running.task.cancel()
+        for channel in self._peers.values():
+            await channel.close()

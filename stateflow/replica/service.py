@@ -1,0 +1,304 @@
+"""What a replica is asked over gRPC: each handler translates, and hands the work to who does it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from random import Random  # noqa: TID251 - the type; which one is handed in
+
+import grpc.aio
+
+from stateflow.checkpoint import CheckpointStore
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import StateflowError
+from stateflow.replica.applying import Applier
+from stateflow.replica.changed import Changed
+from stateflow.replica.checkpoints import CheckpointShell
+from stateflow.replica.commands import commanded
+from stateflow.replica.feeding import Feeder
+from stateflow.replica.fencing import Fencer
+from stateflow.replica.membership import Member
+from stateflow.replica.messages import (
+    cancellation_of,
+    cancelled_to_pb,
+    fence_of,
+    frames_of,
+    incoming_of,
+    progress_to_pb,
+    taken_to_pb,
+    takeover_of,
+    view_of,
+    views_of,
+)
+from stateflow.replica.pulls import Pulls
+from stateflow.replica.succession import Succession
+from stateflow.replica.threads import Threads
+from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.wire import (
+    abort,
+    connect,
+    fault_of,
+    pieces,
+    session_of,
+    snapshot_to_pb,
+    source_to_pb,
+    spec_of,
+    streaming,
+    unary,
+)
+from stateflow.runtime.garbage import Garbage
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.transfer import Kept
+from stateflow.types import PartitionId, ReplicaInfo
+
+SOURCES_PER_REPLY = 1000
+
+
+class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
+    """Args:
+    checkpoints: where periodic and on-demand checkpoints go; None switches them off.
+    garbage: this process's, when nobody else looks after it.
+    """
+
+    def __init__(
+        self,
+        node: ReplicaNode,
+        checkpoints: CheckpointStore | None,
+        clock: Clock = SYSTEM_CLOCK,
+        connect: Callable[[str], grpc.aio.Channel] = connect,
+        random: Random | None = None,
+        garbage: Garbage | None = None,
+    ) -> None:
+        self.node = node
+        self.threads = Threads()
+        self.checkpointing = CheckpointShell(node, checkpoints, clock, random or Random(0))
+        self._clock, self._connect = clock, connect
+        changed = Changed(node, self._free_caches)
+        self._feeder = Feeder(node, clock, self.threads)
+        self._fencer = Fencer(node, clock, self.threads, changed)
+        self._pulls = Pulls(node, checkpoints, clock, connect, self.threads)
+        self._succession = Succession(node, checkpoints, self.threads, self._pulls)
+        self.applier = Applier(node, clock, changed.next, self._pulls.ask, garbage)
+        self._freeing: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def member(self, info: ReplicaInfo) -> Member:
+        """As its cluster is to know it."""
+        return Member(self.node, info, self._clock, self._connect, self.threads, self._pulls)
+
+    # -- batches ------------------------------------------------------------------------------------------
+
+    async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
+        try:
+            await self.applier.run(requests, context)
+        except StateflowError as error:  # of the call as a whole; what is wrong with a partition is its result
+            await abort(context, error)
+
+    async def ApplyOne(self, request: rpb.ApplyRequest, context: grpc.aio.ServicerContext) -> None:
+        await self.Apply(_alone(request), context)
+
+    # -- control ------------------------------------------------------------------------------------------
+
+    @unary
+    @commanded
+    async def Create(self, request: rpb.CreateRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        spec = spec_of(request.spec)
+        if request.asked:
+            await self.threads.in_files(self.node.check, spec, request.total)
+        else:
+            await self.threads.in_files(self.node.create, spec, list(request.partitions), request.epoch, request.total)
+        return pb.Empty()
+
+    @unary
+    @commanded
+    async def Drop(self, request: rpb.DropRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        await self.threads.in_files(self.node.drop, request.operator, request.epoch)
+        return pb.Empty()
+
+    # -- checkpoints and reading --------------------------------------------------------------------------
+
+    @unary
+    @commanded
+    async def Checkpoint(
+        self, request: rpb.CheckpointRequest, context: grpc.aio.ServicerContext
+    ) -> rpb.CheckpointReply:
+        return await self.checkpointing.on_demand(request)
+
+    @unary
+    @commanded
+    async def Restore(self, request: rpb.RestoreRequest, context: grpc.aio.ServicerContext) -> rpb.RestoreReply:
+        return await self.checkpointing.restore(request)
+
+    @streaming
+    async def Scan(self, request: rpb.ScanRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.ScanPage]:
+        for number in request.partitions:
+            scan = self.node.scan_pages(PartitionId(request.operator, number), request.state, request.keys)
+            while pages := await self.threads.in_files(next, scan, None):
+                for page in pages:
+                    for piece, last in pieces(page, self.node.settings.chunk_bytes):
+                        yield rpb.ScanPage(records=piece, continues=not last)
+
+    @unary
+    async def Stats(self, request: rpb.StatsRequest, context: grpc.aio.ServicerContext) -> rpb.StatsReply:
+        samples = self.applier.samples(request.after)
+        views = views_of(self.node, sizes=request.sizes)
+        return rpb.StatsReply(
+            samples=samples, partitions=views, rows=self.applier.rows, checkpoints=self.checkpointing.taken
+        )
+
+    @unary
+    async def Positions(self, request: rpb.PositionsRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
+        return await self._positions(request)
+
+    async def _positions(self, request: rpb.PositionsRequest) -> rpb.PositionsReply:
+        reply = rpb.PositionsReply()
+        if request.HasField("before"):  # asked by every task of a micro-batch
+            found = self.node.whole_before(request.operator, request.partitions, request.source, request.before)
+            if found is not None:
+                reply.whole = True
+                if found.event_us is not None:
+                    reply.newest_event_us = found.event_us
+                return reply
+        for number in request.partitions:
+            partition = PartitionId(request.operator, number)
+            position = await self.threads.in_files(self.node.position, partition, request.source)
+            if position is None:
+                continue
+            reply.positions[number] = position.batch
+            if position.event_us is not None:
+                reply.event_us[number] = position.event_us
+            if position.event_before_us is not None:
+                reply.event_before_us[number] = position.event_before_us
+            if position.known:
+                reply.known[number] = position.known
+            if position.client:
+                reply.clients[number] = position.client
+        return reply
+
+    @unary
+    async def OpenSource(self, request: rpb.OpenSourceRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
+        session = session_of(request.session)
+        for number in request.asked.partitions:
+            partition = PartitionId(request.asked.operator, number)
+            await self.applier.in_turn(self.node.open_source, partition, request.asked.source, session)
+        return await self._positions(request.asked)
+
+    @streaming
+    async def Sources(
+        self, request: rpb.SourcesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rpb.SourcesReply]:
+        for number in request.partitions:
+            found = await self.threads.in_files(self.node.sources, PartitionId(request.operator, number))
+            for at in range(0, len(found), SOURCES_PER_REPLY):
+                yield rpb.SourcesReply(sources=[source_to_pb(number, v) for v in found[at : at + SOURCES_PER_REPLY]])
+
+    @unary
+    async def RetireSource(
+        self, request: rpb.PositionsRequest, context: grpc.aio.ServicerContext
+    ) -> rpb.RetireSourceReply:
+        reply = rpb.RetireSourceReply()
+        for number in request.partitions:
+            partition = PartitionId(request.operator, number)
+            reply.retired += await self.applier.in_turn(self.node.retire_source, partition, request.source)
+        return reply
+
+    # -- moves, at the target -----------------------------------------------------------------------------
+
+    @streaming
+    @commanded
+    async def Prepare(
+        self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rpb.MoveProgress]:
+        async for progress in self._pulls.run(incoming_of(request), request.standby_move):
+            yield progress_to_pb(progress)
+
+    @unary
+    @commanded
+    async def TakeOver(self, request: rpb.TakeOverRequest, context: grpc.aio.ServicerContext) -> rpb.TakeOverReply:
+        return taken_to_pb(await self._succession.take_over(takeover_of(request)))
+
+    # -- moves, at the source -----------------------------------------------------------------------------
+
+    @unary
+    @commanded
+    async def Fence(self, request: rpb.FenceRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
+        try:
+            in_hand_ms = await self._fencer.fence(fence_of(request))
+        except StateflowError as error:
+            return rpb.FenceReply(sealed=False, fault=fault_of(error))
+        return rpb.FenceReply(sealed=True, in_hand_ms=in_hand_ms)
+
+    @unary
+    @commanded
+    async def Surrender(self, request: rpb.FenceRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
+        await self._fencer.surrender(fence_of(request))
+        return rpb.FenceReply(sealed=True)
+
+    @unary
+    @commanded
+    async def Cancel(self, request: rpb.CancelRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
+        return cancelled_to_pb(await self._fencer.cancel(cancellation_of(request)))
+
+    @unary
+    @commanded
+    async def Release(self, request: rpb.ReleaseRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        partition = PartitionId(request.operator, request.partition)
+        await self.threads.in_quick(self.node.sender.release, partition, request.move_id)
+        return pb.Empty()
+
+    @unary
+    @commanded
+    async def Hold(self, request: rpb.HoldRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        self.node.hold(request.operator, request.seconds)
+        return pb.Empty()
+
+    @unary
+    async def Inspect(self, request: rpb.InspectRequest, context: grpc.aio.ServicerContext) -> rpb.PartitionView:
+        return view_of(self.node, self.node.lifecycle(PartitionId(request.operator, request.partition)), 0)
+
+    @unary
+    async def Snapshot(self, request: rpb.SnapshotRequest, context: grpc.aio.ServicerContext) -> rpb.SnapshotReply:
+        partition = PartitionId(request.operator, request.partition)
+        has = request.kept  # unset: without a move, as no copy is
+        kept = Kept(has.move_id, has.epoch, has.sequence)
+        snapshot = await self.threads.in_files(
+            self.node.sender.snapshot, partition, request.move_id, request.standby, kept
+        )
+        return snapshot_to_pb(snapshot)
+
+    @streaming
+    async def Fetch(self, request: rpb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.FileChunk]:
+        async for data, checksum in self._feeder.file(request.snapshot_id, request.name, request.offset):
+            yield rpb.FileChunk(data=data, checksum=checksum)
+
+    @streaming
+    async def Follow(
+        self, request: rpb.FollowRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rpb.ChangeFrame]:
+        async for reading in self._feeder.changes(request.snapshot_id, request.after_sequence):
+            for frame in frames_of(reading, self.node.settings.chunk_bytes):
+                yield frame
+
+    @unary
+    async def Confirm(self, request: rpb.ConfirmRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
+        self.node.sender.confirm(request.snapshot_id, request.sequence)
+        return pb.Empty()
+
+    # -- plumbing -----------------------------------------------------------------------------------------
+
+    def _free_caches(self) -> None:
+        if self.node.cache.has_left and (self._freeing is None or self._freeing.done()):
+            self._freeing = self._loop.create_task(self.applier.free_caches())
+
+    async def close(self) -> None:
+        await self.applier.close()
+        await self._pulls.close()
+        self.threads.close()
+        self.checkpointing.close()
+        self.node.close()
+
+
+async def _alone(request: rpb.ApplyRequest) -> AsyncIterator[rpb.ApplyRequest]:
+    yield request

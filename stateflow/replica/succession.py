@@ -1,0 +1,74 @@
+"""Owning a partition whose owner is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from stateflow.checkpoint import CheckpointStore
+from stateflow.errors import InvalidArgument
+from stateflow.replica.pulls import Pulls
+from stateflow.replica.threads import Threads
+from stateflow.runtime.authority import Command
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.takeover import TakenOver
+from stateflow.types import OperatorSpec, PartitionId
+
+
+class How(Enum):
+    STANDBY = auto()  # serve the copy that follows for `standby_move`
+    LOCAL = auto()  # serve what was sealed here for a move that can never end
+    CHECKPOINT = auto()  # restore the newest checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """``epoch``: granted. ``oldest_epoch``: checkpoints of older ones are a former deployment's."""
+
+    spec: OperatorSpec
+    partition: PartitionId
+    move_id: str
+    epoch: int
+    how: How
+    command: Command
+    standby_move: str = ""
+    oldest_epoch: int = 0
+
+
+class Succession:
+    def __init__(self, node: ReplicaNode, checkpoints: CheckpointStore | None, threads: Threads, pulls: Pulls) -> None:
+        self._node, self._checkpoints, self._threads, self._pulls = node, checkpoints, threads, pulls
+
+    async def take_over(self, wanted: TakeOver) -> TakenOver:
+        """Raises InvalidArgument where there is no checkpoint store, and what the way there raises."""
+        successor, partition = self._node.successor, wanted.partition
+        move_id, epoch, command = wanted.move_id, wanted.epoch, wanted.command
+        match wanted.how:
+            case How.STANDBY:
+                taken = await self._threads.in_quick(
+                    successor.from_standby, partition, move_id, epoch, wanted.standby_move, command
+                )
+                self._pulls.stop(partition)
+                return taken
+            case How.LOCAL:
+                return await self._threads.in_quick(successor.from_local, partition, move_id, epoch, command)
+            case How.CHECKPOINT:
+                return await self._threads.in_files(
+                    successor.from_checkpoint,
+                    wanted.spec,
+                    partition,
+                    move_id,
+                    epoch,
+                    self._store(),
+                    command,
+                    wanted.oldest_epoch,
+                )
+
+    def _store(self) -> CheckpointStore:
+        if self._checkpoints is None:
+            raise InvalidArgument(
+                "this replica has no checkpoint store",
+                remedy="start it with --checkpoints URL, or start the owner again",
+                replica=self._node.info.name,
+            )
+        return self._checkpoints

@@ -1,0 +1,29 @@
+"""Threads for what would keep the event loop from its other work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Threads:
+    """``files``: for long work on files; ``quick``: for what a pause waits for."""
+
+    def __init__(self) -> None:
+        self.files = ThreadPoolExecutor(4, thread_name_prefix="files")
+        self.quick = ThreadPoolExecutor(4, thread_name_prefix="moves")
+        self._loop = asyncio.get_running_loop()
+
+    async def in_files(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self.files, work, *arguments)
+
+    async def in_quick(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self.quick, work, *arguments)
+
+    def close(self) -> None:
+        for pool in (self.files, self.quick):  # a thread may wait for a partition that never comes back
+            pool.shutdown(wait=False, cancel_futures=True)
