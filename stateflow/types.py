@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
-from typing import NewType
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NewType
 
 from stateflow.errors import InvalidArgument
 
@@ -149,6 +150,27 @@ class OperatorSpec:
         return replace(
             self, dropped=tuple(sorted({**times, **{name: times.get(name, 0) + 1 for name in gone}}.items()))
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """As data directories and the ledger keep it."""
+        return {
+            **asdict(self),
+            "key": list(self.key),
+            "output_schema": self.output_schema.hex(),
+            "side_schemas": {tag: schema.hex() for tag, schema in self.side_schemas},
+            "dropped": dict(self.dropped),
+        }
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> OperatorSpec:
+        """Inverse of :meth:`to_json`, of earlier versions too. Raises ValueError, TypeError, KeyError,
+        AttributeError."""
+        fields = dict(kept)
+        fields["key"] = tuple(fields["key"])
+        fields["output_schema"] = bytes.fromhex(fields["output_schema"])
+        fields["side_schemas"] = tuple((tag, bytes.fromhex(s)) for tag, s in sorted(fields["side_schemas"].items()))
+        fields["dropped"] = tuple(sorted(fields.get("dropped", {}).items()))
+        return cls(**fields)
 
 
 def ranges(numbers: list[int]) -> str:

@@ -10,6 +10,7 @@ item                            records
 ``operator/<name>``             NEW {spec, owners}, PROCESSING, PROCESSED (every partition was created) |
                                 FAILED {error} (what was created is deleted);
                                 ``operator/<name>/<epoch>`` once it was undeployed: its first epoch
+``upgrade/<name>/<n>``          NEW {spec}: another version of a deployed operator, wherever its partitions are
 ``undeploy/<name>/<epoch>``     NEW {}: the operator is no more, and nothing of it at this epoch or an older one
 ``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING,
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error} (rolled back)
@@ -147,7 +148,7 @@ class Book:
         if record.app.name != APP.name:
             return
         kind, _, rest = record.item_id.partition("/")
-        getattr(self, f"_fold_{kind}")(rest, record)
+        FOLDS[kind](self, rest, record)
 
     # -- replicas -----------------------------------------------------------------------------------------
 
@@ -202,14 +203,14 @@ class Book:
     # -- operators ----------------------------------------------------------------------------------------
 
     def plan_deployment(self, spec: OperatorSpec, owners: dict[int, str]) -> Record:
-        payload = {"spec": _spec_to_json(spec), "owners": [owners[p] for p in range(spec.partitions)]}
+        payload = {"spec": _spec_payload(spec), "owners": [owners[p] for p in range(spec.partitions)]}
         burnt = self.undeployed.get(spec.name)
         return self._plan(f"operator/{spec.name}" + ("" if burnt is None else f"/{burnt + 1}"), payload)
 
     def upgrade(self, spec: OperatorSpec) -> None:
         """Another version of a deployed operator: from here on it is this one, wherever its partitions are."""
         number = self.upgrades.get(spec.name, 0) + 1
-        self._append(f"upgrade/{spec.name}/{number}", RecordState.NEW, None, {"spec": _spec_to_json(spec)})
+        self._append(f"upgrade/{spec.name}/{number}", RecordState.NEW, None, {"spec": _spec_payload(spec)})
 
     def _fold_upgrade(self, rest: str, record: Record) -> None:
         name, _, number = rest.rpartition("/")
@@ -258,7 +259,7 @@ class Book:
         replicas = sorted({name for name, _ in owners.values()})
         index = {name: number for number, name in enumerate(replicas)}
         payload = {
-            "spec": _spec_to_json(spec),
+            "spec": _spec_payload(spec),
             "replicas": replicas,
             "owners": [index[owners[p][0]] for p in numbers],
             "epochs": [owners[p][1] for p in numbers],
@@ -405,32 +406,28 @@ def _entry(item: str, state: RecordState, previous: Record | Entry | None, paylo
     return Entry(item, APP, state, previous, payload, lease_s=math.inf)
 
 
-def _spec_to_json(spec: OperatorSpec) -> dict[str, Any]:
-    return {
-        "target": spec.target,
-        "partitions": spec.partitions,
-        "key": list(spec.key),
-        "output_schema": spec.output_schema.hex(),
-        "state_schema": spec.state_schema,
-        "side_schemas": {tag: schema.hex() for tag, schema in spec.side_schemas},
-        "dropped": dict(spec.dropped),
-        "source": spec.source,
-        "source_digest": spec.source_digest,
-        "source_mac": spec.source_mac,
-    }
+def _spec_payload(spec: OperatorSpec) -> dict[str, Any]:
+    fields = spec.to_json()
+    del fields["name"]  # the item has it
+    return fields
 
 
-def _spec_of(name: str, fields: dict[str, Any]) -> OperatorSpec:
-    return OperatorSpec(
-        name,
-        fields["target"],
-        fields["partitions"],
-        tuple(fields["key"]),
-        bytes.fromhex(fields["output_schema"]),
-        fields["state_schema"],
-        tuple((tag, bytes.fromhex(schema)) for tag, schema in sorted(fields["side_schemas"].items())),
-        tuple(sorted(fields.get("dropped", {}).items())),
-        fields.get("source", ""),
-        fields.get("source_digest", ""),
-        fields.get("source_mac", ""),
-    )
+def _spec_of(name: str, payload: Mapping[str, Any]) -> OperatorSpec:
+    return OperatorSpec.from_json({"name": name, **payload})
+
+
+#: how a record is known, by the kind of its item
+FOLDS: Mapping[str, Callable[[Book, str, Record], None]] = {
+    "replica": Book._fold_replica,
+    "directory": Book._fold_directory,
+    "forget": Book._fold_forget,
+    "operator": Book._fold_operator,
+    "upgrade": Book._fold_upgrade,
+    "undeploy": Book._fold_undeploy,
+    "move": Book._fold_move,
+    "restore": Book._fold_restore,
+    "grant": Book._fold_grant,
+    "adopt": Book._fold_adopt,
+    "adopted": Book._fold_adopted,
+    "standbys": Book._fold_standbys,
+}

@@ -6,7 +6,6 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from types import SimpleNamespace
@@ -361,24 +360,3 @@ def load(target: str, source: str = "") -> type[Operator]:
     if not (isinstance(loaded, type) and issubclass(loaded, Operator)):
         raise OperatorNotImportable(f"{target} is not an Operator class", remedy="name a class derived from it")
     return loaded
-
-
-def spec_to_json(spec: OperatorSpec) -> dict[str, object]:
-    """As it is kept in a data directory."""
-    return {
-        **asdict(spec),
-        "key": list(spec.key),
-        "output_schema": spec.output_schema.hex(),
-        "side_schemas": {tag: schema.hex() for tag, schema in spec.side_schemas},
-        "dropped": dict(spec.dropped),
-    }
-
-
-def spec_from_json(text: str) -> OperatorSpec:
-    """Inverse of :func:`spec_to_json`. Raises ValueError, TypeError, KeyError, AttributeError."""
-    fields = json.loads(text)
-    fields["key"] = tuple(fields["key"])
-    fields["output_schema"] = bytes.fromhex(fields["output_schema"])
-    fields["side_schemas"] = tuple((tag, bytes.fromhex(s)) for tag, s in sorted(fields["side_schemas"].items()))
-    fields["dropped"] = tuple(sorted(fields.get("dropped", {}).items()))
-    return OperatorSpec(**fields)

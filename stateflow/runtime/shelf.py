@@ -36,7 +36,7 @@ from stateflow.runtime.host import PartitionHost, evolution_of, read_sequence
 from stateflow.runtime.identity import identify
 from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.machine import Machine, WorkLock
-from stateflow.runtime.operator import Operator, class_of, describe, spec_from_json, spec_to_json
+from stateflow.runtime.operator import Operator, class_of, describe
 from stateflow.runtime.rhythm import Rhythm
 from stateflow.runtime.rows import get_ready
 from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests, Kept, Seal
@@ -198,7 +198,7 @@ class Shelf:
             log.error("%s: its description is missing; the controller is asked for it", folder.name)
             return
         try:
-            spec = spec_from_json(file.read_text())
+            spec = OperatorSpec.from_json(json.loads(file.read_text()))
             if spec.name != folder.name:
                 raise ValueError(f"it describes {spec.name!r}")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -344,7 +344,7 @@ class Shelf:
             get_ready()
             folder = self.root / "operators" / spec.name
             folder.mkdir(parents=True, exist_ok=True)
-            self.machine.write_durably(folder / "operator.json", json.dumps(spec_to_json(spec)))
+            self.machine.write_durably(folder / "operator.json", json.dumps(spec.to_json()))
             self.machine.sync([folder.parent, self.root])  # a file is only as durable as the way to it
             self._know(spec, cls)
             self._unloadable.pop(spec.name, None)

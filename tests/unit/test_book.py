@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from reconfig.controller import book as book_module
 from reconfig.controller.book import Book, Home
 from reconfig.policies import StrategyName
 from reconfig.work import PlannedMove
@@ -377,3 +378,9 @@ class BookMachine(RuleBasedStateMachine):
 
 BookMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestBookMachine = BookMachine.TestCase
+
+
+def test_every_kind_of_record_that_is_told_of_is_known_and_told_of() -> None:
+    assert book_module.__doc__ is not None
+    told = {line[2:].partition("/")[0] for line in book_module.__doc__.splitlines() if line.startswith("``")}
+    assert told == set(book_module.FOLDS)
