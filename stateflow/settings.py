@@ -85,6 +85,11 @@ class ReplicaSettings(Settings):
     source_idle_s: float = Field(
         default=7 * 86_400.0, ge=0, description="a source without a batch for so long is retired; 0: none is for that"
     )
+    watermark_idle_s: float = Field(
+        default=86_400.0,
+        ge=0,
+        description="a source silent for so long, while others send, holds no watermark back; 0: it does for good",
+    )
     sources_max: int = Field(
         default=64, ge=1, description="per partition; beyond it those that were silent for longest are retired"
     )

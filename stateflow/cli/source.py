@@ -14,6 +14,7 @@ from stateflow.cli.options import LOCAL, Controller, Json
 from stateflow.cli.output import command, console, emit, size
 from stateflow.client import Cluster
 from stateflow.clock import SYSTEM_CLOCK
+from stateflow.runtime.timers import to_datetime
 
 app = Commands("source", help="Sources of an operator: queries, batch runs, stream clients.")
 Operator = Annotated[str, typer.Argument(help="Its name.")]
@@ -27,22 +28,30 @@ def list_(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Each source's newest batch, how long ago it came, and what is kept of it."""
+    """Each source's newest batch, how long ago it came, its watermark, and what is kept of it."""
     found = Cluster(controller).sources(operator)
     shown = found[-limit:] if limit else found
     if as_json:
         emit({"sources": [each.to_dict() for each in shown]})
         return
-    table = show.new_table("source", "batch", "idle", "partitions", "kept", "", numbers=("batch", "idle", "kept"))
+    columns = ("source", "batch", "idle", "partitions", "kept", "watermark", "")
+    table = show.new_table(*columns, numbers=("batch", "idle", "kept"))
     now_us = SYSTEM_CLOCK.now_us()
     for each in shown:
         idle = timedelta(seconds=max(0, now_us - each.at_us) // 1_000_000) if each.at_us else "?"
         state = Text("retired", "dim") if each.retired else Text()
+        if each.holds:
+            state = Text("holds the watermark back", "yellow")
         batch = "" if each.batch < 0 else str(each.batch)
-        table.add_row(Text(each.source), batch, str(idle), str(each.partitions), size(each.bytes), state)
+        kept, watermark = size(each.bytes), _moment(each.watermark_us)
+        table.add_row(Text(each.source), batch, str(idle), str(each.partitions), kept, watermark, state)
     console.print(table)
     if len(found) > len(shown):
         console.print(f"{len(found) - len(shown)} more were silent for longer: --limit 0 shows all")
+
+
+def _moment(micros: int | None) -> str:
+    return "" if micros is None else f"{to_datetime(micros):%Y-%m-%d %H:%M:%S}"
 
 
 @app.command("retire")

@@ -21,7 +21,8 @@ class SourceReport(Report):
     """What an operator's partitions keep of a source.
 
     ``batch``: the newest that any of ``partitions`` contains, -1: none. ``at_us``: when its last one came, µs.
-    ``retired``: no partition has more of it than a tombstone. ``watermark_us``: the least of those it promised.
+    ``retired``: no partition has more of it than a tombstone. ``watermark_us``: the least of those it promised; None:
+    none that counts. ``holds``: the watermark of some partition would be further without it.
     """
 
     source: str
@@ -31,6 +32,7 @@ class SourceReport(Report):
     bytes: int
     watermark_us: int | None
     retired: bool
+    holds: bool
 
 
 def sources(router: Router) -> list[SourceReport]:
@@ -44,11 +46,22 @@ def sources(router: Router) -> list[SourceReport]:
     for views in _everywhere(router, ask):
         for view in views:
             found.setdefault(view.source, []).append(view)
-    return sorted((_report(source, views) for source, views in found.items()), key=lambda each: each.at_us)
+    holders = _holders(view for views in found.values() for view in views)
+    reports = (_report(source, views, source in holders) for source, views in found.items())
+    return sorted(reports, key=lambda each: each.at_us)
 
 
-def _report(source: str, views: Iterable[rpb.SourceView]) -> SourceReport:
-    views = list(views)
+def _holders(views: Iterable[rpb.SourceView]) -> set[str]:
+    """Sources that alone hold back the watermark of some partition."""
+    promised: dict[int, list[tuple[int, str]]] = {}
+    for view in views:
+        if view.HasField("watermark_us"):
+            promised.setdefault(view.partition, []).append((view.watermark_us, view.source))
+    lowest = (sorted(each)[:2] for each in promised.values() if len(each) > 1)
+    return {first[1] for first, second in lowest if first[0] < second[0]}
+
+
+def _report(source: str, views: list[rpb.SourceView], holds: bool) -> SourceReport:
     watermarks = [view.watermark_us for view in views if view.HasField("watermark_us")]
     return SourceReport(
         source,
@@ -58,6 +71,7 @@ def _report(source: str, views: Iterable[rpb.SourceView]) -> SourceReport:
         bytes=sum(view.bytes for view in views),
         watermark_us=min(watermarks, default=None),
         retired=all(view.retired for view in views),
+        holds=holds,
     )
 
 

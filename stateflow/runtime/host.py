@@ -7,7 +7,7 @@ that a retry or replay finds the stored output and changes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -329,7 +329,8 @@ class PartitionHost:
             # Visited before without rows, by a task that did not have them (its batch failed): they come now.
         try:
             outputs: list[Any] = []
-            reached_us = self._reached_us(batch)
+            silent = self._positions.silent(now_us, self._retention.watermark_idle_us, batch.source)
+            reached_us = self._reached_us(batch, silent)
             self._ctx._side = {tag: [] for tag in self._side_writers}
             self.latest_us = max(self.latest_us, now_us)
             self.state.set_time(now_us, reached_us)
@@ -348,7 +349,7 @@ class PartitionHost:
             self._timers.collect(mutations)
             position = self._positions.behind(batch, count, now_us, digest)
             guard.begin_commit()
-            self._commit(batch, mutations, output, watermark_us, position)
+            self._commit(batch, mutations, output, watermark_us, position, silent)
         except BaseException:
             self.state.rollback()
             self._timers.end_batch()
@@ -417,11 +418,11 @@ class PartitionHost:
         assert self._freeze is not None
         outputs.extend(map(self._freeze, produced))
 
-    def _reached_us(self, batch: Batch) -> int | None:
-        """The partition's watermark with this batch: the minimum over the sources that have one, and never less than
-        it was, when a late source joins. It is the event time of the whole batch, for its rows, its timers and what
-        they write."""
-        lowest_us = self._positions.watermark_us(batch)
+    def _reached_us(self, batch: Batch, silent: Collection[str]) -> int | None:
+        """The partition's watermark with this batch: the minimum over the sources that have one, but for those that
+        are silent, and never less than it was, when a late source joins. It is the event time of the whole batch, for
+        its rows, its timers and what they write."""
+        lowest_us = self._positions.watermark_us(batch, silent)
         if lowest_us is None or (self._watermark_us is not None and lowest_us <= self._watermark_us):
             return self._watermark_us
         return lowest_us
@@ -484,6 +485,7 @@ class PartitionHost:
         output: bytes,
         watermark_us: int | None,
         position: layout.Position,
+        silent: Mapping[str, layout.Position],
     ) -> None:
         source = batch.source.encode()
         if self._positions.is_recalled(batch.source):
@@ -493,10 +495,14 @@ class PartitionHost:
         mutations.puts += [(layout.POSITION + source, position.encode()), (layout.OUTPUT + source, output)]
         if retired := self._positions.idle(position.at_us, self._retention, batch.source):
             self._tombstones.bury(retired, mutations)
+        # with the watermark that comes of it: whoever has the batch finds it decided, and nobody decides it anew
+        silent = {source: each for source, each in silent.items() if source not in retired}
+        mutations.puts += [(layout.POSITION + name.encode(), each.encode()) for name, each in silent.items()]
         if watermark_us is not None and watermark_us != self._watermark_us:
             mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
         self._commit_changes(batch.source, batch.number, mutations)
         self._positions.reached(batch.source, position)
+        self._positions.silenced(silent)
         self._positions.retired(retired)
         self._watermark_us = watermark_us
         self.state.mark_clean()

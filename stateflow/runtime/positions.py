@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -69,6 +69,9 @@ class Positions:
         #: by when their last batch came; a client that has sent nothing yet counts from its start
         self._known = dict(sorted({**opened, **known}.items(), key=lambda each: each[1].at_us))
         self._recalled: set[str] = set()
+        #: processing time of the newest batch, and since when batches came without a longer pause; None: none came yet
+        self._latest_us: int | None = None
+        self._since_us = 0
 
     def last(self, source: str) -> int | None:
         """The last batch of ``source`` the partition contains; None when it has seen none."""
@@ -290,9 +293,31 @@ class Positions:
                 source=batch.source,
             )
 
-    def watermark_us(self, batch: Batch) -> int | None:
+    def silent(self, now_us: int, idle_us: int, serving: str) -> dict[str, Position]:
+        """Sources that were silent for ``idle_us`` when a batch of ``serving`` comes, as they are without their
+        watermark: it counts no more, until they bring another.
+
+        A time when nobody sent does not count, nor does one before the partition was opened here: a cluster that was
+        down, or restored, is to wait for each of its sources.
+        """
+        if self._latest_us is None or now_us - self._latest_us >= idle_us:
+            self._since_us = now_us
+        self._latest_us = now_us
+        return {
+            source: replace(position, watermark_us=None)
+            for source, position in self._known.items()
+            if position.watermark_us is not None
+            and source != serving
+            and 0 < idle_us <= now_us - max(position.at_us, self._since_us)
+        }
+
+    def silenced(self, sources: Mapping[str, Position]) -> None:
+        """It is committed."""
+        self._known.update(sources)
+
+    def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
         """The minimum over the sources that have one, this batch's with it; None when none has."""
-        watermarks = {source: position.watermark_us for source, position in self._known.items()}
+        watermarks = {source: each.watermark_us for source, each in self._known.items() if source not in without}
         if batch.watermark_us is not None:
             watermarks[batch.source] = max(batch.watermark_us, watermarks.get(batch.source) or batch.watermark_us)
         return min((watermark for watermark in watermarks.values() if watermark is not None), default=None)

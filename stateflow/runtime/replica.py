@@ -94,7 +94,10 @@ class ReplicaNode:
         self.restorer = Restorer(self._shelf, self.authority)
         self.successor = Successor(self._shelf, self.lease, self.authority, clock)
         self._retention = Retention(
-            round(self.settings.source_idle_s * 1e6), self.settings.sources_max, self.settings.sources_retired_max
+            round(self.settings.source_idle_s * 1e6),
+            self.settings.sources_max,
+            self.settings.sources_retired_max,
+            round(self.settings.watermark_idle_s * 1e6),
         )
         self._in_hand: dict[int, InHand] = {}  # by thread
         self._held: dict[str, float] = {}  # operator → until, monotonic

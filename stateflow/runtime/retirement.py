@@ -37,11 +37,13 @@ class Retention:
     idle_us: a source that was silent for so long is retired, µs; 0: none is for that.
     sources_max: of one partition; beyond it those that were silent for longest are retired.
     retired_max: tombstones of one partition.
+    watermark_idle_us: the watermark of a source that was silent for so long counts no more, µs; 0: it always does.
     """
 
     idle_us: int = 7 * 86_400 * 1_000_000
     sources_max: int = 64
     retired_max: int = 1000
+    watermark_idle_us: int = 86_400 * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,9 +313,13 @@ def test_a_retired_source_holds_no_watermark_back(local: LocalCluster) -> None:
     fast.advance_watermark(9_000_000)
     held = {each.source: each.watermark_us for each in local.cluster.sources("Tally")}
     assert (held["slow"], held["fast"]) == (1_000_000, 9_000_000)
+    assert [each.source for each in local.cluster.sources("Tally") if each.holds] == ["slow"]
+    listed = CliRunner().invoke(app, ["source", "list", "Tally", "--controller", local.address]).output
+    assert "1970-01-01 00:00:01 holds the watermark back" in " ".join(listed.split())
     local.cluster.retire_source("Tally", "slow")
     held = {each.source: each.watermark_us for each in local.cluster.sources("Tally")}
     assert (held["slow"], held["fast"]) == (None, 9_000_000)
+    assert not any(each.holds for each in local.cluster.sources("Tally"))
 
 
 def test_what_a_caller_may_not_give_is_said_in_one_line(local: LocalCluster) -> None:
