@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import dataclass
 
 from stateflow.clock import Clock
-from stateflow.errors import BudgetUnreachable, MoveUnknown
+from stateflow.errors import MoveUnknown
 from stateflow.replica.changed import Changed
 from stateflow.replica.threads import Threads
 from stateflow.runtime.authority import Command
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.rhythm import WAIT_S_MAX, disk_is_quiet
+from stateflow.runtime.rhythm import QuietDisk, QuietMoment
 from stateflow.types import PartitionId, ReplicaInfo
 
 
@@ -60,7 +60,7 @@ class Fencer:
         started = self._clock.monotonic()
         if not fence.cold:
             await self._quiet_disk(fence)
-        await self._quiet_moment(partition, fence.pause_ms / 1e3)
+        await self._quiet_moment(fence)
         in_hand_ms = (self._clock.monotonic() - started) * 1e3
         event = self._changed.next(partition)
         sealed = await self._threads.in_quick(self._fence, fence)
@@ -92,31 +92,19 @@ class Fencer:
         )
 
     async def _quiet_disk(self, fence: Fence) -> None:
-        """Return once a durable write is as fast as the pause expects, or after a while. Raises BudgetUnreachable when
-        one is still slower than the whole budget then."""
-        deadline = self._clock.monotonic() + WAIT_S_MAX
+        """Raises BudgetUnreachable."""
+        quiet = QuietDisk(fence.partition, self._clock.monotonic(), fence.pause_ms, fence.max_pause_ms)
         while self._node.lifecycle(fence.partition).state is State.OWNED:
             sync_ms = await self._threads.in_quick(self._node.sender.settle, fence.partition)
-            if disk_is_quiet(sync_ms, fence.pause_ms):
-                return
-            if self._clock.monotonic() > deadline:
-                if 0 < fence.max_pause_ms < sync_ms:
-                    raise BudgetUnreachable(
-                        f"a durable write takes the source {sync_ms:.0f} ms, a pause of {fence.max_pause_ms:g} ms "
-                        "is allowed",
-                        remedy="raise max_pause_ms, or move when its disk is not as busy",
-                        partition=fence.partition,
-                    )
+            if quiet.has_come(sync_ms, self._clock.monotonic()):
                 return
 
-    async def _quiet_moment(self, partition: PartitionId, pause_s: float) -> None:
-        """Return right behind the commit of the next batch, where waiting for it is worth it."""
-        left = self._node.quiet_in(partition, pause_s)
-        deadline = self._clock.monotonic() + left
-        sequence = self._node.sequence(partition)
-        while left > 0 and self._node.sequence(partition) == sequence:
-            await asyncio.sleep(min(left, 0.002))
-            left = deadline - self._clock.monotonic()
+    async def _quiet_moment(self, fence: Fence) -> None:
+        partition = fence.partition
+        wait_s = self._node.quiet_in(partition, fence.pause_ms / 1e3)
+        moment = QuietMoment(self._node.sequence(partition), self._clock.monotonic() + wait_s)
+        while left := moment.wait_s(self._clock.monotonic(), self._node.sequence(partition)):  # noqa: ASYNC110 - a thread's
+            await asyncio.sleep(left)
 
     async def surrender(self, fence: Fence) -> None:
         """Return when the partition is sealed for another replica, which has its state from elsewhere."""

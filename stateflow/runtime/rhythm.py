@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stateflow.errors import BudgetUnreachable
+from stateflow.types import PartitionId
+
 #: weight of the newest interval in the averages
 NEWEST = 0.3
 #: a moment is waited for no longer than this many intervals …
@@ -20,11 +23,54 @@ BATCHES_MIN = 4
 JITTER_MAX = 0.5
 #: a disk is quiet when a durable write takes no longer than this, or than the whole pause was to be
 QUIET_SYNC_MS = 10.0
+#: whether a batch was committed is looked for so often
+LOOK_S = 0.002
 
 
 def disk_is_quiet(sync_ms: float, pause_ms: float) -> bool:
     """May a fence whose pause is to be ``pause_ms`` come now? Its seal is a durable write, too."""
     return sync_ms <= max(pause_ms, QUIET_SYNC_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class QuietDisk:
+    """A fence's wait for it."""
+
+    partition: PartitionId
+    since: float  # monotonic seconds
+    pause_ms: float  # predicted
+    max_pause_ms: float = 0.0  # allowed; 0: any
+
+    def has_come(self, sync_ms: float, now: float) -> bool:
+        """Is the wait over at ``now``, when a durable write took ``sync_ms``? A disk that does not become quiet is not
+        waited for longer than ``WAIT_S_MAX``. Raises BudgetUnreachable where the write alone is longer then than the
+        whole pause may be."""
+        if disk_is_quiet(sync_ms, self.pause_ms):
+            return True
+        if now <= self.since + WAIT_S_MAX:
+            return False
+        if 0 < self.max_pause_ms < sync_ms:
+            raise BudgetUnreachable(
+                f"a durable write takes the source {sync_ms:.0f} ms, a pause of {self.max_pause_ms:g} ms is allowed",
+                remedy="raise max_pause_ms, or move when its disk is not as busy",
+                partition=self.partition,
+            )
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class QuietMoment:
+    """A fence's wait for it: right behind the commit that follows ``sequence``, but no longer than ``until``, monotonic
+    seconds."""
+
+    sequence: int
+    until: float
+
+    def wait_s(self, now: float, sequence: int) -> float:
+        """How long to wait before asking again, when the last commit is ``sequence``; 0: fence now."""
+        if sequence != self.sequence:
+            return 0.0
+        return max(0.0, min(self.until - now, LOOK_S))
 
 
 @dataclass(slots=True)

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateflow.errors import BudgetUnreachable
 from stateflow.runtime.pace import Pace, Share
-from stateflow.runtime.rhythm import QUIET_SYNC_MS, Rhythm, disk_is_quiet
+from stateflow.runtime.rhythm import LOOK_S, QUIET_SYNC_MS, WAIT_S_MAX, QuietDisk, QuietMoment, Rhythm, disk_is_quiet
+from stateflow.types import PartitionId
 
 
 def beating(interval_s: float, busy_s: float, count: int = 8) -> Rhythm:
@@ -44,6 +46,33 @@ def test_a_disk_is_quiet_when_a_durable_write_is_no_longer_than_the_pause() -> N
     assert not disk_is_quiet(QUIET_SYNC_MS + 1, 3.0)
     assert disk_is_quiet(80.0, 100.0), "a slow disk has long pauses, which are expected"
     assert not disk_is_quiet(101.0, 100.0)
+
+
+def test_a_fence_waits_for_a_quiet_disk_and_not_for_ever() -> None:
+    quiet = QuietDisk(PartitionId("Op", 3), 100.0, pause_ms=3.0)
+    assert quiet.has_come(2.0, 100.0)
+    assert not quiet.has_come(500.0, 100.0)
+    assert not quiet.has_come(500.0, 100.0 + WAIT_S_MAX)
+    assert quiet.has_come(2.0, 100.0 + WAIT_S_MAX)
+    assert quiet.has_come(500.0, 100.1 + WAIT_S_MAX), "a pause of any length is allowed"
+
+
+def test_a_disk_whose_writes_are_longer_than_the_budget_refuses_the_fence_when_the_wait_is_over() -> None:
+    quiet = QuietDisk(PartitionId("Op", 3), 100.0, pause_ms=3.0, max_pause_ms=50.0)
+    assert not quiet.has_come(51.0, 100.0 + WAIT_S_MAX)
+    assert quiet.has_come(50.0, 100.1 + WAIT_S_MAX), "it fits"
+    with pytest.raises(BudgetUnreachable, match=r"takes the source 51 ms, a pause of 50 ms is allowed .*Op"):
+        quiet.has_come(51.0, 100.1 + WAIT_S_MAX)
+
+
+def test_a_fence_comes_right_behind_the_next_commit() -> None:
+    moment = QuietMoment(7, until=10.0)
+    assert moment.wait_s(9.0, 7) == LOOK_S
+    assert moment.wait_s(9.9995, 7) == pytest.approx(0.0005)
+    assert moment.wait_s(9.0, 8) == 0.0
+    assert moment.wait_s(10.0, 7) == 0.0, "no batch came"
+    assert moment.wait_s(10.5, 7) == 0.0
+    assert QuietMoment(7, until=9.0).wait_s(9.0, 7) == 0.0, "there was nothing to wait for"
 
 
 @given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=50), st.floats(1e5, 1e9))
