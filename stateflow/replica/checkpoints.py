@@ -5,26 +5,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from random import Random  # noqa: TID251 - the type; which one is handed in
 
 from stateflow.checkpoint import CheckpointStore, Codec
 from stateflow.checkpoint.codec import key_from_environment
 from stateflow.checkpoint.collecting import Retention, collect
+from stateflow.checkpoint.store import Saved
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, StaleCheckpoint, StateflowError, UnknownPartition
-from stateflow.replica.commands import command_of
 from stateflow.replica.troubles import Troubles
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import fault_of, spec_of
+from stateflow.runtime.authority import Command
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.restoring import Restored, Wanted
-from stateflow.types import PartitionId
+from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
 RESTORES_AT_ONCE = 2
 #: periodic checkpoints of replicas that were started together drift apart by this share of the interval
 JITTER = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Checkpoints of one round. ``url``: of the store."""
+
+    url: str
+    partitions: tuple[PartitionId, ...] = ()
+    bytes_new: int = 0
+    bytes_total: int = 0
+    duration_s: float = 0.0
 
 
 class CheckpointShell:
@@ -46,19 +58,19 @@ class CheckpointShell:
 
     # -- taking -------------------------------------------------------------------------------------------
 
-    async def on_demand(self, request: rpb.CheckpointRequest) -> rpb.CheckpointReply:
-        """Every partition that is owned here; raises the first error when all were tried."""
-        wanted = set(request.partitions)
+    async def on_demand(self, operator: str = "", numbers: Collection[int] = (), savepoint: str = "") -> Taken:
+        """Every partition that is owned here, or of an operator, or these of its partitions; raises the first error
+        when all were tried."""
         partitions = [
             partition
-            for partition in self._node.owned(request.operator or None)
-            if not wanted or partition.partition in wanted
+            for partition in self._node.owned(operator or None)
+            if not numbers or partition.partition in numbers
         ]
         async with self._one:
-            reply, errors = await self._take(partitions, request.savepoint, on_demand=True)
+            taken, errors = await self._take(partitions, savepoint, on_demand=True)
         if errors:
             raise errors[0]
-        return reply
+        return taken
 
     async def periodically(self) -> None:
         """Until cancelled. The first after a random part of the interval, so that replicas do not upload in step."""
@@ -107,27 +119,26 @@ class CheckpointShell:
 
     async def _take(
         self, partitions: list[PartitionId], savepoint: str, *, on_demand: bool
-    ) -> tuple[rpb.CheckpointReply, list[StateflowError]]:
+    ) -> tuple[Taken, list[StateflowError]]:
         store = self._own_store()
         started = self._clock.monotonic()
-        reply = rpb.CheckpointReply(url=store.url)
+        done: list[PartitionId] = []
+        bytes_new = bytes_total = 0
         errors: list[StateflowError] = []
 
-        def take(partition: PartitionId) -> None:
-            saved = self._node.checkpointer.take(partition, store, savepoint=savepoint, on_demand=on_demand)
-            if saved is not None:
-                reply.partitions += 1
-                reply.numbers.append(partition.partition)
-                reply.bytes_new += saved.bytes_new
-                reply.bytes_total += saved.bytes_total
+        def take(partition: PartitionId) -> Saved | None:
+            return self._node.checkpointer.take(partition, store, savepoint=savepoint, on_demand=on_demand)
 
         try:
             await self._loop.run_in_executor(self._uploads, _begin, store)
         except StateflowError as error:
-            return reply, [error]
+            return Taken(store.url), [error]
         for partition in partitions:
             try:
-                await self._loop.run_in_executor(self._uploads, take, partition)
+                saved = await self._loop.run_in_executor(self._uploads, take, partition)
+                if saved is not None:
+                    done.append(partition)
+                    bytes_new, bytes_total = bytes_new + saved.bytes_new, bytes_total + saved.bytes_total
             except StaleCheckpoint as error:
                 errors.append(error)
             except StateflowError as error:
@@ -137,9 +148,8 @@ class CheckpointShell:
             except Exception as error:
                 log.exception("checkpoint of %s failed", partition)
                 errors.append(StateflowError(f"{type(error).__name__}: {error}", remedy="see the replica's log"))
-        reply.duration_s = self._clock.monotonic() - started
         self.taken += not errors
-        return reply, errors
+        return Taken(store.url, tuple(done), bytes_new, bytes_total, self._clock.monotonic() - started), errors
 
     def _own_store(self) -> CheckpointStore:
         if self.store is None:
@@ -152,20 +162,28 @@ class CheckpointShell:
 
     # -- restoring ----------------------------------------------------------------------------------------
 
-    async def restore(self, request: rpb.RestoreRequest) -> rpb.RestoreReply:
-        return await self._loop.run_in_executor(self._restores, self._restore, request)
+    async def prepare(
+        self, spec: OperatorSpec, partition: PartitionId, restore_id: str, url: str, wanted: Wanted
+    ) -> Restored:
+        """Fetch and prove a checkpoint from the store at ``url``, or else from the replica's own. Raises
+        UnknownPartition, InvalidArgument, and what :class:`~stateflow.runtime.restoring.Restorer` raises."""
+        return await self._loop.run_in_executor(self._restores, self._prepare, spec, partition, restore_id, url, wanted)
 
-    def _restore(self, request: rpb.RestoreRequest) -> rpb.RestoreReply:
-        spec = spec_of(request.spec)
-        if not request.partition < spec.partitions:
-            raise UnknownPartition(f"there is no partition {request.partition}", remedy="see `stateflow status`")
-        partition = PartitionId(spec.name, request.partition)
-        restorer = self._node.restorer
-        if request.own:
-            return _reply(restorer.own(partition, request.restore_id, request.epoch, command_of(request)))
-        store = self._named(request.url) if request.url else self._own_store()
-        wanted = Wanted(request.savepoint, request.source, request.batch)
-        return _reply(restorer.prepare(spec, partition, request.restore_id, store, self.store, wanted))
+    def _prepare(
+        self, spec: OperatorSpec, partition: PartitionId, restore_id: str, url: str, wanted: Wanted
+    ) -> Restored:
+        _check_number(spec, partition)
+        store = self._named(url) if url else self._own_store()
+        return self._node.restorer.prepare(spec, partition, restore_id, store, self.store, wanted)
+
+    async def own(
+        self, spec: OperatorSpec, partition: PartitionId, restore_id: str, epoch: int, command: Command
+    ) -> Restored:
+        """Serve what was proved, at this epoch or a newer one. Raises as :meth:`prepare`."""
+        _check_number(spec, partition)
+        return await self._loop.run_in_executor(
+            self._restores, self._node.restorer.own, partition, restore_id, epoch, command
+        )
 
     def _named(self, url: str) -> CheckpointStore:
         settings = self._node.settings
@@ -184,11 +202,6 @@ def _begin(store: CheckpointStore) -> None:
     store.check(first_use=True)
 
 
-def _reply(restored: Restored) -> rpb.RestoreReply:
-    return rpb.RestoreReply(
-        epoch=restored.epoch,
-        sequence=restored.sequence,
-        positions=restored.positions,
-        bytes=restored.bytes,
-        passed_over=[fault_of(error) for error in restored.passed_over],
-    )
+def _check_number(spec: OperatorSpec, partition: PartitionId) -> None:
+    if not partition.partition < spec.partitions:
+        raise UnknownPartition(f"there is no partition {partition.partition}", remedy="see `stateflow status`")

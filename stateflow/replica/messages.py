@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stateflow.replica.checkpoints import Taken
 from stateflow.replica.commands import command_of
 from stateflow.replica.fencing import Cancellation, Cancelled, Fence
 from stateflow.replica.progress import Progress
@@ -13,6 +14,7 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import fault_of, pieces, replica_of, seal_to_pb, spec_of
 from stateflow.runtime.lifecycle import Lifecycle
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.restoring import Restored
 from stateflow.runtime.takeover import TakenOver
 from stateflow.runtime.transfer import Reading
 from stateflow.types import PartitionId
@@ -116,12 +118,36 @@ def takeover_of(message: rpb.TakeOverRequest) -> TakeOver:
     )
 
 
-def taken_to_pb(taken: TakenOver) -> rpb.TakeOverReply:
+def taken_over_to_pb(taken: TakenOver) -> rpb.TakeOverReply:
     reply = rpb.TakeOverReply(epoch=taken.epoch, sequence=taken.sequence, positions=taken.positions)
     if taken.checkpoint is not None:
         reply.checkpoint_epoch, reply.checkpoint_sequence = taken.checkpoint.order
         reply.checkpoint_us = taken.checkpoint.created_us
     return reply
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------
+
+
+def taken_to_pb(taken: Taken) -> rpb.CheckpointReply:
+    return rpb.CheckpointReply(
+        partitions=len(taken.partitions),
+        bytes_new=taken.bytes_new,
+        bytes_total=taken.bytes_total,
+        duration_s=taken.duration_s,
+        url=taken.url,
+        numbers=[partition.partition for partition in taken.partitions],
+    )
+
+
+def restored_to_pb(restored: Restored) -> rpb.RestoreReply:
+    return rpb.RestoreReply(
+        epoch=restored.epoch,
+        sequence=restored.sequence,
+        positions=restored.positions,
+        bytes=restored.bytes,
+        passed_over=[fault_of(error) for error in restored.passed_over],
+    )
 
 
 # -- partitions -------------------------------------------------------------------------------------------

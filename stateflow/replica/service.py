@@ -14,7 +14,7 @@ from stateflow.errors import StateflowError
 from stateflow.replica.applying import Applier
 from stateflow.replica.changed import Changed
 from stateflow.replica.checkpoints import CheckpointShell
-from stateflow.replica.commands import commanded
+from stateflow.replica.commands import command_of, commanded
 from stateflow.replica.feeding import Feeder
 from stateflow.replica.fencing import Fencer
 from stateflow.replica.membership import Member
@@ -25,6 +25,8 @@ from stateflow.replica.messages import (
     frames_of,
     incoming_of,
     progress_to_pb,
+    restored_to_pb,
+    taken_over_to_pb,
     taken_to_pb,
     takeover_of,
     view_of,
@@ -50,6 +52,7 @@ from stateflow.rpc.wire import (
 )
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.restoring import Wanted
 from stateflow.runtime.transfer import Kept
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -124,12 +127,21 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Checkpoint(
         self, request: rpb.CheckpointRequest, context: grpc.aio.ServicerContext
     ) -> rpb.CheckpointReply:
-        return await self.checkpointing.on_demand(request)
+        wanted = request.operator, set(request.partitions), request.savepoint
+        return taken_to_pb(await self.checkpointing.on_demand(*wanted))
 
     @unary
     @commanded
     async def Restore(self, request: rpb.RestoreRequest, context: grpc.aio.ServicerContext) -> rpb.RestoreReply:
-        return await self.checkpointing.restore(request)
+        spec = spec_of(request.spec)
+        partition = PartitionId(spec.name, request.partition)
+        if request.own:
+            command = command_of(request)
+            restored = await self.checkpointing.own(spec, partition, request.restore_id, request.epoch, command)
+        else:
+            wanted = Wanted(request.savepoint, request.source, request.batch)
+            restored = await self.checkpointing.prepare(spec, partition, request.restore_id, request.url, wanted)
+        return restored_to_pb(restored)
 
     @streaming
     async def Scan(self, request: rpb.ScanRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.ScanPage]:
@@ -217,7 +229,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     @commanded
     async def TakeOver(self, request: rpb.TakeOverRequest, context: grpc.aio.ServicerContext) -> rpb.TakeOverReply:
-        return taken_to_pb(await self._succession.take_over(takeover_of(request)))
+        return taken_over_to_pb(await self._succession.take_over(takeover_of(request)))
 
     # -- moves, at the source -----------------------------------------------------------------------------
 

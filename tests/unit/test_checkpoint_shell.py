@@ -17,7 +17,6 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.replica import checkpoints
 from stateflow.replica.checkpoints import CheckpointShell
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.offline import verify
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
@@ -78,7 +77,7 @@ def test_on_demand_says_what_failed(tmp_path: Path) -> None:
     async def ask(store: CheckpointStore | None) -> None:
         shell = CheckpointShell(node, store, SYSTEM_CLOCK, Random(1))
         try:
-            await shell.on_demand(rpb.CheckpointRequest())
+            await shell.on_demand()
         finally:
             shell.close()
 
@@ -108,9 +107,9 @@ def test_a_store_is_tidied_and_what_is_gone_is_taken_again(tmp_path: Path) -> No
         shell = CheckpointShell(node, store, SYSTEM_CLOCK, Random(1))
 
         async def round_(*, on_demand: bool = False) -> list[int]:
-            reply, errors = await shell._take(node.owned(), "", on_demand=on_demand)
+            taken, errors = await shell._take(node.owned(), "", on_demand=on_demand)
             assert not errors
-            return sorted(reply.numbers)
+            return sorted(partition.partition for partition in taken.partitions)
 
         for number in range(5):
             send(node, number)
