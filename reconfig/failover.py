@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import ClassVar, get_args
 
 from reconfig.migration import STORY_KEPT
-from stateflow.errors import InvalidTransition, StateflowError, StateMissing, Unavailable
+from stateflow.errors import REPORT_LINE, InvalidTransition, StateflowError, StateMissing, Unavailable
 from stateflow.transitions import Guard, Ignored, Impossible, Row, Table, Transition
 from stateflow.types import PartitionId, ReplicaInfo, ranges
 
@@ -285,7 +285,7 @@ class Takeover:
         return list(instructions)
 
     def fault(self, what: str) -> InvalidTransition:
-        return InvalidTransition(what, remedy="this is a fault", partition=self.partition, story=" | ".join(self.story))
+        return InvalidTransition(what, remedy=REPORT_LINE, partition=self.partition, story=" | ".join(self.story))
 
     @classmethod
     def resumed(cls, partition: PartitionId, granted_epoch: int, granted: bool) -> tuple[Takeover, list[Instruction]]:

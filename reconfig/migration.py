@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import ClassVar, get_args
 
 from reconfig.budget import FIXED_MS_DEFAULT, Measured, lag_ms, predicted_pause_ms
-from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError, Unavailable
+from stateflow.errors import REPORT_LINE, BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError, Unavailable
 from stateflow.transitions import Guard, Ignored, Impossible, Refused, Row, Table, Transition
 
 #: a move without a budget is cut over once its lag takes no longer than this to cross
@@ -525,7 +525,7 @@ class Move:
         )
 
     def fault(self, what: str) -> InvalidTransition:
-        return InvalidTransition(what, remedy="this is a fault", story=" | ".join(self.story))
+        return InvalidTransition(what, remedy=REPORT_LINE, story=" | ".join(self.story))
 
     @classmethod
     def resumed(cls, epoch: int, granted_epoch: int, max_pause_ms: float = 0.0) -> tuple[Move, list[Instruction]]:

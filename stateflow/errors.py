@@ -17,6 +17,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T", bound=type)
+#: remedies for what no user, machine or network can have done
+REPORT_LINE = "a bug in stateflow, please report it with this line"
+REPORT_LOG = "a bug in stateflow, please report it with the log"
 
 
 class StateflowError(Exception):

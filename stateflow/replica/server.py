@@ -15,7 +15,7 @@ import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import StateflowError
+from stateflow.errors import REPORT_LOG, StateflowError
 from stateflow.replica.membership import say_opening, stay_registered
 from stateflow.replica.service import ReplicaService
 from stateflow.replica.threads import Threads
@@ -95,7 +95,7 @@ async def _first_to_end(duties: list[asyncio.Task[None]], stop: asyncio.Event) -
     stop.set()
     if why is not None:
         return unexpected(why)
-    return StateflowError(f"{duty.get_name()} ended by itself", remedy="this is a fault of stateflow; see the log")
+    return StateflowError(f"{duty.get_name()} ended by itself", remedy=REPORT_LOG)
 
 
 async def recover(service: ReplicaService, info: ReplicaInfo, controller: str, stop: asyncio.Event) -> bool:

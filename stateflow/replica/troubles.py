@@ -42,7 +42,7 @@ class Troubles:
         return kind != former
 
     def met(self, error: Exception) -> None:
-        """One line of what the environment did; with its stack, where it is a fault of stateflow."""
+        """One line of what the environment did; with its stack, where it is a bug in stateflow."""
         meant = meaning(error)
         if meant is None:
             self.unforeseen(error)
@@ -50,7 +50,7 @@ class Troubles:
             self._log.error("%s: %s", self._what, meant)
 
     def unforeseen(self, error: Exception) -> None:
-        """A fault of stateflow, which a simulation fails with."""
+        """A bug in stateflow, which a simulation fails with."""
         kind = type(error).__name__
         if self.is_new(kind):
             self._log.error("%s: %s: %s", self._what, kind, error, exc_info=error)

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from stateflow.errors import InvalidArgument, NotLeading, PortInUse, StateflowError, Unavailable, from_wire
+from stateflow.errors import REPORT_LOG, InvalidArgument, NotLeading, PortInUse, StateflowError, Unavailable, from_wire
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
@@ -76,9 +76,7 @@ def error_of(fault: pb.Fault) -> StateflowError:
 
 def unexpected(error: BaseException) -> StateflowError:
     """What the environment did; else an error nobody planned for, in the form users can report."""
-    return meaning(error) or StateflowError(
-        f"{type(error).__name__}: {error}", remedy="this is a fault of stateflow; see the log"
-    )
+    return meaning(error) or StateflowError(f"{type(error).__name__}: {error}", remedy=REPORT_LOG)
 
 
 def remote_error(error: grpc.RpcError, address: str) -> StateflowError:

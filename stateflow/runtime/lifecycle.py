@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, get_args
 
 from stateflow.errors import (
+    REPORT_LINE,
     InvalidArgument,
     InvalidTransition,
     MoveAborted,
@@ -399,7 +400,7 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
     Impossible((_S.OWNED, _S.FENCING), Prepare),
     Impossible(_S.WARMING, Own, when=OTHER_MOVE),
     Refused(
-        _S.WARMING, Own, _stale("epoch {event.epoch} is not newer than {here.epoch}", "this is a fault"),
+        _S.WARMING, Own, _stale("epoch {event.epoch} is not newer than {here.epoch}", REPORT_LINE),
         when=NOT_NEWER,
     ),
     Refused(_S.WARMING, Own, _out_of_reach, when=OUT_OF_REACH),

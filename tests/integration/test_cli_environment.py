@@ -38,7 +38,7 @@ def stateflow(*arguments: str, cwd: Path, out: int | None = subprocess.PIPE) -> 
 def one_line(done: subprocess.CompletedProcess[str], status: int = 1) -> str:
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
-    assert "a fault of stateflow" not in done.stderr
+    assert "a bug in stateflow" not in done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, lines
     return lines[0]
@@ -119,6 +119,6 @@ def test_files_that_are_missing_or_something_else(tmp_path: Path, arguments: tup
     done = stateflow(*arguments, cwd=tmp_path)
     assert done.returncode in (1, 2), (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
-    assert "a fault of stateflow" not in done.stderr
+    assert "a bug in stateflow" not in done.stderr
     if done.returncode == 1:
         one_line(done)

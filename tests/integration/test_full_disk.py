@@ -46,7 +46,7 @@ def test_a_full_disk_at_start_is_one_line(mount: Mount) -> None:
     fill(disk)
     line = said(disk / "data")
     assert line.startswith("disk_full: the disk has no room: No space left on device"), line
-    assert "fault of stateflow" not in line
+    assert "bug in stateflow" not in line
 
 
 def test_a_disk_that_may_not_be_written_is_one_line(mount: Mount) -> None:
@@ -70,7 +70,7 @@ def test_a_disk_that_fills_up_loses_nothing_and_serves_again_when_there_is_room(
                 produced = stream.send(rows)
                 assert outputs(produced) == model.apply(rows)
         assert caught.value.code == "disk_full", caught.value
-        assert "fault of stateflow" not in str(caught.value)
+        assert "bug in stateflow" not in str(caught.value)
         ballast.unlink()
         # the batch that failed is sent again as it was: whether it was written nobody was told
         again = eventually(lambda: stream.send(rows), "it takes batches again")

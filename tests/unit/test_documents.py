@@ -65,4 +65,4 @@ def test_anchors_and_merges_that_people_write_are_read(tmp_path: Path) -> None:
 def test_what_the_environment_did_is_no_fault_of_stateflow(error: BaseException, kind: type) -> None:
     meant = unexpected(error)
     assert type(meant) is kind
-    assert "fault of stateflow" not in str(meant)
+    assert "bug in stateflow" not in str(meant)
