@@ -80,6 +80,11 @@ def rebalance(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]
     return dict(zip(given, _takers(quota, counts), strict=True))
 
 
+def newcomers(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> frozenset[str]:
+    """Those of ``replicas`` that own nothing and that :func:`rebalance` would give something."""
+    return frozenset(rebalance(owners, replicas).values()) - frozenset(owners.values())
+
+
 def _weights(replicas: Iterable[ReplicaInfo]) -> dict[str, int]:
     return {info.name: info.weight for info in sorted(replicas, key=lambda info: info.name) if info.weight > 0}
 

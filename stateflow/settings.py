@@ -124,6 +124,10 @@ class ControllerSettings(Settings):
         default=10.0, gt=0, description="a controller decides for so long after it renewed its hold on the ledger"
     )
     takeover_retry_s: float = Field(default=5.0, gt=0)
+    auto_rebalance: bool = Field(default=False, description="a replica that joins is given its share by itself")
+    auto_rebalance_after_s: float = Field(
+        default=60.0, ge=0, description="when it has been there for so long, and nothing has moved meanwhile"
+    )
     restore_patience_s: float = Field(
         default=60.0, gt=0, description="a restore waits so long for a target that went away when the owner had stopped"
     )

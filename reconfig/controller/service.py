@@ -20,6 +20,7 @@ from reconfig.controller.claims import Claims
 from reconfig.controller.desk import Books, Desk
 from reconfig.controller.leaving import Leaving
 from reconfig.controller.options import Options
+from reconfig.controller.rebalancing import AutoRebalance
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.restores import Restores
 from reconfig.controller.standbys import Standbys
@@ -103,6 +104,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self._restores = Restores(self._desk, self._standbys.end)
         self._takeovers = Takeovers(self._desk, self._underway, carrier, self._standbys)
         self._reconfigurations = Reconfigurations(self._desk, self._underway, carrier)
+        self._auto_rebalance = AutoRebalance(self._desk, self._underway, self._reconfigurations)
         self._deploying = asyncio.Lock()
         self._leaving = Leaving(self._desk, self._standbys, self._takeovers)
         self._claims = Claims(self.settings, clock)
@@ -460,6 +462,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self._reconfigurations.resume_all()
         self._desk.spawn(self._restores.resume())
         self._desk.spawn(self._takeovers.watch())
+        if self.settings.auto_rebalance:
+            self._desk.spawn(self._auto_rebalance.watch())
 
     async def _resume_deployment(self, deployed: Deployed, record: Any) -> None:
         if record.state is RecordState.NEW:  # the process ended between its two records

@@ -46,7 +46,7 @@ from stateflow.runtime.code import INSIDE, check_outside
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.settings import ReplicaSettings
+from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.storage.files import raise_limit
 from stateflow.types import ReplicaInfo, check_name
 
@@ -110,6 +110,9 @@ def controller(
         ),
     ] = None,
     advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
+    auto_rebalance: Annotated[
+        bool, typer.Option("--auto-rebalance", help="A replica that joins is given its share by itself.")
+    ] = False,
     as_json: Json = False,
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
@@ -136,7 +139,8 @@ def controller(
         did = ledger_commands.told(opened)
         if did is not None:
             logging.getLogger(__name__).info("%s at %s", did, opened.database.shown)
-        await serve(opened, listen, advertise=advertise, ready=ready, stop=stop)
+        settings = ControllerSettings(auto_rebalance=True) if auto_rebalance else ControllerSettings()
+        await serve(opened, listen, settings, advertise=advertise, ready=ready, stop=stop)
 
     asyncio.run(run())
 

@@ -59,6 +59,9 @@ def status(now: ClusterStatus) -> RenderableType:
     for r in now.replicas:
         table.add_row(r.name, r.site, r.address, state(r), heard(r), _owned(r.partitions, lacking[r.name]))
     parts: list[RenderableType] = [titled("Replicas", table)]
+    if waiting := now.without_share():
+        named = f"{', '.join(waiting)} owns nothing" if len(waiting) == 1 else f"{', '.join(waiting)} own nothing"
+        parts.append(Text(f"{named}: `stateflow rebalance` gives a share", "yellow"))
     if now.refused:
         refused = new_table("replica", "address", "directory", "refused")
         for each in now.refused:

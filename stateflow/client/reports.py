@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stateflow.ring import newcomers
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import error_of
+from stateflow.types import PartitionId, ReplicaInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,17 @@ class ClusterStatus(Report):
     standbys: tuple[StandbyReport, ...] = ()
     refused: tuple[RefusedReplica, ...] = ()
     deploying: tuple[DeployingOperator, ...] = ()
+
+    def without_share(self) -> list[str]:
+        """Replicas that answer and own nothing, though a rebalance would give them something, and none is under way."""
+        empty = {each.name for each in self.replicas if each.alive and each.weight > 0 and not each.partitions}
+        if not empty or any(each.state in ("RUNNING", "PAUSED") for each in self.reconfigurations):
+            return []
+        answering = [ReplicaInfo(e.name, e.site, e.address, e.weight) for e in self.replicas if e.alive]
+        owners = {PartitionId(each.name, n): owner for each in self.operators for n, owner in enumerate(each.owners)}
+        if not {info.name for info in answering}.issuperset(owners.values()):
+            return []  # a failover comes first
+        return sorted(newcomers(owners, answering))
 
     @classmethod
     def of(cls, reply: cpb.StatusReply) -> ClusterStatus:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stateflow.cli import show
 from stateflow.cli.output import console
-from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, ReplicaStatus
+from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.client.reports import RefusedReplica, UnservedPartitions
 from stateflow.rpc import controller_pb2 as cpb
 
@@ -68,6 +68,29 @@ def test_partitions_that_nobody_serves_are_red_and_say_why() -> None:
         colourful.print(show.status(STATUS))
     (line,) = [line for line in capture.get().splitlines() if "nobody" in line]
     assert "\x1b[1;31m" in line
+
+
+def test_a_replica_without_a_share_is_said_with_the_command() -> None:
+    here = [ReplicaStatus(name, "cloud", f"{name}:1", 1, True, 0.4, partitions) for name, partitions in two_and("c")]
+    operator = OperatorStatus("Op", "m:Op", 4, 7, ("a", "a", "b", "b"), (1,) * 4)
+    status = ClusterStatus(replicas=tuple(here), operators=(operator,), reconfigurations=())
+    said = "c owns nothing: `stateflow rebalance` gives a share"
+    assert said in shown(show.status(status))
+    both = dataclasses.replace(status, replicas=(*here, ReplicaStatus("d", "cloud", "d:1", 1, True, 0.4, 0)))
+    assert "c, d own nothing" in shown(show.status(both))
+    for other in (
+        dataclasses.replace(status, replicas=tuple(here[:2])),
+        dataclasses.replace(status, replicas=(*here[:2], dataclasses.replace(here[2], alive=False))),
+        dataclasses.replace(status, replicas=(*here[:2], dataclasses.replace(here[2], weight=0))),
+        dataclasses.replace(status, replicas=(dataclasses.replace(here[0], alive=False), *here[1:])),
+        dataclasses.replace(status, reconfigurations=(Reconfiguration("r", "Op", "RUNNING", (), 0.0),)),
+        dataclasses.replace(status, operators=(dataclasses.replace(operator, partitions=2, owners=("a", "b")),)),
+    ):
+        assert "own" not in shown(show.status(other)).replace("owner", "")
+
+
+def two_and(name: str) -> list[tuple[str, int]]:
+    return [("a", 2), ("b", 2), (name, 0)]
 
 
 def test_prose_from_elsewhere_is_shown_as_it_is() -> None:

@@ -1,0 +1,73 @@
+"""Rebalances that nobody asked for: watches who joins, and carries out what :mod:`reconfig.joining` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+from reconfig.controller.desk import Desk
+from reconfig.controller.options import Options
+from reconfig.controller.reconfigurations import Reconfigurations
+from reconfig.controller.underway import Underway
+from reconfig.joining import Joining, newcomers, was_emptied
+from stateflow.errors import StateflowError
+from stateflow.ledger import RecordState
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+
+
+class AutoRebalance:
+    def __init__(self, desk: Desk, underway: Underway, reconfigurations: Reconfigurations) -> None:
+        self._desk, self._underway, self._reconfigurations = desk, underway, reconfigurations
+        self._joining = Joining(desk.settings.auto_rebalance_after_s)
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._desk.settings.heartbeat_interval_s)
+            try:
+                await self._look()
+            except StateflowError as error:
+                log.warning("no rebalance for who joined: %s", error)
+            except Exception:
+                log.exception("no rebalance for who joined")
+
+    async def _look(self) -> None:
+        members = self._desk.members
+        present = {name: members.session(name) for name in await self._newcomers()}
+        joined = self._joining.step(self._desk.clock.monotonic(), present, self._is_busy())
+        if joined:
+            names = ", ".join(sorted(joined))
+            started = await self._reconfigurations.rebalance("", Options())
+            log.warning("%s joined and owned nothing: rebalance %s", names, ", ".join(each.id for each in started))
+
+    async def _newcomers(self) -> list[str]:
+        alive, book = self._desk.alive(), self._desk.book
+        owned = self._desk.owned_counts()
+        if not owned or all(owned.get(name) or info.weight <= 0 for name, info in alive.items()):
+            return []
+        owners = {
+            PartitionId(name, number): owner
+            for name, deployed in book.deployed.items()
+            for number, owner in enumerate(deployed.assignment.owners)
+        }
+        sites = {name: info.site for name, info in book.replicas.items()}
+        found = await self._desk.aside(newcomers, owners, list(alive.values()), sites)
+        return [name for name in found if not was_emptied(name, self._completed())]
+
+    def _completed(self) -> Iterator[tuple[str, str, str]]:
+        for moves in reversed(self._desk.book.history.values()):
+            for planned, record in reversed(moves):
+                if record.state is RecordState.PROCESSED:
+                    yield planned.source, planned.target, planned.kind
+
+    def _is_busy(self) -> bool:
+        book, alive = self._desk.book, self._desk.alive()
+        return bool(
+            book.planned
+            or book.open_restores
+            or any(not running.over for running in self._underway.running.values())
+            or any(move.planned.strategy != "standby" for move in book.open_moves.values())
+            or self._desk.owned_counts().keys() - alive.keys()
+        )
