@@ -19,7 +19,7 @@ from typing import ClassVar, get_args
 
 from reconfig.migration import STORY_KEPT
 from stateflow.errors import REPORT_LINE, InvalidTransition, StateflowError, StateMissing, Unavailable
-from stateflow.transitions import Guard, Ignored, Impossible, Row, Table, Transition
+from stateflow.transitions import Guard, Ignored, Impossible, Order, Row, Table, Transition
 from stateflow.types import PartitionId, ReplicaInfo, ranges
 
 # -- who and how --------------------------------------------------------------------------------------------
@@ -185,17 +185,64 @@ Event = (
 )
 
 
-class Instruction(StrEnum):
-    RECORD_GRANT = "RECORD_GRANT"
-    TAKE_OVER = "TAKE_OVER"  # target → TargetOwned | TargetRefused | TargetUnknown
-    RETRY_TAKE_OVER = "RETRY_TAKE_OVER"
-    CANCEL_TARGET = "CANCEL_TARGET"  # target → TargetCancelled | TargetOwned | TargetUnknown
-    RETRY_CANCEL_TARGET = "RETRY_CANCEL_TARGET"
-    RECORD_OWNED = "RECORD_OWNED"
-    RECORD_ABORTED = "RECORD_ABORTED"
+@dataclass(frozen=True, slots=True)
+class RecordGrant:
+    """Ledger: ``epoch`` is the target's → GrantRecorded."""
+
+    epoch: int
 
 
-Says = tuple[Instruction, ...]
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Target: own at ``epoch`` → TargetOwned | TargetRefused | TargetUnknown."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTarget:
+    """Target → TargetCancelled | TargetOwned | TargetUnknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOwned:
+    """Ledger: the target owns → OwnedRecorded."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAborted:
+    """Ledger."""
+
+    error: StateflowError = field(compare=False)  # no error equals another one
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """``instruction``, after a while."""
+
+    instruction: TakeOver | CancelTarget
+
+
+Instruction = RecordGrant | TakeOver | CancelTarget | RecordOwned | RecordAborted | Retry
+Says = tuple[Order["Takeover", Instruction], ...]
+
+
+def _record_aborted_of(takeover: Takeover) -> RecordAborted:
+    assert takeover.error is not None
+    return RecordAborted(takeover.error)
+
+
+RECORD_GRANT: Order[Takeover, Instruction] = Order("RecordGrant", lambda takeover: RecordGrant(takeover.granted_epoch))
+TAKE_OVER: Order[Takeover, Instruction] = Order("TakeOver", lambda takeover: TakeOver(takeover.granted_epoch))
+CANCEL_TARGET: Order[Takeover, Instruction] = Order("CancelTarget", lambda _: CancelTarget())
+RECORD_OWNED: Order[Takeover, Instruction] = Order("RecordOwned", lambda takeover: RecordOwned(takeover.granted_epoch))
+RECORD_ABORTED: Order[Takeover, Instruction] = Order("RecordAborted", _record_aborted_of)
+RETRY_TAKE_OVER: Order[Takeover, Instruction] = Order(
+    "Retry(TakeOver)", lambda takeover: Retry(TakeOver(takeover.granted_epoch))
+)
+RETRY_CANCEL_TARGET: Order[Takeover, Instruction] = Order("Retry(CancelTarget)", lambda _: Retry(CancelTarget()))
 
 CANCELLING: Guard[Takeover] = Guard("the target is asked to cancel", lambda takeover, _: takeover.cancelling)
 GRANTED_EPOCH: Guard[Takeover] = Guard(
@@ -215,32 +262,31 @@ def _died(takeover: Takeover, _: Event) -> None:
     takeover.error = Unavailable("the successor died as well", remedy="another one is chosen")
 
 
-_I = Instruction
 _ROWS: tuple[Row[Phase, Takeover], ...] = (
-    Transition(Phase.PLANNED, Begin, None, (_I.RECORD_GRANT,), note="in the ledger before the target hears of it"),
-    Transition(Phase.PLANNED, GrantRecorded, Phase.GRANTED, (_I.TAKE_OVER,)),
+    Transition(Phase.PLANNED, Begin, None, (RECORD_GRANT,), note="in the ledger before the target hears of it"),
+    Transition(Phase.PLANNED, GrantRecorded, Phase.GRANTED, (TAKE_OVER,)),
     Transition(
-        Phase.PLANNED, TargetRefused, Phase.ABANDONED, (_I.RECORD_ABORTED,), effect=_refused,
+        Phase.PLANNED, TargetRefused, Phase.ABANDONED, (RECORD_ABORTED,), effect=_refused,
         note="the grant could not be recorded",
     ),
     Transition(
-        (Phase.PLANNED, Phase.GRANTED), TargetGone, Phase.ABANDONED, (_I.RECORD_ABORTED,), effect=_died,
+        (Phase.PLANNED, Phase.GRANTED), TargetGone, Phase.ABANDONED, (RECORD_ABORTED,), effect=_died,
         note="its lease lapsed too: it serves no more",
     ),
-    Transition(Phase.GRANTED, TargetOwned, Phase.OWNED, (_I.RECORD_OWNED,), when=GRANTED_EPOCH),
+    Transition(Phase.GRANTED, TargetOwned, Phase.OWNED, (RECORD_OWNED,), when=GRANTED_EPOCH),
     Impossible(Phase.GRANTED, TargetOwned, note="nobody granted that epoch"),
     Transition(
-        Phase.GRANTED, TargetUnknown, None, (_I.RETRY_CANCEL_TARGET,), when=CANCELLING, note="no answer decides nothing"
+        Phase.GRANTED, TargetUnknown, None, (RETRY_CANCEL_TARGET,), when=CANCELLING, note="no answer decides nothing"
     ),
     Transition(
-        Phase.GRANTED, TargetUnknown, None, (_I.RETRY_TAKE_OVER,), note="it may own; no answer decides nothing"
+        Phase.GRANTED, TargetUnknown, None, (RETRY_TAKE_OVER,), note="it may own; no answer decides nothing"
     ),
     Transition(
-        Phase.GRANTED, TargetRefused, None, (_I.CANCEL_TARGET,), effect=_cancel_for,
+        Phase.GRANTED, TargetRefused, None, (CANCEL_TARGET,), effect=_cancel_for,
         note="so that a late request finds it refused",
     ),
     Transition(
-        Phase.GRANTED, TargetCancelled, Phase.ABANDONED, (_I.RECORD_ABORTED,), when=CANCELLING,
+        Phase.GRANTED, TargetCancelled, Phase.ABANDONED, (RECORD_ABORTED,), when=CANCELLING,
         note="it never owns by this take-over",
     ),
     Impossible(Phase.GRANTED, TargetCancelled, note="it was not asked"),
@@ -280,9 +326,9 @@ class Takeover:
     def handle(self, event: Event) -> list[Instruction]:
         """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""
         before = self.phase
-        self.phase, instructions = self.table.handle(self, before, event)
-        self.story.append(f"{type(event).__name__}: {before} → {self.phase} {[i.value for i in instructions]}")
-        return list(instructions)
+        self.phase, orders = self.table.handle(self, before, event)
+        self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
+        return [order.make(self) for order in orders]
 
     def fault(self, what: str) -> InvalidTransition:
         return InvalidTransition(what, remedy=REPORT_LINE, partition=self.partition, story=" | ".join(self.story))
@@ -295,4 +341,4 @@ class Takeover:
         if not granted:
             return takeover, takeover.handle(Begin())
         takeover.phase = Phase.GRANTED
-        return takeover, [Instruction.TAKE_OVER]
+        return takeover, [TAKE_OVER.make(takeover)]

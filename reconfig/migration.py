@@ -17,6 +17,7 @@ become small.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,7 +25,7 @@ from typing import ClassVar, get_args
 
 from reconfig.budget import FIXED_MS_DEFAULT, Measured, lag_ms, predicted_pause_ms
 from stateflow.errors import REPORT_LINE, BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError, Unavailable
-from stateflow.transitions import Guard, Ignored, Impossible, Refused, Row, Table, Transition
+from stateflow.transitions import Guard, Ignored, Impossible, Order, Refused, Row, Table, Transition
 
 #: a move without a budget is cut over once its lag takes no longer than this to cross
 LAG_MS_SMALL = 10.0
@@ -168,24 +169,135 @@ Event = (
 # -- instructions: what the shell must do -------------------------------------------------------------------
 
 
-class Instruction(StrEnum):
-    PREPARE = "PREPARE"  # target: pull from the source → BaseReady, CaughtUp…, TargetOwned | TargetFailed
-    RECORD_GRANT = "RECORD_GRANT"  # ledger → GrantRecorded
-    FENCE = "FENCE"  # source → SourceSealed | FenceRefused | SourceUnknown
-    CANCEL_SOURCE = "CANCEL_SOURCE"  # source → SourceCancelled | SourceSealed | SourceUnknown
-    CANCEL_TARGET = "CANCEL_TARGET"  # target → TargetCancelled | TargetOwned | TargetUnknown
-    ABANDON_TARGET = "ABANDON_TARGET"  # target, best effort
-    RECORD_OWNED = "RECORD_OWNED"  # ledger → OwnedRecorded
-    RECORD_ABORTED = "RECORD_ABORTED"  # ledger
-    PUBLISH = "PUBLISH"  # the new assignment, to whoever asks
-    RELEASE = "RELEASE"  # source, best effort
-    RETRY_FENCE = "RETRY_FENCE"  # FENCE, after a while
-    RETRY_CANCEL = "RETRY_CANCEL"  # CANCEL_SOURCE, after a while
-    RETRY_PREPARE = "RETRY_PREPARE"  # PREPARE, after a while
-    RETRY_CANCEL_TARGET = "RETRY_CANCEL_TARGET"  # CANCEL_TARGET, after a while
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Target: pull from the source → BaseReady, CaughtUp…, TargetOwned | TargetFailed."""
 
 
-Says = tuple[Instruction, ...]
+@dataclass(frozen=True, slots=True)
+class RecordGrant:
+    """Ledger: ``epoch`` is the target's → GrantRecorded. ``takes_turn``: of the cutovers at its source."""
+
+    epoch: int
+    takes_turn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Source: seal, for the target to own at ``epoch`` → SourceSealed | FenceRefused | SourceUnknown.
+
+    Args:
+        cold: nobody follows yet.
+        pause_ms: predicted; 0 where no figure was.
+        max_pause_ms: 0 means no budget.
+    """
+
+    epoch: int
+    cold: bool
+    pause_ms: float
+    max_pause_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSource:
+    """Source, which owned the partition at ``owned_at`` → SourceCancelled | SourceSealed | SourceUnknown.
+
+    ``tidies``: the move has ended unfenced, and nothing depends on the answer."""
+
+    owned_at: int
+    tidies: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTarget:
+    """Target → TargetCancelled | TargetOwned | TargetUnknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonTarget:
+    """Target, best effort."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOwned:
+    """Ledger: the target owns → OwnedRecorded."""
+
+    epoch: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAborted:
+    """Ledger."""
+
+    error: StateflowError = field(compare=False)  # no error equals another one
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The new assignment, to whoever asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Source, best effort: the target owns at ``epoch``."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """``instruction``, after a while."""
+
+    instruction: Prepare | Fence | CancelSource | CancelTarget
+
+
+Instruction = (
+    Prepare
+    | RecordGrant
+    | Fence
+    | CancelSource
+    | CancelTarget
+    | AbandonTarget
+    | RecordOwned
+    | RecordAborted
+    | Publish
+    | Release
+    | Retry
+)
+Says = tuple[Order["Move", Instruction], ...]
+
+
+def _fence_of(move: Move) -> Fence:
+    pause_ms = move.predicted_pause_ms if math.isfinite(move.predicted_pause_ms) else 0.0
+    return Fence(move.granted_epoch, move.kind is Kind.COLD, pause_ms, move.max_pause_ms)
+
+
+def _cancel_source_of(move: Move) -> CancelSource:
+    return CancelSource(move.epoch, move.phase in TERMINAL)
+
+
+def _record_aborted_of(move: Move) -> RecordAborted:
+    assert move.error is not None
+    return RecordAborted(move.error)
+
+
+PREPARE: Order[Move, Instruction] = Order("Prepare", lambda _: Prepare())
+RECORD_GRANT: Order[Move, Instruction] = Order(
+    "RecordGrant", lambda move: RecordGrant(move.granted_epoch, move.kind is Kind.WARM)
+)
+FENCE: Order[Move, Instruction] = Order("Fence", _fence_of)
+CANCEL_SOURCE: Order[Move, Instruction] = Order("CancelSource", _cancel_source_of)
+CANCEL_TARGET: Order[Move, Instruction] = Order("CancelTarget", lambda _: CancelTarget())
+ABANDON_TARGET: Order[Move, Instruction] = Order("AbandonTarget", lambda _: AbandonTarget())
+RECORD_OWNED: Order[Move, Instruction] = Order("RecordOwned", lambda move: RecordOwned(move.granted_epoch, move.digest))
+RECORD_ABORTED: Order[Move, Instruction] = Order("RecordAborted", _record_aborted_of)
+PUBLISH: Order[Move, Instruction] = Order("Publish", lambda _: Publish())
+RELEASE: Order[Move, Instruction] = Order("Release", lambda move: Release(move.granted_epoch))
+RETRY_PREPARE: Order[Move, Instruction] = Order("Retry(Prepare)", lambda _: Retry(Prepare()))
+RETRY_FENCE: Order[Move, Instruction] = Order("Retry(Fence)", lambda move: Retry(_fence_of(move)))
+RETRY_CANCEL: Order[Move, Instruction] = Order("Retry(CancelSource)", lambda move: Retry(_cancel_source_of(move)))
+RETRY_CANCEL_TARGET: Order[Move, Instruction] = Order("Retry(CancelTarget)", lambda _: Retry(CancelTarget()))
 
 # -- guards -------------------------------------------------------------------------------------------------
 
@@ -300,7 +412,6 @@ def _owned(move: Move, event: TargetOwned) -> None:
 
 BEFORE_FENCE = (Phase.WAITING, Phase.WARMING, Phase.CATCHING_UP)
 COPYING = (Phase.WARMING, Phase.CATCHING_UP)
-_I = Instruction
 
 
 def _wrong_epoch(move: Move, event: TargetOwned) -> InvalidTransition:
@@ -313,22 +424,22 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     Ignored(Phase.ABORTED, TargetOwned, (), when=STANDBY, note="told twice"),
     Refused(Phase.ABORTED, TargetOwned, _wrong_epoch, note="what was rolled back can never own"),
     Transition(
-        (*BEFORE_FENCE, Phase.FENCED), TargetOwned, Phase.ABORTED, (_I.CANCEL_SOURCE, _I.RECORD_ABORTED), when=STANDBY,
+        (*BEFORE_FENCE, Phase.FENCED), TargetOwned, Phase.ABORTED, (CANCEL_SOURCE, RECORD_ABORTED), when=STANDBY,
         effect=_copy_is_owner, note="by a move to where it is",
     ),
     Transition(
-        (*BEFORE_FENCE, Phase.FENCED), TargetOwned, Phase.OWNED, (_I.RECORD_OWNED,), when=GRANTED_EPOCH, effect=_owned,
+        (*BEFORE_FENCE, Phase.FENCED), TargetOwned, Phase.OWNED, (RECORD_OWNED,), when=GRANTED_EPOCH, effect=_owned,
         note="it wins: whatever was believed before, the target has it",
     ),
     Refused((*BEFORE_FENCE, Phase.FENCED), TargetOwned, _wrong_epoch, note="nobody granted that epoch"),
     # the beginning
     Transition(
-        Phase.WAITING, Begin, None, (_I.RECORD_GRANT,), when=COLD, effect=_ask_for_grant,
+        Phase.WAITING, Begin, None, (RECORD_GRANT,), when=COLD, effect=_ask_for_grant,
         note="fence first, copy then",
     ),
-    Transition(Phase.WAITING, Begin, Phase.WARMING, (_I.PREPARE,), effect=_prepare, note="copy first"),
+    Transition(Phase.WAITING, Begin, Phase.WARMING, (PREPARE,), effect=_prepare, note="copy first"),
     Transition(
-        Phase.WAITING, GrantRecorded, Phase.FENCED, (_I.FENCE,), when=GRANTING, note="its seal asks for the copy"
+        Phase.WAITING, GrantRecorded, Phase.FENCED, (FENCE,), when=GRANTING, note="its seal asks for the copy"
     ),
     Impossible(Phase.WAITING, GrantRecorded),
     # the copy
@@ -340,83 +451,83 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
         Phase.CATCHING_UP, CaughtUp, None, (), when=STANDBY, effect=_measure, note="it stays until it is cancelled"
     ),
     Transition(
-        Phase.CATCHING_UP, CaughtUp, None, (_I.RECORD_GRANT,), when=FITS, effect=_measure_and_ask,
+        Phase.CATCHING_UP, CaughtUp, None, (RECORD_GRANT,), when=FITS, effect=_measure_and_ask,
         note="in the ledger before the source hears of it",
     ),
     Transition(
-        Phase.CATCHING_UP, CaughtUp, Phase.ABORTED, (_I.CANCEL_SOURCE, _I.ABANDON_TARGET, _I.RECORD_ABORTED),
+        Phase.CATCHING_UP, CaughtUp, Phase.ABORTED, (CANCEL_SOURCE, ABANDON_TARGET, RECORD_ABORTED),
         when=OUT_OF_PATIENCE, effect=_measure_and_refuse, note="the budget is not in reach",
     ),
     Transition(Phase.CATCHING_UP, CaughtUp, None, (), effect=_measure, note="it may fit later"),
-    Transition(Phase.CATCHING_UP, GrantRecorded, Phase.FENCED, (_I.FENCE,)),
+    Transition(Phase.CATCHING_UP, GrantRecorded, Phase.FENCED, (FENCE,)),
     # what rolls back before the fence
     Transition(
-        BEFORE_FENCE, TargetFailed, Phase.ABORTED, (_I.CANCEL_SOURCE, _I.ABANDON_TARGET, _I.RECORD_ABORTED),
+        BEFORE_FENCE, TargetFailed, Phase.ABORTED, (CANCEL_SOURCE, ABANDON_TARGET, RECORD_ABORTED),
         effect=_fail, note="a grant that is not fenced yet is void",
     ),
     Transition(
-        BEFORE_FENCE, Cancel, Phase.ABORTED, (_I.CANCEL_SOURCE, _I.ABANDON_TARGET, _I.RECORD_ABORTED),
+        BEFORE_FENCE, Cancel, Phase.ABORTED, (CANCEL_SOURCE, ABANDON_TARGET, RECORD_ABORTED),
         effect=_cancelled, note="a grant that is not fenced yet is void",
     ),
     Transition(
-        BEFORE_FENCE, SourceGone, Phase.ABORTED, (_I.ABANDON_TARGET, _I.RECORD_ABORTED), effect=_source_died_early,
+        BEFORE_FENCE, SourceGone, Phase.ABORTED, (ABANDON_TARGET, RECORD_ABORTED), effect=_source_died_early,
         note="its partitions are taken over",
     ),
     Transition(
-        COPYING, TakenOver, Phase.ABORTED, (_I.RECORD_ABORTED,), effect=_taken_over, note="the take-over has the copy"
+        COPYING, TakenOver, Phase.ABORTED, (RECORD_ABORTED,), effect=_taken_over, note="the take-over has the copy"
     ),
     # behind the fence only the source can say which side of the seal it is on
     Transition(
         Phase.FENCED, SourceSealed, None, (), when=TARGET_UP, effect=_sealed, note="the target gets it by the transfer"
     ),
     Transition(
-        Phase.FENCED, SourceSealed, None, (_I.PREPARE,), effect=_sealed_without_target, note="forward from here"
+        Phase.FENCED, SourceSealed, None, (PREPARE,), effect=_sealed_without_target, note="forward from here"
     ),
     Transition(
-        Phase.FENCED, FenceRefused, None, (_I.CANCEL_SOURCE,), effect=_cancel_for,
+        Phase.FENCED, FenceRefused, None, (CANCEL_SOURCE,), effect=_cancel_for,
         note="is it certain that it never seals?",
     ),
     Ignored(Phase.FENCED, SourceCancelled, (), when=SEALED, note="it cannot take its seal back"),
     Transition(
-        Phase.FENCED, SourceCancelled, Phase.ABORTED, (_I.ABANDON_TARGET, _I.RECORD_ABORTED), effect=_rolled_back,
+        Phase.FENCED, SourceCancelled, Phase.ABORTED, (ABANDON_TARGET, RECORD_ABORTED), effect=_rolled_back,
         note="it promised never to seal",
     ),
     Ignored(Phase.FENCED, SourceUnknown, (), when=SOURCE_GONE, note="nobody waits for its word any more"),
-    Transition(Phase.FENCED, SourceUnknown, None, (_I.RETRY_CANCEL,), when=CANCELLING, note="silence decides nothing"),
-    Transition(Phase.FENCED, SourceUnknown, None, (_I.RETRY_FENCE,), note="silence decides nothing"),
+    Transition(Phase.FENCED, SourceUnknown, None, (RETRY_CANCEL,), when=CANCELLING, note="silence decides nothing"),
+    Transition(Phase.FENCED, SourceUnknown, None, (RETRY_FENCE,), note="silence decides nothing"),
     Transition(
         Phase.FENCED, TargetFailed, None, (), when=SOURCE_GONE, effect=_target_down,
         note="it is asked for its promise already",
     ),
     Transition(
-        Phase.FENCED, TargetFailed, Phase.ABORTED, (_I.RECORD_ABORTED,), when=TARGET_PROMISED, effect=_target_lost,
+        Phase.FENCED, TargetFailed, Phase.ABORTED, (RECORD_ABORTED,), when=TARGET_PROMISED, effect=_target_lost,
         note="what is sealed is for a take-over",
     ),
     Transition(
-        Phase.FENCED, TargetFailed, None, (_I.RETRY_PREPARE,), when=SEALED, effect=_prepare,
+        Phase.FENCED, TargetFailed, None, (RETRY_PREPARE,), when=SEALED, effect=_prepare,
         note="after the seal every failure goes forward",
     ),
     Transition(
         Phase.FENCED, TargetFailed, None, (), when=CANCELLING, effect=_target_lost, note="the source is asked already"
     ),
     Transition(
-        Phase.FENCED, TargetFailed, None, (_I.CANCEL_SOURCE,), effect=_target_lost_first, note="did the source seal?"
+        Phase.FENCED, TargetFailed, None, (CANCEL_SOURCE,), effect=_target_lost_first, note="did the source seal?"
     ),
     # a source that will never say it: then the target's promise never to own is enough
     Ignored(Phase.FENCED, (SourceGone, GivenUp), (), when=SOURCE_GONE, note="told twice"),
     Transition(
-        Phase.FENCED, SourceGone, None, (_I.CANCEL_TARGET,), effect=_source_died,
+        Phase.FENCED, SourceGone, None, (CANCEL_TARGET,), effect=_source_died,
         note="its lease lapsed: it serves no more",
     ),
     Transition(
-        Phase.FENCED, GivenUp, None, (_I.CANCEL_TARGET,), effect=_give_up, note="by command: its seal proves nothing"
+        Phase.FENCED, GivenUp, None, (CANCEL_TARGET,), effect=_give_up, note="by command: its seal proves nothing"
     ),
     Transition(
-        Phase.FENCED, TargetCancelled, Phase.ABORTED, (_I.RECORD_ABORTED,), when=SOURCE_GONE,
+        Phase.FENCED, TargetCancelled, Phase.ABORTED, (RECORD_ABORTED,), when=SOURCE_GONE,
         note="neither can own: free for a take-over",
     ),
     Transition(
-        Phase.FENCED, TargetUnknown, None, (_I.RETRY_CANCEL_TARGET,), when=SOURCE_GONE, note="silence decides nothing"
+        Phase.FENCED, TargetUnknown, None, (RETRY_CANCEL_TARGET,), when=SOURCE_GONE, note="silence decides nothing"
     ),
     Impossible(Phase.FENCED, (TargetCancelled, TargetUnknown), note="it was not asked"),
     Ignored(
@@ -424,7 +535,7 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     ),
     Ignored(Phase.FENCED, (BaseReady, CaughtUp, GrantRecorded), (), note="nothing depends on them behind the fence"),
     # the end
-    Transition(Phase.OWNED, OwnedRecorded, Phase.COMPLETED, (_I.PUBLISH, _I.RELEASE)),
+    Transition(Phase.OWNED, OwnedRecorded, Phase.COMPLETED, (PUBLISH, RELEASE)),
     Ignored(
         Phase.OWNED,
         (
@@ -492,10 +603,10 @@ class Move:
     def handle(self, event: Event) -> list[Instruction]:
         """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""
         before = self.phase
-        self.phase, instructions = self.table.handle(self, before, event)
+        self.phase, orders = self.table.handle(self, before, event)
         if not isinstance(event, CaughtUp):
-            self.story.append(f"{type(event).__name__}: {before} → {self.phase} {[i.value for i in instructions]}")
-        return list(instructions)
+            self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
+        return [order.make(self) for order in orders]
 
     def prediction(self, event: CaughtUp) -> tuple[float, float]:
         """(pause, margin), both in ms."""
@@ -534,4 +645,4 @@ class Move:
         move = cls(epoch, granted_epoch, max_pause_ms, phase=Phase.FENCED, granting=True, cancelling=True)
         move.error = MoveAborted("the controller was restarted during the move", remedy="start it again")
         move.story.append("resumed: FENCED")
-        return move, [Instruction.CANCEL_SOURCE]
+        return move, [CANCEL_SOURCE.make(move)]

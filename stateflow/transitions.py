@@ -17,6 +17,7 @@ from stateflow.errors import StateflowError
 P = TypeVar("P", bound=StrEnum)  # phases
 M = TypeVar("M")  # the machine
 A = TypeVar("A")  # what it answers
+I = TypeVar("I")  # instructions to its shell  # noqa: E741
 T = TypeVar("T")
 
 
@@ -26,6 +27,18 @@ class Guard(Generic[M]):
 
     words: str
     holds: Callable[[M, Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Order(Generic[M, I]):
+    """An instruction as a table names it. ``make`` gives it what is needed to carry it out, when the machine has had
+    the transition's effect and is in the phase behind it."""
+
+    name: str
+    make: Callable[[M], I]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from reconfig import failover, migration
 from stateflow.runtime import lifecycle
+from stateflow.transitions import Order
 
 PAGE = Path(__file__).parents[1] / "docs" / "state-machines.md"
 TABLES = (migration.TABLE, failover.TABLE, lifecycle.TABLE)
@@ -28,8 +29,8 @@ def page() -> str:
     return "\n".join([HEAD, *commanded, lifecycle.TABLE.page(_answer)])
 
 
-def _instructions(said: Iterable[StrEnum]) -> str:
-    return ", ".join(said)
+def _instructions(said: Iterable[Order[Any, Any]]) -> str:
+    return ", ".join(map(str, said))
 
 
 def _answer(said: lifecycle.Answer) -> str:

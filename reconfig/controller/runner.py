@@ -138,10 +138,9 @@ class MoveRunner(Errand):
 
     async def _cutover_turn(self) -> None:
         """Not for ever: another move may be fenced while its source does not answer."""
-        if self.machine.kind is m.Kind.WARM:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.hooks.cutover.acquire(), TURN_S_MAX)
-                self._has_turn = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.hooks.cutover.acquire(), TURN_S_MAX)
+            self._has_turn = True
 
     def _end_turn(self) -> None:
         if self._has_turn:
@@ -168,53 +167,52 @@ class MoveRunner(Errand):
             await self._carry_out_one(instruction)
 
     async def _carry_out_one(self, instruction: m.Instruction) -> None:
-        machine = self.machine
         match instruction:
-            case m.Instruction.PREPARE:
+            case m.Prepare():
                 self._start(self._prepare())
-            case m.Instruction.RETRY_PREPARE:
-                self._start(self._later(self._prepare, self._retry_s))
-            case m.Instruction.RECORD_GRANT:
-                await self._cutover_turn()
+            case m.RecordGrant(_, takes_turn):
+                if takes_turn:
+                    await self._cutover_turn()
                 try:
                     await self.hooks.record_grant()
                 except Locked as error:
                     self._events.put_nowait(m.TargetFailed(error))
                 else:
                     self._events.put_nowait(m.GrantRecorded())
-            case m.Instruction.FENCE:
+            case m.Fence():
                 self.report.fenced_us = self.clock.now_us()
                 self._fenced_at = self.clock.monotonic()
-                self._start(self._fence())
-            case m.Instruction.RETRY_FENCE:
-                self._start(self._later(self._fence))
-            case m.Instruction.CANCEL_SOURCE if machine.phase in m.TERMINAL:
-                await self._cancel_at_source()  # never fenced: it only tidies up
-            case m.Instruction.CANCEL_SOURCE:
-                self._start(self._cancel_source())
-            case m.Instruction.RETRY_CANCEL:
-                self._start(self._later(self._cancel_source))
-            case m.Instruction.CANCEL_TARGET:
+                self._start(self._fence(instruction))
+            case m.CancelSource(owned_at, tidies=True):
+                await self._cancel_at_source(owned_at)
+            case m.CancelSource(owned_at):
+                self._start(self._cancel_source(owned_at))
+            case m.CancelTarget():
                 self._start(self._cancel_target())
-            case m.Instruction.RETRY_CANCEL_TARGET:
-                self._start(self._later(self._cancel_target))
-            case m.Instruction.ABANDON_TARGET:
+            case m.AbandonTarget():
                 await self._cancel_at(self.target, self.planned.move_id)
-            case m.Instruction.RECORD_OWNED:
-                self.report.epoch, self.report.digest = machine.granted_epoch, machine.digest
+            case m.RecordOwned(epoch, digest):
+                self.report.epoch, self.report.digest = epoch, digest
                 await self.hooks.record_owned(self._summary())
                 if self.lost is not None:
                     self.hooks.lost(self.lost)
                 self._events.put_nowait(m.OwnedRecorded())
-            case m.Instruction.RECORD_ABORTED:
-                assert machine.error is not None
-                self.report.fault.CopyFrom(fault_of(machine.error))
+            case m.RecordAborted(error):
+                self.report.fault.CopyFrom(fault_of(error))
                 distrust = {"distrusted": True} if self.distrusted else {}
-                await self.hooks.record_aborted(machine.error, self._summary() | distrust)
-            case m.Instruction.PUBLISH:
+                await self.hooks.record_aborted(error, self._summary() | distrust)
+            case m.Publish():
                 pass  # whoever asks for the assignment is given what the ledger says
-            case m.Instruction.RELEASE:
-                await self._release()
+            case m.Release(epoch):
+                await self._release(epoch)
+            case m.Retry(m.Prepare()):
+                self._start(self._later(self._prepare, self._retry_s))
+            case m.Retry(m.Fence() as fence):
+                self._start(self._later(lambda: self._fence(fence)))
+            case m.Retry(m.CancelSource(owned_at)):
+                self._start(self._later(lambda: self._cancel_source(owned_at)))
+            case m.Retry(m.CancelTarget()):
+                self._start(self._later(self._cancel_target))
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -281,25 +279,25 @@ class MoveRunner(Errand):
             r.change_rate, r.bandwidth, r.rtt_ms = progress.change_rate, progress.bandwidth, progress.rtt_ms
             self.sequence = progress.sequence
 
-    async def _fence(self) -> None:
+    async def _fence(self, fence: m.Fence) -> None:
         self._source_answered.clear()
         try:
-            await self._ask_to_fence()
+            await self._ask_to_fence(fence)
         finally:
             self._source_answered.set()
 
-    async def _ask_to_fence(self) -> None:
+    async def _ask_to_fence(self, fence: m.Fence) -> None:
         if self._source_told:  # it may be back, and serve: nothing is asked of it any more
             return
         request = rpb.FenceRequest(
             move_id=self.planned.move_id,
             operator=self.planned.partition.operator,
             partition=self.planned.partition.partition,
-            epoch=self.planned.granted_epoch,
+            epoch=fence.epoch,
             target=replica_to_pb(self.target),
-            cold=self.machine.kind is m.Kind.COLD,
-            pause_ms=self.machine.predicted_pause_ms if math.isfinite(self.machine.predicted_pause_ms) else 0.0,
-            max_pause_ms=self.machine.max_pause_ms,
+            cold=fence.cold,
+            pause_ms=fence.pause_ms,
+            max_pause_ms=fence.max_pause_ms,
             standby_move=self._join(),
         )
         try:
@@ -316,8 +314,8 @@ class MoveRunner(Errand):
         unknown = isinstance(why, LeaseLost | StaleTerm)
         self._events.put_nowait(m.SourceUnknown() if unknown else m.FenceRefused(why))
 
-    async def _cancel_source(self) -> None:
-        reply = await self._cancel_at_source()
+    async def _cancel_source(self, owned_at: int) -> None:
+        reply = await self._cancel_at_source(owned_at)
         if reply is None:
             self._events.put_nowait(m.SourceUnknown())
         else:
@@ -331,20 +329,20 @@ class MoveRunner(Errand):
             owned = m.TargetOwned(reply.owned_epoch, "")
             self._events.put_nowait(owned if reply.owned else m.TargetCancelled())
 
-    async def _cancel_at_source(self) -> rpb.FenceReply | None:
+    async def _cancel_at_source(self, owned_at: int) -> rpb.FenceReply | None:
         try:
-            return await self._cancel_at(self.source, self.planned.move_id, self.planned.epoch)
+            return await self._cancel_at(self.source, self.planned.move_id, owned_at)
         except StateMissing as error:  # whether it had sealed it will never say
             log.warning("move %s: %s", self.planned.move_id, error)
             self.source_gone()
             return None
 
-    async def _release(self) -> None:
+    async def _release(self, epoch: int) -> None:
         request = rpb.ReleaseRequest(
             move_id=self.planned.move_id,
             operator=self.planned.partition.operator,
             partition=self.planned.partition.partition,
-            epoch=self.planned.granted_epoch,
+            epoch=epoch,
             owner=replica_to_pb(self.target),
         )
         try:

@@ -56,40 +56,39 @@ class TakeoverRunner(Errand):
 
     async def _carry_out_one(self, instruction: f.Instruction) -> None:
         match instruction:
-            case f.Instruction.RECORD_GRANT:
+            case f.RecordGrant():
                 try:
                     await self.hooks.record_grant()
                 except Locked as error:
                     self._events.put_nowait(f.TargetRefused(error))
                 else:
                     self._events.put_nowait(f.GrantRecorded())
-            case f.Instruction.TAKE_OVER:
-                self._start(self._take_over())
-            case f.Instruction.RETRY_TAKE_OVER:
-                self._start(self._later(self._take_over))
-            case f.Instruction.CANCEL_TARGET:
+            case f.TakeOver(epoch):
+                self._start(self._take_over(epoch))
+            case f.CancelTarget():
                 self._start(self._cancel())
-            case f.Instruction.RETRY_CANCEL_TARGET:
-                self._start(self._later(self._cancel))
-            case f.Instruction.RECORD_OWNED:
-                self.report.epoch = self.machine.granted_epoch
+            case f.RecordOwned(epoch):
+                self.report.epoch = epoch
                 await self.hooks.record_owned({"how": self.planned.how, "note": self.report.note})
                 self._events.put_nowait(f.OwnedRecorded())
-            case f.Instruction.RECORD_ABORTED:
-                assert self.machine.error is not None
+            case f.RecordAborted(error):
                 if self.planned.standby_move:  # nobody else asks for that copy any more
                     await self._cancel_at(self.target, self.planned.standby_move)
-                self.report.fault.CopyFrom(fault_of(self.machine.error))
-                await self.hooks.record_aborted(self.machine.error, {"how": self.planned.how})
+                self.report.fault.CopyFrom(fault_of(error))
+                await self.hooks.record_aborted(error, {"how": self.planned.how})
+            case f.Retry(f.TakeOver(epoch)):
+                self._start(self._later(lambda: self._take_over(epoch)))
+            case f.Retry(f.CancelTarget()):
+                self._start(self._later(self._cancel))
 
     # -- calls --------------------------------------------------------------------------------------------
 
-    async def _take_over(self) -> None:
+    async def _take_over(self, epoch: int) -> None:
         request = rpb.TakeOverRequest(
             move_id=self.planned.move_id,
             spec=spec_to_pb(self.spec),
             partition=self.planned.partition.partition,
-            epoch=self.planned.granted_epoch,
+            epoch=epoch,
             how=self.planned.how,
             standby_move=self.planned.standby_move,
             oldest_epoch=self.oldest_epoch,

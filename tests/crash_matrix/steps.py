@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reconfig.migration import Instruction
+from reconfig import migration as m
 from stateflow.rpc import replica_pb2
 
 SERVICE = replica_pb2.DESCRIPTOR.services_by_name["ReplicaService"]
@@ -56,22 +56,19 @@ class Cell:
         return f"{self.step}, {self.participant} {self.fault}"
 
 
-#: how an instruction can be seen: (method, server); None: it has no message of its own
-SEEN_AS: dict[Instruction, tuple[str, Participant] | None] = {
-    Instruction.PREPARE: ("Prepare", Participant.TARGET),
-    Instruction.RECORD_GRANT: ("Fence", Participant.SOURCE),  # recorded when the fence is sent
-    Instruction.FENCE: ("Fence", Participant.SOURCE),
-    Instruction.CANCEL_SOURCE: ("Cancel", Participant.SOURCE),
-    Instruction.ABANDON_TARGET: ("Cancel", Participant.TARGET),
-    Instruction.RECORD_OWNED: ("Prepare", Participant.TARGET),  # at the end of the target's reports
-    Instruction.RECORD_ABORTED: ("Cancel", Participant.TARGET),  # when it has answered
-    Instruction.PUBLISH: None,
-    Instruction.RELEASE: ("Release", Participant.SOURCE),
-    Instruction.RETRY_FENCE: ("Fence", Participant.SOURCE),
-    Instruction.RETRY_CANCEL: ("Cancel", Participant.SOURCE),
-    Instruction.RETRY_PREPARE: ("Prepare", Participant.TARGET),
-    Instruction.CANCEL_TARGET: ("Cancel", Participant.TARGET),  # of a move whose source's lease has lapsed
-    Instruction.RETRY_CANCEL_TARGET: ("Cancel", Participant.TARGET),
+#: how an instruction can be seen: (method, server); None: it has no message of its own;
+#: a retry is seen as what it retries
+SEEN_AS: dict[type[m.Instruction], tuple[str, Participant] | None] = {
+    m.Prepare: ("Prepare", Participant.TARGET),
+    m.RecordGrant: ("Fence", Participant.SOURCE),  # recorded when the fence is sent
+    m.Fence: ("Fence", Participant.SOURCE),
+    m.CancelSource: ("Cancel", Participant.SOURCE),
+    m.AbandonTarget: ("Cancel", Participant.TARGET),
+    m.RecordOwned: ("Prepare", Participant.TARGET),  # at the end of the target's reports
+    m.RecordAborted: ("Cancel", Participant.TARGET),  # when it has answered
+    m.Publish: None,
+    m.Release: ("Release", Participant.SOURCE),
+    m.CancelTarget: ("Cancel", Participant.TARGET),  # of a move whose source's lease has lapsed
 }
 #: by the target, from the source (and Inspect, which measures round trips and changes nothing)
 PULLED = ("Snapshot", "Fetch", "Follow")

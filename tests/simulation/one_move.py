@@ -173,7 +173,7 @@ class Model:
         if w.move is None:
             return
         if w.todo:
-            yield f"controller: {w.todo[0].value}", self._carry_out(w), True
+            yield f"controller: {w.todo[0]}", self._carry_out(w), True
             return
         if w.move[0] in m.TERMINAL:  # the runner ends: nobody listens any more
             orphans = tuple(sorted("orphan" for _ in w.prepares))
@@ -219,27 +219,28 @@ class Model:
         instruction, *rest = w.todo
         w = w._replace(todo=tuple(rest))
         assert w.move is not None
+        if isinstance(instruction, m.Retry):
+            instruction = instruction.instruction
         match instruction:
-            case Instruction.PREPARE | Instruction.RETRY_PREPARE:
+            case m.Prepare():
                 return w._replace(prepares=_with(w.prepares, "sent"))
-            case Instruction.RECORD_GRANT:
+            case m.RecordGrant():
                 return w._replace(granted=True, notes=_with(w.notes, "granted"))
-            case Instruction.FENCE | Instruction.RETRY_FENCE:
+            case m.Fence():
                 if not w.granted:
                     raise Broken("the source hears of a grant that is not in the ledger")
                 return w._replace(calls=_with(w.calls, ("fence", "sent")))
-            case Instruction.CANCEL_SOURCE | Instruction.RETRY_CANCEL:
-                stage = "orphan" if w.move[0] in m.TERMINAL else "sent"
-                return w._replace(calls=_with(w.calls, ("cancel", stage)))
-            case Instruction.ABANDON_TARGET:
+            case m.CancelSource(_, tidies):
+                return w._replace(calls=_with(w.calls, ("cancel", "orphan" if tidies else "sent")))
+            case m.AbandonTarget():
                 return w._replace(letters=_with(w.letters, "abandon"))
-            case Instruction.RECORD_OWNED:
+            case m.RecordOwned():
                 return w._replace(outcome="owned", notes=_with(w.notes, "owned"))
-            case Instruction.RECORD_ABORTED:
+            case m.RecordAborted():
                 return w._replace(outcome="aborted")
-            case Instruction.RELEASE:
+            case m.Release():
                 return w._replace(letters=_with(w.letters, "release"))
-            case Instruction.PUBLISH:
+            case _:
                 return w
 
     @staticmethod

@@ -93,7 +93,7 @@ def but(*rows: Row[Phase, Move]) -> Table[Phase, Move, m.Says]:
     return replace(m.TABLE, rows=(*rows, *m.TABLE.rows))
 
 
-ABORT = (Instruction.CANCEL_SOURCE, Instruction.ABANDON_TARGET, Instruction.RECORD_ABORTED)
+ABORT = (m.CANCEL_SOURCE, m.ABANDON_TARGET, m.RECORD_ABORTED)
 
 
 def _give_up(move: Move, _: m.Event) -> None:
@@ -117,7 +117,7 @@ class FencesBeforeItIsRecorded(Move):
             Phase.CATCHING_UP,
             m.CaughtUp,
             Phase.FENCED,
-            (Instruction.FENCE, Instruction.RECORD_GRANT),
+            (m.FENCE, m.RECORD_GRANT),
             when=m.FITS,
             effect=lambda move, _: setattr(move, "granting", True),
         ),

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from reconfig import failover as f
 from reconfig.controller.members import Members
 from reconfig.failover import Choice, How, Standby, Takeover
-from reconfig.failover import Instruction as I
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidTransition, LeaseLost, StateMissing
 from stateflow.runtime.lease import Lease
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.instructions import names
 
 P = PartitionId("Op", 0)
 OWNER = ReplicaInfo("a", "cloud", "a:1")
@@ -151,35 +151,35 @@ GRANTED = (f.Begin(), f.GrantRecorded())
 
 def test_a_smooth_take_over() -> None:
     machine = Takeover(P, 6)
-    said = [machine.handle(e) for e in (*GRANTED, f.TargetOwned(6), f.OwnedRecorded())]
-    assert said == [[I.RECORD_GRANT], [I.TAKE_OVER], [I.RECORD_OWNED], []]
+    said = [names(machine.handle(e)) for e in (*GRANTED, f.TargetOwned(6), f.OwnedRecorded())]
+    assert said == [["RecordGrant"], ["TakeOver"], ["RecordOwned"], []]
     assert machine.phase is f.Phase.COMPLETED
 
 
 def test_silence_decides_nothing() -> None:
     machine = takeover(*GRANTED)
     for _ in range(20):
-        assert machine.handle(f.TargetUnknown()) == [I.RETRY_TAKE_OVER]
+        assert names(machine.handle(f.TargetUnknown())) == ["Retry(TakeOver)"]
     assert machine.phase is f.Phase.GRANTED
 
 
 def test_a_refusal_is_made_certain_before_another_epoch_is_granted() -> None:
     machine = takeover(*GRANTED)
-    assert machine.handle(f.TargetRefused(ERROR)) == [I.CANCEL_TARGET]
-    assert machine.handle(f.TargetUnknown()) == [I.RETRY_CANCEL_TARGET]
-    assert machine.handle(f.TargetCancelled()) == [I.RECORD_ABORTED]
+    assert names(machine.handle(f.TargetRefused(ERROR))) == ["CancelTarget"]
+    assert names(machine.handle(f.TargetUnknown())) == ["Retry(CancelTarget)"]
+    assert names(machine.handle(f.TargetCancelled())) == ["RecordAborted"]
     assert (machine.phase, machine.error) == (f.Phase.ABANDONED, ERROR)
 
 
 def test_an_ownership_wins_over_its_cancellation() -> None:
     machine = takeover(*GRANTED, f.TargetRefused(ERROR))
-    assert machine.handle(f.TargetOwned(6)) == [I.RECORD_OWNED]
-    assert machine.handle(f.TargetGone()) == []
+    assert names(machine.handle(f.TargetOwned(6))) == ["RecordOwned"]
+    assert names(machine.handle(f.TargetGone())) == []
 
 
 @pytest.mark.parametrize("events", [(f.Begin(),), GRANTED, (*GRANTED, f.TargetRefused(ERROR))], ids=len)
 def test_a_successor_that_dies_is_given_up(events: tuple[f.Event, ...]) -> None:
-    assert takeover(*events).handle(f.TargetGone()) == [I.RECORD_ABORTED]
+    assert names(takeover(*events).handle(f.TargetGone())) == ["RecordAborted"]
 
 
 def test_an_ownership_at_another_epoch_is_a_fault() -> None:
@@ -189,10 +189,21 @@ def test_an_ownership_at_another_epoch_is_a_fault() -> None:
 
 def test_after_a_restart_what_was_granted_is_asked_for_again() -> None:
     machine, first = Takeover.resumed(P, 6, granted=True)
-    assert first == [I.TAKE_OVER]
-    assert machine.handle(f.TargetOwned(6)) == [I.RECORD_OWNED]
+    assert names(first) == ["TakeOver"]
+    assert names(machine.handle(f.TargetOwned(6))) == ["RecordOwned"]
     machine, first = Takeover.resumed(P, 6, granted=False)
-    assert first == [I.RECORD_GRANT]
+    assert names(first) == ["RecordGrant"]
+
+
+def test_instructions_carry_the_granted_epoch_and_the_error() -> None:
+    machine = takeover(f.Begin())
+    assert machine.handle(f.GrantRecorded()) == [f.TakeOver(6)]
+    assert machine.handle(f.TargetUnknown()) == [f.Retry(f.TakeOver(6))]
+    machine.handle(f.TargetRefused(ERROR))
+    (recorded,) = machine.handle(f.TargetCancelled())
+    assert isinstance(recorded, f.RecordAborted)
+    assert recorded.error is ERROR
+    assert takeover(*GRANTED).handle(f.TargetOwned(6)) == [f.RecordOwned(6)]
 
 
 # -- why nobody serves it -----------------------------------------------------------------------------------
