@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from reconfig.work import Cause
 from stateflow import ring
 from stateflow.types import PartitionId, ReplicaInfo
 
-#: kinds of reconfigurations by which somebody has a replica own less
-ON_PURPOSE: Final = frozenset({"drain", "migrate"})
+#: of reconfigurations by which somebody has a replica own less
+ON_PURPOSE: Final = frozenset({Cause.DRAIN, Cause.MIGRATE})
 
 
 class Joining:
@@ -66,12 +67,12 @@ def newcomers(
     return found if all(taking <= at for at in places.values()) else frozenset()
 
 
-def was_emptied(replica: str, moves: Iterable[tuple[str, str, str]]) -> bool:
+def was_emptied(replica: str, moves: Iterable[tuple[str, str, Cause]]) -> bool:
     """Whether the last that came to or left a replica left it on purpose.
 
-    Args: moves: (source, target, kind of reconfiguration) of those that were completed, newest first.
+    Args: moves: (source, target, cause) of those that were completed, newest first.
     """
-    for source, target, kind in moves:
+    for source, target, cause in moves:
         if replica in (source, target):
-            return source == replica and kind in ON_PURPOSE
+            return source == replica and cause in ON_PURPOSE
     return False

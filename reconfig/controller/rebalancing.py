@@ -11,6 +11,7 @@ from reconfig.controller.options import Options
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.underway import Underway
 from reconfig.joining import Joining, newcomers, was_emptied
+from reconfig.work import Cause, PlannedStandby
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
 from stateflow.types import PartitionId
@@ -56,11 +57,11 @@ class AutoRebalance:
         found = await self._desk.aside(newcomers, owners, list(alive.values()), sites)
         return [name for name in found if not was_emptied(name, self._completed())]
 
-    def _completed(self) -> Iterator[tuple[str, str, str]]:
+    def _completed(self) -> Iterator[tuple[str, str, Cause]]:
         for moves in reversed(self._desk.book.history.values()):
             for planned, record in reversed(moves):
                 if record.state is RecordState.PROCESSED:
-                    yield planned.source, planned.target, planned.kind
+                    yield planned.source, planned.target, planned.cause
 
     def _is_busy(self) -> bool:
         book, alive = self._desk.book, self._desk.alive()
@@ -68,6 +69,6 @@ class AutoRebalance:
             book.planned
             or book.open_restores
             or any(not running.over for running in self._underway.running.values())
-            or any(move.planned.strategy != "standby" for move in book.open_moves.values())
+            or not all(isinstance(move.planned, PlannedStandby) for move in book.open_moves.values())
             or self._desk.owned_counts().keys() - alive.keys()
         )

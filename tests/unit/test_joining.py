@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reconfig.joining import Joining, newcomers, was_emptied
+from reconfig.work import Cause
 from stateflow.types import PartitionId, ReplicaInfo
 
 AFTER_S = 60.0
@@ -79,12 +80,12 @@ def test_an_operator_that_is_at_some_sites_only_stays_there() -> None:
     ("moves", "emptied"),
     [
         ([], False),
-        ([("c", "a", "drain")], True),
-        ([("c", "a", "migrate"), ("a", "c", "rebalance")], True),
-        ([("a", "b", "migrate"), ("c", "a", "failover"), ("c", "b", "drain")], False),
-        ([("a", "c", "migrate"), ("c", "b", "drain")], False),
+        ([("c", "a", Cause.DRAIN)], True),
+        ([("c", "a", Cause.MIGRATE), ("a", "c", Cause.REBALANCE)], True),
+        ([("a", "b", Cause.MIGRATE), ("c", "a", Cause.FAILOVER), ("c", "b", Cause.DRAIN)], False),
+        ([("a", "c", Cause.MIGRATE), ("c", "b", Cause.DRAIN)], False),
     ],
 )
-def test_one_that_was_emptied_on_purpose(moves: list[tuple[str, str, str]], emptied: bool) -> None:
+def test_one_that_was_emptied_on_purpose(moves: list[tuple[str, str, Cause]], emptied: bool) -> None:
     """The newest first."""
     assert was_emptied("c", moves) is emptied
