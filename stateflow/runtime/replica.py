@@ -37,6 +37,7 @@ from stateflow.runtime.machine import Machine
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.reading import At, StateColumns, declaration_of, entries_of
 from stateflow.runtime.receiving import Receiver
+from stateflow.runtime.recovering import Recovery
 from stateflow.runtime.restoring import Restorer
 from stateflow.runtime.retirement import Retention, Retired, SourceView, sources_in
 from stateflow.runtime.sending import Sender
@@ -85,6 +86,7 @@ class ReplicaNode:
         self._clock = clock
         self.cache = CachePool(self.settings.cache_bytes)
         self._shelf = Shelf(info, data_dir, self.settings, clock, machine)
+        self._recovery = Recovery(self._shelf)
         self.lost_some = False
         self._shelf.on_lost = self._note_loss
         self.authority = Authority(self._shelf.read_term(), self._shelf.keep_term, alone=lease is None)
@@ -106,11 +108,11 @@ class ReplicaNode:
 
     def recover(self) -> None:
         """Find what the data directory holds. To be called once, before anything else is asked of it."""
-        self._shelf.recover()
+        self._recovery.run()
 
     def give_up_recovery(self) -> None:
         """This process is to end, whatever it has found."""
-        self._shelf.recovering = False
+        self._recovery.give_up()
 
     def _note_loss(self) -> None:
         """The controller must hear of it: by a registration without that partition."""

@@ -32,7 +32,7 @@ from stateflow.errors import (
 )
 from stateflow.runtime import layout
 from stateflow.runtime.evidence import Evidence
-from stateflow.runtime.host import PartitionHost, evolution_of, read_sequence
+from stateflow.runtime.host import PartitionHost, evolution_of
 from stateflow.runtime.identity import identify
 from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.machine import Machine, WorkLock
@@ -44,7 +44,6 @@ from stateflow.runtime.watchdog import InHand
 from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
 from stateflow.storage import PartitionStore
-from stateflow.storage.faults import damage
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -162,7 +161,6 @@ class Shelf:
         self.on_change: Callable[[PartitionId], None] = lambda _: None
         #: called, from any thread, when a partition was lost
         self.on_lost: Callable[[], None] = lambda: None
-        self.recovering = True
         self._closed = False
         self.served_at = -math.inf  # when a batch was last in hand, monotonic
         self.snapshots = root / "snapshots"
@@ -170,25 +168,7 @@ class Shelf:
         self.snapshots.mkdir(parents=True)
         self.evidence = Evidence(root, self.machine)
 
-    def recover(self) -> None:
-        """Find what is here. Nothing that might be state is removed: what cannot be used is put aside, and said."""
-        self.evidence.say()
-        for folder in sorted(path for path in (self.root / "operators").glob("*") if path.is_dir()):
-            # what is seen here may not be durable yet: the process may have been killed before it saw to that
-            self.machine.sync([folder, folder.parent, self.root])
-            self._recover_operator(folder)
-            for home in sorted(folder.glob("p[0-9][0-9][0-9][0-9][0-9]")):
-                if not self.recovering:
-                    return
-                rests = list(home.glob("*" + PART))
-                if rests:
-                    self.machine.sync([home])  # else a half removed one may come back under the name of a whole one
-                for rest in rests:
-                    self.machine.remove_tree(rest)
-                self._recover_partition(PartitionId(folder.name, int(home.name[1:])), home)
-        self.expect(0)
-
-    def _recover_operator(self, folder: Path) -> None:
+    def recover_operator(self, folder: Path) -> None:
         """Its description and code. Without them its partitions are here all the same: the controller knows it, too."""
         file = folder / "operator.json"
         self._unloadable[folder.name] = Unavailable(
@@ -219,63 +199,8 @@ class Shelf:
             self._unloadable[spec.name] = error
         get_ready()
 
-    def _recover_partition(self, partition: PartitionId, home: Path) -> None:
-        """Of the copies on disk the newest that is this replica's own counts.
-
-        They are only looked at here, which takes a third of what opening them takes: that is done when they are needed.
-        """
-        found: list[tuple[layout.Ownership, bool, Path, int, bytes | None]] = []
-        for directory in sorted(path for path in home.iterdir() if path.is_dir() and path.name != RECEIVED):
-            if (directory / UNFINISHED).exists():
-                self.remove(directory)
-                continue
-            try:
-                ownership, sequence, schema = self._look_at(directory)
-            except (StateMissing, StateDamaged, DecodeError) as error:
-                if _held_nothing(directory):
-                    self.remove(directory)
-                else:
-                    self._put_aside(partition, directory, str(error))
-                continue
-            incoming = (directory / INCOMING).exists()
-            if ownership is not None and ownership.replica == self.info.name:
-                found.append((ownership, not incoming, directory, sequence, schema))
-            elif incoming:
-                self.remove(directory)
-            else:
-                owner = "nobody" if ownership is None else repr(ownership.replica)
-                self._put_aside(partition, directory, f"it says that it is {owner}'s copy")
-        if not found:
-            return
-        found.sort(key=lambda copy: (copy[0].epoch, copy[1]))  # a copy of what is sealed comes before that
-        *older, (ownership, _, directory, sequence, schema) = found
-        for _, _, superseded, *_ in older:  # as is done when a newer copy is owned
-            self.remove(superseded)
-        slot = self.slot(partition)
-        successor = ReplicaInfo(ownership.target, ownership.target_site, ownership.target_address)
-        slot.lifecycle.recover(
-            State(ownership.state),
-            ownership.epoch,
-            ownership.move_id,
-            successor if ownership.state == State.SEALED else None,
-        )
-        slot.directory, slot.schema = directory, schema
-        if ownership.state == State.SEALED and ownership.move_id:
-            slot.kept = Kept(ownership.move_id, ownership.epoch, sequence)
-
-    def _look_at(self, directory: Path) -> tuple[layout.Ownership | None, int, bytes | None]:
-        """Whose a copy is, its sequence and its states. Raises StateMissing, StateDamaged, DecodeError."""
-        store = self.machine.open_read_only(directory)
-        try:
-            record = store.get(layout.OWNERSHIP)
-            ownership = layout.Ownership.decode(record) if record else None
-            return ownership, read_sequence(store), store.get(layout.SCHEMA)
-        except Exception as error:
-            raise damage(error) or error from error
-        finally:
-            store.close()
-
-    def _put_aside(self, partition: PartitionId, directory: Path, why: str) -> None:
+    def put_aside(self, partition: PartitionId, directory: Path, why: str) -> None:
+        """A copy of it that cannot be used. Nothing that might be state is removed."""
         kept = self.evidence.put_aside(directory, partition.operator, directory.parent.name)
         log.error("%s is not served from %s, which is put aside as %s: %s", partition, directory.name, kept, why)
 
@@ -298,7 +223,7 @@ class Shelf:
                 self.drop_log(slot, move_id)
             if directory is not None:
                 try:
-                    self._put_aside(slot.id, directory, str(why))
+                    self.put_aside(slot.id, directory, str(why))
                 except OSError as error:  # a disk that can be written no more: it stays where it is, and is still lost
                     log.error("%s cannot be put aside: %s (%s)", directory, error, why)
         self.on_change(slot.id)
@@ -538,12 +463,6 @@ class Shelf:
     def unmark_incoming(self, directory: Path) -> None:
         with contextlib.suppress(OSError):  # it says nothing beside an ownership
             (directory / INCOMING).unlink()
-
-
-def _held_nothing(directory: Path) -> bool:
-    """Was the process killed before anything was written there?"""
-    names = [path.name for path in directory.iterdir()]
-    return not any(name.startswith("MANIFEST-") or name.endswith((".sst", ".log")) for name in names)
 
 
 def _all(calls: Iterable[Callable[[], None]]) -> None:

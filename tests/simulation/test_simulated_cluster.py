@@ -299,7 +299,7 @@ def a_gap_that_no_client_tells_of(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_damaged_is_removed(patch: pytest.MonkeyPatch) -> None:
     """A copy without CURRENT is taken for an unfinished one."""
-    patch.setattr(Shelf, "_put_aside", lambda self, _partition, directory, _why: self.remove(directory))
+    patch.setattr(Shelf, "put_aside", lambda self, _partition, directory, _why: self.remove(directory))
 
 
 def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None:
