@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from reconfig import plan
 from reconfig.failover import How
 from reconfig.policies import StrategyName
 from stateflow.types import PartitionId
@@ -30,6 +31,18 @@ class Cause(StrEnum):
     DRAIN = "drain"
     FAILOVER = "failover"
     STANDBY = "standby"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOptions:
+    """What its caller asked of a reconfiguration. ``max_bandwidth``: bytes a second of all its moves together; 0: not
+    said. ``strategy``: ``auto`` or one of :mod:`reconfig.policies`."""
+
+    max_pause_ms: float = 0.0
+    max_bandwidth: float = 0.0
+    patience_s: float = 0.0
+    strategy: str = "auto"
+    order: plan.Order = "number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +68,23 @@ class _Transfer:
 class PlannedMove(_Transfer):
     """``granted_epoch`` is what its target will own the partition at.
 
-    ``patience_s``: 0: the default. ``bandwidth_max``: bytes a second for the base; 0: no limit. ``asked``: the name its
-    caller used as target.
+    ``options``: what was asked; ``strategy``, ``patience_s`` (0: the default) and ``bandwidth_max`` (bytes a second for
+    the base; 0: no limit) are what came of it for this move. ``asked``: the name its caller used as target. ``round``:
+    moves of one go on side by side; it begins when the one before has ended.
     """
 
     granted_epoch: int
-    max_pause_ms: float
     strategy: StrategyName
+    options: MoveOptions = MoveOptions()
     patience_s: float = 0.0
     bandwidth_max: float = 0.0
     cause: Cause = Cause.MIGRATE
     asked: str = ""
+    round: int = 0
+
+    @property
+    def max_pause_ms(self) -> float:
+        return self.options.max_pause_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +138,7 @@ Planned = PlannedMove | PlannedStandby | PlannedTakeover
 Work = Planned | PlannedRestore
 
 
-# -- as the ledger has it: all versions of the controller read and write the same fields --------------------
+# -- as the ledger has it -----------------------------------------------------------------------------------
 
 
 def to_payload(work: Work) -> dict[str, Any]:
@@ -130,7 +149,7 @@ def to_payload(work: Work) -> dict[str, Any]:
         return fields | place
     move = work if isinstance(work, PlannedMove) else None
     takeover = work if isinstance(work, PlannedTakeover) else None
-    return {
+    fields = {
         **place,
         "source": work.source,
         "target": work.target,
@@ -145,6 +164,7 @@ def to_payload(work: Work) -> dict[str, Any]:
         "standby_move": takeover.standby_move if takeover else "",
         "asked": move.asked if move else "",
     }
+    return fields | {"round": move.round, "options": asdict(move.options)} if move else fields
 
 
 def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
@@ -167,6 +187,9 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
                 payload.get("standby_move", ""),
             )
         case strategy:
+            patience_s, bandwidth_max = payload.get("patience_s", 0.0), payload.get("bandwidth_max", 0.0)
+            said = payload.get("options")  # else what was made of it is all that is known
+            max_pause_ms = payload["max_pause_ms"]
             return PlannedMove(
                 reconfiguration,
                 partition,
@@ -174,12 +197,13 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
                 target,
                 epoch,
                 payload["granted_epoch"],
-                payload["max_pause_ms"],
                 StrategyName(strategy),
-                payload.get("patience_s", 0.0),
-                payload.get("bandwidth_max", 0.0),
+                MoveOptions(**said) if said else MoveOptions(max_pause_ms, bandwidth_max, patience_s, strategy),
+                patience_s,
+                bandwidth_max,
                 Cause(payload.get("kind", Cause.MIGRATE)),
                 payload.get("asked", ""),
+                payload.get("round", 0),
             )
 
 

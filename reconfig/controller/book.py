@@ -27,7 +27,7 @@ item                            records
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -73,6 +73,18 @@ class OpenMove:
 
 
 @dataclass(slots=True)
+class Recorded:
+    """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record."""
+
+    created_us: int
+    moves: dict[str, tuple[Change, Record]] = field(default_factory=dict)  # by item id
+
+    @property
+    def failed(self) -> list[Change]:
+        return [planned for planned, record in self.moves.values() if record.state is RecordState.FAILED]
+
+
+@dataclass(slots=True)
 class Book:
     """Fold on start, append and fold alike afterwards. Not thread-safe.
 
@@ -90,8 +102,8 @@ class Book:
     open_restores: dict[str, tuple[PlannedRestore, Record]] = field(default_factory=dict)  # by item id
     failed_restores: list[PlannedRestore] = field(default_factory=list)  # whose owner may have stopped for them
     finished: list[tuple[Planned, Record]] = field(default_factory=list)
-    #: the same by reconfiguration, the one of the newest record last; without copies that followed
-    history: dict[str, list[tuple[Change, Record]]] = field(default_factory=dict)
+    #: reconfigurations, the one of the newest record last; without copies that follow
+    history: dict[str, Recorded] = field(default_factory=dict)
     undeployed: dict[str, int] = field(default_factory=dict)  # operator → newest epoch of what it was
     upgrades: dict[str, int] = field(default_factory=dict)  # how many, by operator
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
@@ -126,10 +138,13 @@ class Book:
                 self.on_record(record)
         return records
 
-    def _plan(self, item: str, payload: Any) -> Record:
-        """What is decided and under way from now on."""
-        new = _entry(item, RecordState.NEW, None, payload)
-        return self._write(new, _entry(item, RecordState.PROCESSING, new))[-1]
+    def _plan(self, *plans: tuple[str, Any]) -> Record:
+        """What is decided and under way from now on: items and what is planned of each."""
+        entries = []
+        for item, payload in plans:
+            new = _entry(item, RecordState.NEW, None, payload)
+            entries += [new, _entry(item, RecordState.PROCESSING, new)]
+        return self._write(*entries)[-1]
 
     def _end(self, record: Record, state: RecordState, payload: Any = None) -> None:
         """A result. Earlier versions wrote a plan's two records one by one, and may have ended in between."""
@@ -205,7 +220,7 @@ class Book:
     def plan_deployment(self, spec: OperatorSpec, owners: dict[int, str]) -> Record:
         payload = {"spec": _spec_payload(spec), "owners": [owners[p] for p in range(spec.partitions)]}
         burnt = self.undeployed.get(spec.name)
-        return self._plan(f"operator/{spec.name}" + ("" if burnt is None else f"/{burnt + 1}"), payload)
+        return self._plan((f"operator/{spec.name}" + ("" if burnt is None else f"/{burnt + 1}"), payload))
 
     def upgrade(self, spec: OperatorSpec) -> None:
         """Another version of a deployed operator: from here on it is this one, wherever its partitions are."""
@@ -314,7 +329,11 @@ class Book:
                 yield open_move.planned
 
     def plan_move(self, move: Planned) -> None:
-        self._plan(move.item_id, to_payload(move))
+        self.plan_moves([move])
+
+    def plan_moves(self, moves: Iterable[Planned]) -> None:
+        """All of a plan, or nothing of it."""
+        self._plan(*((move.item_id, to_payload(move)) for move in moves))
 
     def grant(self, move: Planned) -> None:
         """Raises Locked when the epoch was granted to another move."""
@@ -331,28 +350,35 @@ class Book:
     def _fold_move(self, rest: str, record: Record) -> None:
         match record.state:
             case RecordState.NEW:
-                self.open_moves[record.item_id] = OpenMove(planned_of(record.item_id, record.payload), record)
+                planned = planned_of(record.item_id, record.payload)
+                self.open_moves[record.item_id] = OpenMove(planned, record)
+                self._remember(planned, record)
             case RecordState.PROCESSING:
                 self.open_moves[record.item_id].record = record
+                self._remember(self.open_moves[record.item_id].planned, record)
             case RecordState.PROCESSED | RecordState.FAILED:
                 planned = self.open_moves.pop(record.item_id).planned
                 self.finished.append((planned, record))
                 if (record.payload or {}).get("report", {}).get("distrusted"):
                     self.distrusted.add(planned.move_id)
-                if not isinstance(planned, PlannedStandby):
-                    moves = self.history.pop(planned.reconfiguration, [])
-                    moves.append((planned, record))
-                    self.history[planned.reconfiguration] = moves
+                self._remember(planned, record)
                 if record.state is RecordState.PROCESSED:
                     deployed = self.operator(planned.partition.operator)
                     deployed.assignment = deployed.assignment.moved(
                         planned.partition.partition, planned.target, planned.granted_epoch
                     )
 
+    def _remember(self, planned: Planned, record: Record) -> None:
+        if not isinstance(planned, PlannedStandby):
+            recorded = self.history.pop(planned.reconfiguration, None) or Recorded(record.timestamp_us)
+            recorded.moves[record.item_id] = planned, record
+            self.history[planned.reconfiguration] = recorded
+
     # -- restores -----------------------------------------------------------------------------------------
 
-    def plan_restore(self, restore: PlannedRestore) -> None:
-        self._plan(restore.item_id, to_payload(restore))
+    def plan_restores(self, restores: Iterable[PlannedRestore]) -> None:
+        """All of a plan, or nothing of it."""
+        self._plan(*((restore.item_id, to_payload(restore)) for restore in restores))
 
     def restore_owned(self, restore: PlannedRestore, epoch: int, report: dict[str, Any]) -> None:
         payload = {"epoch": epoch, "owner": restore.target, "report": report}

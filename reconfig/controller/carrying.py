@@ -79,11 +79,12 @@ class Carrier:
     async def run(self, running: Running, first: Mapping[str, list[m.Instruction]] | None = None) -> None:
         try:
             if running.strategy is not None and running.strategy.stops:
-                await self._run_stopped(running)
+                await self._run_stopped(running, first or {})
             else:
                 for round_ in running.rounds:
                     await asyncio.gather(*(self._run_one(running, runner, first or {}) for runner in round_))
             completed = all(self._completed(runner) for runner in running.runners)
+            completed &= all(move.phase == m.Phase.COMPLETED for move in running.ended)
             self._underway.settle(running, "COMPLETED" if completed else "FAILED")
         except StateflowError as error:  # the term ended: who leads next carries it on
             log.error("reconfiguration %s: %s", running.message.id, error)
@@ -125,7 +126,7 @@ class Carrier:
             explained_ms = predicted - machine.fixed_ms
             self._experience.completed(self._desk.clock.monotonic(), explained_ms, report.pause_ms)
 
-    async def _run_stopped(self, running: Running) -> None:
+    async def _run_stopped(self, running: Running, first: Mapping[str, list[m.Instruction]]) -> None:
         """Nothing of the operator is served from here until every move has ended, as where a job is stopped, its state
         restored elsewhere, and the job started again."""
         operator = running.message.operator
@@ -133,11 +134,12 @@ class Carrier:
         holding = self._desk.spawn(self._keep_holding(operator))
         try:
             await self._hold(operator, HOLD_S)
-            owners = sorted(set(self._desk.book.operator(operator).assignment.owners))
-            request = rpb.CheckpointRequest(operator=operator)
-            await asyncio.gather(*(self._desk.call(n, lambda s: s.Checkpoint, request, 3600) for n in owners))
+            if not (first or running.ended):  # else it was taken before the first move
+                owners = sorted(set(self._desk.book.operator(operator).assignment.owners))
+                request = rpb.CheckpointRequest(operator=operator)
+                await asyncio.gather(*(self._desk.call(n, lambda s: s.Checkpoint, request, 3600) for n in owners))
             for round_ in running.rounds:
-                await asyncio.gather(*(runner.run() for runner in round_))
+                await asyncio.gather(*(runner.run(first.get(runner.planned.item_id)) for runner in round_))
         finally:
             holding.cancel()
             await self._hold(operator, 0.0)

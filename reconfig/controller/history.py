@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from reconfig.controller.book import Recorded
 from reconfig.work import Change
 from stateflow.errors import from_wire
-from stateflow.ledger import Record
+from stateflow.ledger import Record, RecordState
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import fault_of
 
+PHASES = {RecordState.PROCESSED: "COMPLETED", RecordState.FAILED: "ABORTED"}
+ENDED = PHASES.keys()
 
-def past(moves: Sequence[tuple[Change, Record]]) -> cpb.Reconfiguration:
-    """Args: moves: of one reconfiguration, and how each ended; the newest last."""
-    planned, _ = moves[-1]
+
+def past(recorded: Recorded) -> cpb.Reconfiguration:
+    planned, _ = next(iter(recorded.moves.values()))
+    over = all(record.state in ENDED for _, record in recorded.moves.values())
     return cpb.Reconfiguration(
         id=planned.reconfiguration,
         operator=planned.partition.operator,
-        state="FAILED" if any("error" in record.payload for _, record in moves) else "COMPLETED",
+        state="RUNNING" if not over else "FAILED" if recorded.failed else "COMPLETED",
         max_pause_ms=planned.max_pause_ms,
-        created_us=min(record.timestamp_us for _, record in moves),
+        created_us=recorded.created_us,
         kind=planned.cause,
         strategy=planned.strategy,
-        moves=[_move_of(planned, record.payload) for planned, record in reversed(moves)],
+        moves=[move_of(planned, record) for planned, record in recorded.moves.values()],
     )
 
 
-def _move_of(planned: Change, payload: Mapping[str, object]) -> cpb.Move:
+def move_of(planned: Change, record: Record) -> cpb.Move:
     """A move as its last record tells of it."""
+    payload: Mapping[str, object] = record.payload if record.state in ENDED else {}
     move = cpb.Move(
         id=planned.move_id,
         partition=planned.partition.partition,
         source=planned.source,
         target=planned.target,
-        phase="ABORTED" if "error" in payload else "COMPLETED",
+        phase=PHASES.get(record.state, "WAITING"),
         strategy=planned.strategy,
     )
     report = payload.get("report")
@@ -54,6 +59,6 @@ def _move_of(planned: Change, payload: Mapping[str, object]) -> cpb.Move:
     error = payload.get("error")
     if isinstance(error, dict):
         move.fault.CopyFrom(fault_of(from_wire(error)))
-    else:
+    elif record.state is RecordState.PROCESSED:
         move.epoch = planned.granted_epoch
     return move

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from reconfig import plan, policies
+from reconfig.work import MoveOptions
 from stateflow.errors import InvalidArgument
 from stateflow.rpc import controller_pb2 as cpb
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What its caller asked of a reconfiguration; 0: not said."""
-
-    max_pause_ms: float = 0.0
-    max_bandwidth: float = 0.0
-    patience_s: float = 0.0
-    strategy: str = "auto"
-    order: plan.Order = "number"
-
-    @classmethod
-    def of(cls, message: cpb.MoveOptions) -> Options:
-        """Raises InvalidArgument."""
-        for name, unit in (
-            ("max_pause_ms", "milliseconds"),
-            ("max_bandwidth", "bytes a second"),
-            ("patience_s", "seconds"),
-        ):
-            if message.HasField(name) and not getattr(message, name) > 0:
-                value = getattr(message, name)
-                raise InvalidArgument(
-                    f"{name} cannot be {'negative' if value < 0 else f'{value:g}'}",
-                    remedy=f"give a positive number of {unit}, or leave it out for no limit",
-                )
-        order = message.order or "number"
-        if order not in plan.ORDERS:
-            raise InvalidArgument(f"there is no order {order!r}", remedy=f"use {', '.join(plan.ORDERS)}")
-        policies.strategy_named(message.strategy)
-        return cls(message.max_pause_ms, message.max_bandwidth, message.patience_s, message.strategy or "auto", order)
+def options_of(message: cpb.MoveOptions) -> MoveOptions:
+    """Raises InvalidArgument."""
+    for name, unit in (
+        ("max_pause_ms", "milliseconds"),
+        ("max_bandwidth", "bytes a second"),
+        ("patience_s", "seconds"),
+    ):
+        if message.HasField(name) and not getattr(message, name) > 0:
+            value = getattr(message, name)
+            raise InvalidArgument(
+                f"{name} cannot be {'negative' if value < 0 else f'{value:g}'}",
+                remedy=f"give a positive number of {unit}, or leave it out for no limit",
+            )
+    order = message.order or "number"
+    if order not in plan.ORDERS:
+        raise InvalidArgument(f"there is no order {order!r}", remedy=f"use {', '.join(plan.ORDERS)}")
+    policies.strategy_named(message.strategy)
+    return MoveOptions(
+        message.max_pause_ms, message.max_bandwidth, message.patience_s, message.strategy or "auto", order
+    )

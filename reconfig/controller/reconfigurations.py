@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from reconfig import migration as m
 from reconfig import plan, policies
 from reconfig.controller.book import Book, Deployed, OpenMove
 from reconfig.controller.carrying import Carrier
 from reconfig.controller.desk import Desk
-from reconfig.controller.options import Options
+from reconfig.controller.history import move_of
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.underway import Running, Underway
 from reconfig.plan import Load, Transfer
-from reconfig.work import Cause, PlannedMove
+from reconfig.work import Cause, MoveOptions, PlannedMove
 from stateflow import ring
-from stateflow.errors import AlreadyThere, InvalidArgument, MoveAborted, MoveConflict, StateflowError, Unavailable
+from stateflow.errors import AlreadyThere, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import spec_to_pb
@@ -32,7 +32,9 @@ class Reconfigurations:
     def __init__(self, desk: Desk, underway: Underway, carrier: Carrier) -> None:
         self._desk, self._underway, self._carrier = desk, underway, carrier
 
-    async def migrate(self, operator: str, partitions: Iterable[int], to: str, options: Options) -> cpb.Reconfiguration:
+    async def migrate(
+        self, operator: str, partitions: Iterable[int], to: str, options: MoveOptions
+    ) -> cpb.Reconfiguration:
         """Raises AlreadyThere, MoveConflict, UnknownSite, Unavailable, or what a target lacks; then nothing changes."""
         numbers = sorted(set(partitions))
         if not numbers:
@@ -53,7 +55,7 @@ class Reconfigurations:
                 )
             return await self._start(deployed, targets, options, Cause.MIGRATE, to)
 
-    async def rebalance(self, operator: str, options: Options) -> list[cpb.Reconfiguration]:
+    async def rebalance(self, operator: str, options: MoveOptions) -> list[cpb.Reconfiguration]:
         """Every replica that answers gets its weight's share, by as few moves as that takes."""
         names = [operator] if operator else sorted(self._desk.book.deployed)
         async with self._desk.planning:
@@ -61,7 +63,7 @@ class Reconfigurations:
             moves = ring.rebalance(owners, self._desk.alive().values())
             return await self._start_all(moves, options, Cause.REBALANCE, "")
 
-    async def drain(self, replica: str, options: Options) -> list[cpb.Reconfiguration]:
+    async def drain(self, replica: str, options: MoveOptions) -> list[cpb.Reconfiguration]:
         """Everything leaves one replica. Raises UnknownSite, Unavailable when nobody else answers."""
         if replica not in self._desk.book.replicas:
             self._desk.check_site(replica)
@@ -90,7 +92,7 @@ class Reconfigurations:
         }
 
     async def _start_all(
-        self, moves: Mapping[PartitionId, str], options: Options, cause: Cause, asked: str
+        self, moves: Mapping[PartitionId, str], options: MoveOptions, cause: Cause, asked: str
     ) -> list[cpb.Reconfiguration]:
         by_operator: dict[str, dict[int, str]] = {}
         for partition, target in moves.items():
@@ -131,7 +133,7 @@ class Reconfigurations:
                 )
 
     async def _start(
-        self, deployed: Deployed, targets: Mapping[int, str], options: Options, cause: Cause, asked: str
+        self, deployed: Deployed, targets: Mapping[int, str], options: MoveOptions, cause: Cause, asked: str
     ) -> cpb.Reconfiguration:
         """Record the moves and begin them. Called with ``planning`` held."""
         operator = deployed.spec.name
@@ -172,34 +174,42 @@ class Reconfigurations:
                 strategy=strategy.name,
             ),
             strategy,
-            options,
         )
-        for transfer in (transfer for round_ in rounds for transfer in round_):
-            planned = PlannedMove(
+        moves = [
+            PlannedMove(
                 reconfiguration,
                 transfer.partition,
                 transfer.source,
                 transfer.target,
                 deployed.assignment.owner(transfer.partition.partition)[1],
                 self._desk.book.next_epoch(transfer.partition),
-                options.max_pause_ms,
                 strategy.name,
+                options,
                 options.patience_s or self._desk.settings.patience_s,
                 options.max_bandwidth / together,
                 cause,
                 asked,
+                number,
             )
-            await self._desk.record(Book.plan_move, planned)
-            machine = MoveRunner.machine_for(planned)
-            running.runners.append(self._carrier.runner(running, planned, machine))
-        by_partition = {runner.planned.partition: runner for runner in running.runners}
-        running.rounds = [
-            [runner for t in round_ if isinstance(runner := by_partition[t.partition], MoveRunner)] for round_ in rounds
+            for number, round_ in enumerate(rounds)
+            for transfer in round_
         ]
+        await self._desk.record(Book.plan_moves, moves)
+        for planned in moves:
+            self._add(running, planned, MoveRunner.machine_for(planned))
         running.go.set()
         self._underway.keep(running)
         self._desk.spawn(self._carrier.run(running))
         return running.refresh()
+
+    def _add(self, running: Running, planned: PlannedMove, machine: m.Move) -> None:
+        """In the order of the plan."""
+        runner = self._carrier.runner(running, planned, machine)
+        last = running.runners[-1].planned if running.runners else None
+        if not isinstance(last, PlannedMove) or last.round != planned.round:
+            running.rounds.append([])
+        running.rounds[-1].append(runner)
+        running.runners.append(runner)
 
     async def _loads(self, deployed: Deployed, targets: Mapping[int, str]) -> dict[int, Load]:
         """Of the partitions that move, as far as their owners answer: an order and a strategy are chosen by it, no
@@ -246,8 +256,7 @@ class Reconfigurations:
             for target in sorted(set(targets.values())):
                 if not self._desk.members.alive(target):
                     raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")
-            options = running.options if running.runners else self._options_of(failed)
-            return await self._start(deployed, targets, options, failed[0].cause, failed[0].asked)
+            return await self._start(deployed, targets, failed[0].options, failed[0].cause, failed[0].asked)
 
     # -- after a restart ----------------------------------------------------------------------------------
 
@@ -261,37 +270,29 @@ class Reconfigurations:
             self._resume(reconfiguration, moves)
 
     def _resume(self, reconfiguration: str, moves: Mapping[PlannedMove, OpenMove]) -> None:
-        some = next(iter(moves))
+        """What was granted asks its source whether it sealed; what was not begins again, and joins what its target has
+        copied by now: nobody can have sealed."""
+        some, recorded = next(iter(moves)), self._desk.book.history[reconfiguration]
         running = Running(
             cpb.Reconfiguration(
                 id=reconfiguration,
                 operator=some.partition.operator,
                 state="RUNNING",
                 max_pause_ms=some.max_pause_ms,
-                created_us=self._desk.clock.now_us(),
+                created_us=recorded.created_us,
                 kind=some.cause,
                 strategy=some.strategy,
             ),
-            options=self._options_of(list(moves)),
+            policies.STRATEGIES[some.strategy],
+            [move_of(move, record) for move, record in recorded.moves.values() if move not in moves],
         )
         first: dict[str, list[m.Instruction]] = {}
         for move, open_move in moves.items():
             if open_move.granted:
-                machine, instructions = m.Move.resumed(move.epoch, move.granted_epoch, move.max_pause_ms)
-            else:  # never granted: nobody can have sealed
+                machine, first[move.item_id] = m.Move.resumed(move.epoch, move.granted_epoch, move.max_pause_ms)
+            else:
                 machine = MoveRunner.machine_for(move)
-                instructions = machine.handle(
-                    m.TargetFailed(MoveAborted("the controller was restarted during the move", remedy="start it again"))
-                )
-            first[move.item_id] = instructions
-            running.runners.append(self._carrier.runner(running, move, machine))
-        running.rounds = [[runner for runner in running.runners if isinstance(runner, MoveRunner)]]
+            self._add(running, move, machine)
         running.go.set()
         self._underway.keep(running)
         self._desk.spawn(self._carrier.run(running, first))
-
-    def _options_of(self, planned: Sequence[PlannedMove]) -> Options:
-        """What the ledger says of what was asked. It does not say in which order."""
-        some = planned[0]
-        together = min(len(planned), self._desk.settings.concurrent_moves)
-        return Options(some.max_pause_ms, some.bandwidth_max * together, some.patience_s, some.strategy)

@@ -84,8 +84,7 @@ class Restores:
                     request.batch,
                 )
             )
-        for each in planned:
-            await self._desk.record(Book.plan_restore, each)
+        await self._desk.record(Book.plan_restores, planned)
         return planned
 
     def _target(self, owner: str, to: str, coming: dict[str, int]) -> str:

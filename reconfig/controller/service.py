@@ -19,7 +19,7 @@ from reconfig.controller.carrying import Carrier
 from reconfig.controller.claims import Claims
 from reconfig.controller.desk import Books, Desk
 from reconfig.controller.leaving import Leaving
-from reconfig.controller.options import Options
+from reconfig.controller.options import options_of
 from reconfig.controller.rebalancing import AutoRebalance
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.restores import Restores
@@ -378,7 +378,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @to_the_end
     async def Migrate(self, request: cpb.MigrateRequest, context: grpc.aio.ServicerContext) -> cpb.Reconfiguration:
-        options = Options.of(request.options)
+        options = options_of(request.options)
         return await self._reconfigurations.migrate(request.operator, request.partitions, request.to, options)
 
     @unary
@@ -386,13 +386,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     async def Rebalance(
         self, request: cpb.RebalanceRequest, context: grpc.aio.ServicerContext
     ) -> cpb.ReconfigurationList:
-        started = await self._reconfigurations.rebalance(request.operator, Options.of(request.options))
+        started = await self._reconfigurations.rebalance(request.operator, options_of(request.options))
         return cpb.ReconfigurationList(reconfigurations=started)
 
     @unary
     @to_the_end
     async def Drain(self, request: cpb.DrainRequest, context: grpc.aio.ServicerContext) -> cpb.ReconfigurationList:
-        started = await self._reconfigurations.drain(request.replica, Options.of(request.options))
+        started = await self._reconfigurations.drain(request.replica, options_of(request.options))
         return cpb.ReconfigurationList(reconfigurations=started)
 
     @unary

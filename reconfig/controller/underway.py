@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from reconfig import migration as m
 from reconfig.controller.book import Book
 from reconfig.controller.history import past
-from reconfig.controller.options import Options
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.policies import Strategy
 from reconfig.work import PlannedMove
 from stateflow.errors import MoveConflict, MoveUnknown
-from stateflow.ledger import RecordState
 from stateflow.rpc import controller_pb2 as cpb
 
 WATCH_INTERVAL_S = 0.1
@@ -27,11 +25,12 @@ FINISHED_KEPT = 1000
 
 @dataclass(slots=True)
 class Running:
-    """A reconfiguration: its moves, and who is woken when one changes."""
+    """A reconfiguration: its moves, and who is woken when one changes. ``ended``: those of them that ended under an
+    earlier controller."""
 
     message: cpb.Reconfiguration
     strategy: Strategy | None = None
-    options: Options = field(default_factory=Options)
+    ended: Sequence[cpb.Move] = ()
     runners: list[MoveRunner | TakeoverRunner] = field(default_factory=list)
     rounds: list[list[MoveRunner]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -45,7 +44,7 @@ class Running:
         if not self.runners:  # of an earlier process: the message is all there is
             return self.message
         del self.message.moves[:]
-        self.message.moves.extend(runner.report for runner in self.runners)
+        self.message.moves.extend([*self.ended, *(runner.report for runner in self.runners)])
         return self.message
 
     @property
@@ -83,12 +82,8 @@ class Underway:
 
     def failed(self, reconfiguration: str) -> list[PlannedMove]:
         """Its moves that ended so, whichever process began them."""
-        moves = self._book.history.get(reconfiguration, ())
-        return [
-            planned
-            for planned, record in moves
-            if isinstance(planned, PlannedMove) and record.state is RecordState.FAILED
-        ]
+        recorded = self._book.history.get(reconfiguration)
+        return [planned for planned in recorded.failed if isinstance(planned, PlannedMove)] if recorded else []
 
     def cancel(self, reconfiguration: str) -> cpb.Reconfiguration:
         running = self.found(reconfiguration)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from sqlalchemy import insert
 
 from reconfig.controller.book import APP, Book, Home
 from reconfig.policies import StrategyName
-from reconfig.work import PlannedMove
+from reconfig.work import PlannedMove, to_payload
 from stateflow.client import Cluster
 from stateflow.errors import StateflowError
 from stateflow.ledger import Ledger
@@ -42,10 +41,9 @@ def fill(ledger: Ledger) -> None:
     for number in range(RECONFIGURATIONS):
         epoch = 1 + number // 4
         move = PlannedMove(
-            f"r{number}", PartitionId("Op", number % 4), "a", "a", epoch, epoch + 1, 0.0, StrategyName.WARM_UP
+            f"r{number}", PartitionId("Op", number % 4), "a", "a", epoch, epoch + 1, StrategyName.WARM_UP
         )
-        planned = {**asdict(move), "operator": "Op", "partition": number % 4}
-        del planned["reconfiguration"]
+        planned = to_payload(move)
         report = {"pause_ms": number / 7, "digest": "0" * 32, "note": "as all the others"}
         for seq, (state, payload) in enumerate(
             [("NEW", planned), ("PROCESSED", {"epoch": epoch + 1, "owner": "a", "report": report})]

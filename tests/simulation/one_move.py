@@ -43,7 +43,7 @@ class World(NamedTuple):
     # prepare calls to the target: sent or orphan
     prepares: tuple[str, ...]
     stream: tuple[bool, tuple[str, ...]] | None  # (was a base reported?, reports on their way)
-    letters: tuple[str, ...]  # to whom it may concern: abandon, release
+    letters: tuple[str, ...]  # to whom it may concern: abandon, release; "late": of an earlier term
     # the ledger
     granted: bool
     outcome: str
@@ -250,14 +250,14 @@ class Model:
         return w._replace(calls=calls)
 
     def _resume(self, w: World) -> World:
-        w = w._replace(running=True)
+        w = w._replace(running=True, letters=tuple(f"late {x}" if x == "abandon" else x for x in w.letters))
         if w.outcome:
             return w
         if w.granted:
             move, first = self.rules.resume(self.rules.epoch, self.rules.granted)
         else:
             move = self.rules.move(self.rules.epoch, self.rules.granted)
-            first = move.handle(m.TargetFailed(LOST))
+            first = move.handle(m.Begin())
         return w._replace(move=freeze_move(move), todo=tuple(first))
 
     # -- calls that reach the source ----------------------------------------------------------------------
@@ -338,16 +338,16 @@ class Model:
             yield f"{letter} is lost", w._replace(letters=left_letters), True
             if letter == "release" and w.source is not None:
                 yield "release", w._replace(letters=left_letters, log="none"), True
-            if letter == "abandon" and w.target is not None and not w.target[5]:
+            if letter in ("abandon", "late abandon") and w.target is not None and not w.target[5]:
                 lifecycle = self.thaw(w.target)
                 lifecycle.cancel(self.rules.move_id)
                 after = w._replace(letters=left_letters, target=freeze(lifecycle))
-                yield "abandon", self._pull_ends(after) if lifecycle.state is State.WARMING else after, True
+                yield letter, self._pull_ends(after) if lifecycle.state is State.WARMING else after, True
 
     def _prepare(self, w: World, listens: bool) -> World:
         assert w.target is not None
-        if listens:
-            w = w._replace(stream=(False, ()))
+        if listens:  # from the newest term: what is on its way of an earlier one is refused from here on
+            w = w._replace(stream=(False, ()), letters=tuple(x for x in w.letters if x != "late abandon"))
         lifecycle = self.thaw(w.target)
         if lifecycle.state is State.OWNED:
             return self._to_stream(w, "owned") if listens else w
@@ -472,7 +472,7 @@ class Model:
                 prepares, letters = w.prepares, w.letters
                 if not self.rules.orphans_survive:
                     prepares = tuple(x for x in prepares if x != "orphan")
-                    letters = tuple(x for x in letters if x != "abandon")
+                    letters = tuple(x for x in letters if x == "release")
                 after = w._replace(target=None, pull=("none", 0), prepares=prepares, letters=letters, commits=began)
                 # reports that were sent before may have arrived, or not
                 yield after if after.stream is None else after._replace(stream=(after.stream[0], ("failed",)))

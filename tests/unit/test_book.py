@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from reconfig.controller import book as book_module
 from reconfig.controller.book import Book, Home
 from reconfig.policies import StrategyName
-from reconfig.work import PlannedMove
+from reconfig.work import MoveOptions, PlannedMove
 from stateflow.errors import IllegalRecord, Locked, OperatorNotDeployed
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -49,7 +49,9 @@ def book(ledger: Ledger) -> Book:
 
 def planned(book: Book, run: str = "r1", partition: PartitionId = P, target: str = "b") -> PlannedMove:
     source, epoch = book.operator("Op").assignment.owner(partition.partition)
-    return PlannedMove(run, partition, source, target, epoch, book.next_epoch(partition), 20.0, StrategyName.WARM_UP)
+    return PlannedMove(
+        run, partition, source, target, epoch, book.next_epoch(partition), StrategyName.WARM_UP, MoveOptions(20.0)
+    )
 
 
 def test_a_deployment_survives_the_ledger(book: Book) -> None:
@@ -117,6 +119,21 @@ def test_a_move_from_plan_to_owner(book: Book) -> None:
     (finished,) = Book.read(book.ledger).finished
     assert finished[0] == move
     assert finished[1].payload == {"epoch": 2, "owner": "b", "report": {"pause_ms": 3.5}}
+
+
+def test_a_plan_is_recorded_as_a_whole_or_not_at_all(book: Book) -> None:
+    moves = [planned(book, "r1", PartitionId("Op", number)) for number in (0, 1, 2)]
+    other = Book.read(book.ledger)
+    other.plan_move(moves[2])  # its item is somebody else's by now
+    before = facts(book)
+    with pytest.raises((Locked, IllegalRecord)):
+        book.plan_moves(moves)
+    assert facts(book) == before
+    assert Book.read(book.ledger).open_moves.keys() == {moves[2].item_id}
+    again = [dataclasses.replace(move, reconfiguration="r2", round=n) for n, move in enumerate(moves)]
+    other.plan_moves(again)
+    recorded = Book.read(book.ledger).history["r2"]
+    assert [move for move, _ in recorded.moves.values()] == again
 
 
 def test_an_aborted_move_leaves_the_assignment_and_burns_its_grant(book: Book) -> None:
@@ -323,9 +340,7 @@ class BookMachine(RuleBasedStateMachine):
             return
         self.runs += 1
         source, epoch = self.book.operator(where.operator).assignment.owner(partition)
-        move = PlannedMove(
-            f"r{self.runs}", where, source, to, epoch, self.book.next_epoch(where), 0.0, StrategyName.WARM_UP
-        )
+        move = PlannedMove(f"r{self.runs}", where, source, to, epoch, self.book.next_epoch(where), StrategyName.WARM_UP)
         self.book.plan_move(move)
 
     def _open(self, data: st.DataObject, granted: bool) -> PlannedMove | None:

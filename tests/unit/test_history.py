@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.book import Book
+from reconfig.controller.book import Book, Recorded
 from reconfig.controller.history import past
 from reconfig.controller.underway import Running, Underway
 from reconfig.policies import StrategyName
-from reconfig.work import PlannedMove, PlannedStandby
+from reconfig.work import MoveOptions, PlannedMove, PlannedStandby
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.ledger import App, Ledger, Record, RecordState
 from stateflow.rpc import controller_pb2 as cpb
@@ -21,18 +21,31 @@ SPEC = OperatorSpec("Op", "m:Op", 9, ("k",), b"", "[]")
 
 
 def ended(reconfiguration: str, partition: int, **payload: object) -> tuple[PlannedMove, Record]:
-    planned = PlannedMove(reconfiguration, PartitionId("Op", partition), "a", "b", 1, 2, 0.0, StrategyName.WARM_UP)
+    planned = PlannedMove(reconfiguration, PartitionId("Op", partition), "a", "b", 1, 2, StrategyName.WARM_UP)
     record = Record(
-        partition, planned.item_id, 2, App("x", "1"), RecordState.PROCESSED, 1, "me", 1000 + partition, "", payload
+        partition,
+        planned.item_id,
+        2,
+        App("x", "1"),
+        RecordState.FAILED if "error" in payload else RecordState.PROCESSED,
+        1,
+        "me",
+        1000 + partition,
+        "",
+        payload,
     )
     return planned, record
 
 
+def told(*moves: tuple[PlannedMove, Record]) -> cpb.Reconfiguration:
+    return past(Recorded(1003, {planned.item_id: (planned, record) for planned, record in moves}))
+
+
 def test_what_is_told_of_one() -> None:
-    old = past([ended("old", 1, report={"pause_ms": 3.0, "predicted_pause_ms": None})])  # no bound was known
+    old = told(ended("old", 1, report={"pause_ms": 3.0, "predicted_pause_ms": None}))  # no bound was known
     error = {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}
-    new = past([ended("new", 3, error=error, report={}), ended("new", 4, report={"rounds": 2})])
-    assert (new.id, new.state, [move.phase for move in new.moves]) == ("new", "FAILED", ["COMPLETED", "ABORTED"])
+    new = told(ended("new", 3, error=error, report={}), ended("new", 4, report={"rounds": 2}))
+    assert (new.id, new.state, [move.phase for move in new.moves]) == ("new", "FAILED", ["ABORTED", "COMPLETED"])
     assert new.created_us == 1003
     assert (old.id, old.state, old.moves[0].pause_ms, old.moves[0].predicted_pause_ms) == ("old", "COMPLETED", 3.0, 0.0)
 
@@ -42,7 +55,7 @@ def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) 
     book = Book(ledger)
     book.finish_deployment(book.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
     for name, partition in (("old", 1), ("known", 2), ("new", 3), ("old", 4)):
-        planned = PlannedMove(name, PartitionId("Op", partition), "a", "b", 1, 2, 0.0, StrategyName.WARM_UP)
+        planned = PlannedMove(name, PartitionId("Op", partition), "a", "b", 1, 2, StrategyName.WARM_UP)
         book.plan_move(planned)
         book.move_owned(planned, {})
     copy = PlannedStandby("standby", PartitionId("Op", 5), "a", "b", 1)
@@ -51,7 +64,7 @@ def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) 
     underway = Underway(book)
     underway.keep(Running(cpb.Reconfiguration(id="known", state="COMPLETED")))
     assert [message.id for message in underway.history()] == ["known", "old", "new"]
-    assert [move.partition for move in underway.found("old").refresh().moves] == [4, 1]
+    assert [move.partition for move in underway.found("old").refresh().moves] == [1, 4]
     assert [message.id for message in underway.history(2)] == ["known", "old"]
     assert underway.found("known").refresh().state == "COMPLETED"
     with pytest.raises(MoveUnknown):
@@ -63,7 +76,12 @@ def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     book = Book(ledger)
     book.finish_deployment(book.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
-    moves = [PlannedMove("old", PartitionId("Op", n), "a", "b", 1, 2, 25.0, StrategyName.WARM_UP, 5.0) for n in (0, 1)]
+    moves = [
+        PlannedMove(
+            "old", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.WARM_UP, MoveOptions(25.0, patience_s=5.0), 5.0
+        )
+        for n in (0, 1)
+    ]
     for planned in moves:
         book.plan_move(planned)
     book.move_owned(moves[0], {})
@@ -73,7 +91,7 @@ def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
     for command in (underway.pause, underway.resume):
         with pytest.raises(MoveConflict, match="the reconfiguration is FAILED"):
             command("old")
-    assert [move.phase for move in underway.cancel("old").moves] == ["ABORTED", "COMPLETED"]
+    assert [move.phase for move in underway.cancel("old").moves] == ["COMPLETED", "ABORTED"]
 
     async def watched() -> list[str]:
         return [message.state async for message in underway.watch("old")]

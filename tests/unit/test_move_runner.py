@@ -13,7 +13,7 @@ from reconfig.budget import FixedCost
 from reconfig.controller.errand import Hooks
 from reconfig.controller.runner import MoveRunner
 from reconfig.policies import StrategyName
-from reconfig.work import PlannedMove
+from reconfig.work import MoveOptions, PlannedMove
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
@@ -64,7 +64,7 @@ async def _nothing(*_: object) -> None:
 
 def runner_of(pair: Pair, hooks: Hooks, max_pause_ms: float = 0.0, **options: Any) -> MoveRunner:
     source, target = ReplicaInfo("a", "a", "a:1"), ReplicaInfo("b", "b", "b:1")
-    planned = PlannedMove("r", PartitionId("Count", 0), "a", "b", 1, 2, max_pause_ms, StrategyName.WARM_UP)
+    planned = PlannedMove("r", PartitionId("Count", 0), "a", "b", 1, 2, StrategyName.WARM_UP, MoveOptions(max_pause_ms))
     return MoveRunner(
         planned=planned,
         spec=describe(Count, 4),

@@ -178,7 +178,7 @@ def test_a_name_that_has_nothing_to_lose_needs_no_command(ledger: Ledger) -> Non
     controller.names.check(ELSEWHERE, OTHER)
     controller.deployed("b")
     controller.names.check(ELSEWHERE, OTHER)
-    move = PlannedMove("r", PartitionId("Op", 1), "b", "a", 1, 2, 0.0, StrategyName.WARM_UP)
+    move = PlannedMove("r", PartitionId("Op", 1), "b", "a", 1, 2, StrategyName.WARM_UP)
     controller.book.plan_move(move)
     with pytest.raises(NameTaken, match="which has its state"):
         controller.names.check(ELSEWHERE, OTHER)

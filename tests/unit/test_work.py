@@ -10,6 +10,7 @@ from reconfig.failover import How
 from reconfig.policies import StrategyName
 from reconfig.work import (
     Cause,
+    MoveOptions,
     Planned,
     PlannedMove,
     PlannedRestore,
@@ -25,13 +26,27 @@ P = PartitionId("Op", 3)
 COMMON = {"operator": "Op", "partition": 3, "source": "a", "target": "b", "epoch": 4}
 NONE = {"max_pause_ms": 0.0, "patience_s": 0.0, "bandwidth_max": 0.0, "how": "", "standby_move": "", "asked": ""}
 
-#: as version 1.0 wrote them
+OPTIONS = {"max_pause_ms": 20.0, "max_bandwidth": 4e6, "patience_s": 0.0, "strategy": "auto", "order": "hot-first"}
 FORMS: dict[str, tuple[dict[str, Any], Planned]] = {
     "move": (
         COMMON
         | {"granted_epoch": 5, "max_pause_ms": 20.0, "strategy": "fluid", "patience_s": 7.0, "bandwidth_max": 1e6}
-        | {"kind": "drain", "how": "", "standby_move": "", "asked": "edge"},
-        PlannedMove("r", P, "a", "b", 4, 5, 20.0, StrategyName.FLUID, 7.0, 1e6, Cause.DRAIN, "edge"),
+        | {"kind": "drain", "how": "", "standby_move": "", "asked": "edge", "round": 2, "options": OPTIONS},
+        PlannedMove(
+            "r",
+            P,
+            "a",
+            "b",
+            4,
+            5,
+            StrategyName.FLUID,
+            MoveOptions(20.0, 4e6, 0.0, "auto", "hot-first"),
+            7.0,
+            1e6,
+            Cause.DRAIN,
+            "edge",
+            2,
+        ),
     ),
     "standby": (
         COMMON | NONE | {"granted_epoch": 0, "strategy": "standby", "kind": "standby"},
@@ -53,9 +68,15 @@ def test_each_form_is_read_and_written(payload: dict[str, Any], planned: Planned
     assert to_payload(planned) == payload
 
 
-def test_what_an_early_version_left_out() -> None:
+def test_what_earlier_versions_left_out() -> None:
     payload = COMMON | {"granted_epoch": 5, "max_pause_ms": 20.0, "strategy": "warm-up"}
-    assert planned_of("move/r/3", payload) == PlannedMove("r", P, "a", "b", 4, 5, 20.0, StrategyName.WARM_UP)
+    options = MoveOptions(20.0, strategy="warm-up")
+    assert planned_of("move/r/3", payload) == PlannedMove("r", P, "a", "b", 4, 5, StrategyName.WARM_UP, options)
+    late = {name: value for name, value in FORMS["move"][0].items() if name not in ("round", "options")}
+    options = MoveOptions(20.0, 1e6, 7.0, "fluid")  # what was made of what was asked is all that is known
+    assert planned_of("move/r/3", late) == PlannedMove(
+        "r", P, "a", "b", 4, 5, StrategyName.FLUID, options, 7.0, 1e6, Cause.DRAIN, "edge"
+    )
 
 
 def test_a_restore() -> None:

@@ -1,0 +1,107 @@
+"""A controller that is started again carries reconfigurations on as they were planned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reconfig import migration as m
+from reconfig.controller.book import Book
+from reconfig.controller.reconfigurations import Reconfigurations
+from reconfig.controller.underway import Running, Underway
+from reconfig.policies import STRATEGIES, StrategyName
+from reconfig.work import Cause, MoveOptions, PlannedMove
+from stateflow.ledger import Ledger
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.types import OperatorSpec, PartitionId
+
+SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
+ERROR = {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}
+OPTIONS = MoveOptions(0.0, 4e6, 0.0, "fluid", "hot-last")
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Book]:
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        made = Book(ledger)
+        made.finish_deployment(made.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+        yield made
+
+
+def plan(book: Book) -> list[PlannedMove]:
+    moves = [
+        PlannedMove(
+            "r", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.FLUID, OPTIONS, 30.0, 4e6, Cause.DRAIN, "b", number
+        )
+        for number, n in enumerate((3, 1, 2, 0))
+    ]
+    book.plan_moves(moves)
+    return moves
+
+
+class Again:
+    """A controller's reconfigurations, read from the ledger."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = Book.read(book.ledger)
+        self.underway = Underway(self.book)
+        self.runs: list[tuple[Running, dict[str, list[m.Instruction]]]] = []
+        self.started: list[Any] = []
+        members = SimpleNamespace(alive=lambda _: True)
+        desk: Any = SimpleNamespace(book=self.book, spawn=lambda _: None, members=members, planning=NoLock())
+        carrier: Any = SimpleNamespace(run=lambda *run: self.runs.append(run), runner=self._runner)
+        self.reconfigurations = Reconfigurations(desk, self.underway, carrier)
+        self.reconfigurations.resume_all()
+
+    @staticmethod
+    def _runner(_: Running, planned: PlannedMove, machine: m.Move) -> Any:
+        report = cpb.Move(partition=planned.partition.partition, phase=machine.phase)
+        return SimpleNamespace(planned=planned, machine=machine, report=report)
+
+
+class NoLock:
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+def test_rounds_strategy_and_what_has_ended(book: Book) -> None:
+    moves = plan(book)
+    book.grant(moves[0])
+    book.move_owned(moves[0], {"pause_ms": 3.0})
+    book.grant(moves[1])
+    again = Again(book)
+    ((running, first),) = again.runs
+    assert running.strategy is STRATEGIES[StrategyName.FLUID]
+    assert [[runner.planned for runner in round_] for round_ in running.rounds] == [[move] for move in moves[1:]]
+    assert first == {moves[1].item_id: [m.Instruction.CANCEL_SOURCE]}
+    report = running.refresh()
+    assert [(move.partition, move.phase) for move in report.moves] == [
+        (3, "COMPLETED"),
+        (1, "FENCED"),
+        (2, "WAITING"),
+        (0, "WAITING"),
+    ]
+    assert (report.kind, report.strategy, report.state) == ("drain", "fluid", "RUNNING")
+    assert report.created_us == book.history["r"].created_us
+    assert {runner.machine.kind for round_ in running.rounds[1:] for runner in round_} == {m.Kind.COLD}
+
+
+def test_retry_has_all_that_was_asked(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    for move in plan(book):
+        book.move_aborted(move, ERROR, {})
+    again = Again(book)
+    assert again.runs == []
+
+    async def start(_: Any, *arguments: Any) -> None:
+        again.started.append(arguments)
+
+    monkeypatch.setattr(Reconfigurations, "_start", start)
+    asyncio.run(again.reconfigurations.retry("r"))
+    ((_, targets, options, cause, asked),) = again.started
+    assert (targets, options, cause, asked) == (dict.fromkeys((3, 1, 2, 0), "b"), OPTIONS, Cause.DRAIN, "b")
