@@ -7,11 +7,10 @@ import logging
 from collections.abc import Iterator
 
 from reconfig.controller.desk import Desk
-from reconfig.controller.options import Options
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.underway import Underway
 from reconfig.joining import Joining, newcomers, was_emptied
-from reconfig.work import Cause, PlannedStandby
+from reconfig.work import Cause, MoveOptions, PlannedStandby
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
 from stateflow.types import PartitionId
@@ -40,7 +39,7 @@ class AutoRebalance:
         joined = self._joining.step(self._desk.clock.monotonic(), present, self._is_busy())
         if joined:
             names = ", ".join(sorted(joined))
-            started = await self._reconfigurations.rebalance("", Options())
+            started = await self._reconfigurations.rebalance("", MoveOptions())
             log.warning("%s joined and owned nothing: rebalance %s", names, ", ".join(each.id for each in started))
 
     async def _newcomers(self) -> list[str]:
@@ -58,8 +57,8 @@ class AutoRebalance:
         return [name for name in found if not was_emptied(name, self._completed())]
 
     def _completed(self) -> Iterator[tuple[str, str, Cause]]:
-        for moves in reversed(self._desk.book.history.values()):
-            for planned, record in reversed(moves):
+        for recorded in reversed(self._desk.book.history.values()):
+            for planned, record in reversed(recorded.moves.values()):
                 if record.state is RecordState.PROCESSED:
                     yield planned.source, planned.target, planned.cause
 
