@@ -98,7 +98,7 @@ def test_a_batch_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
     disturbing.start()
     interrupted, number = 0, 0
     try:
-        while number < 100:
+        while number < 100 or not interrupted:  # on a busy machine a hundred may pass between two attempts
             try:
                 applied = send(node, number, a=1, c=2, d=3, f=4)
             except OperatorStuck:
@@ -110,7 +110,6 @@ def test_a_batch_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
         over.set()
         disturbing.join()
         sys.setswitchinterval(switch)
-    assert interrupted
     assert total(node) == {"a": number, "c": 2 * number, "d": 3 * number, "f": 4 * number}
     position = node.position(P, "s")
     assert position is not None
