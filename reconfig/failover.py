@@ -302,12 +302,25 @@ _ROWS: tuple[Row[Phase, Takeover], ...] = (
     Impossible((Phase.PLANNED, Phase.OWNED), TargetCancelled),
     Impossible((Phase.PLANNED, Phase.GRANTED), OwnedRecorded),
 )  # fmt: skip
+_INVARIANTS: tuple[Guard[Takeover], ...] = (
+    Guard(
+        "a take-over that was abandoned says why",
+        lambda takeover, _: takeover.phase is not Phase.ABANDONED or takeover.error is not None,
+    ),
+    Guard(
+        "whoever is asked to cancel had a grant and refused it",
+        lambda takeover, _: (
+            not takeover.cancelling or (takeover.phase is not Phase.PLANNED and takeover.error is not None)
+        ),
+    ),
+)
 TABLE: Table[Phase, Takeover, Says] = Table(
     "A take-over",
     Phase,
     get_args(Event),
     _ROWS,
     lambda takeover, event: takeover.fault(f"{event} cannot happen in {takeover.phase}"),
+    _INVARIANTS,
 )
 
 
@@ -329,6 +342,11 @@ class Takeover:
         self.phase, orders = self.table.handle(self, before, event)
         self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
         return [order.make(self) for order in orders]
+
+    def validate(self) -> None:
+        """Raises InvalidTransition, with the story so far, in a state that only a bug leads to."""
+        for words in self.table.broken(self):
+            raise self.fault(f"in {self.phase} it does not hold: {words}")
 
     def fault(self, what: str) -> InvalidTransition:
         return InvalidTransition(what, remedy=REPORT_LINE, partition=self.partition, story=" | ".join(self.story))

@@ -559,8 +559,31 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     Impossible((*BEFORE_FENCE, Phase.FENCED), OwnedRecorded),
     Impossible(Phase.OWNED, (TargetCancelled, TakenOver)),
 )  # fmt: skip
+_INVARIANTS: tuple[Guard[Move], ...] = (
+    Guard(
+        "but of standbys: what is granted is newer than what is owned",
+        lambda move, _: move.kind is Kind.STANDBY or move.granted_epoch > move.epoch,
+    ),
+    Guard("a move that was rolled back says why", lambda move, _: move.phase is not Phase.ABORTED or bool(move.error)),
+    Guard(
+        "who owns had the seal, and is no standby",
+        lambda move, _: (
+            move.phase not in (Phase.OWNED, Phase.COMPLETED) or (move.sealed and move.kind is not Kind.STANDBY)
+        ),
+    ),
+    Guard("nothing is fenced that was not granted", lambda move, _: move.phase is not Phase.FENCED or move.granting),
+    Guard(
+        "before the fence nobody has sealed, nor is asked whether",
+        lambda move, _: move.phase not in BEFORE_FENCE or not (move.sealed or move.cancelling or move.source_gone),
+    ),
+)
 TABLE: Table[Phase, Move, Says] = Table(
-    "A move", Phase, get_args(Event), _ROWS, lambda move, event: move.fault(f"{event} cannot happen in {move.phase}")
+    "A move",
+    Phase,
+    get_args(Event),
+    _ROWS,
+    lambda move, event: move.fault(f"{event} cannot happen in {move.phase}"),
+    _INVARIANTS,
 )
 
 
@@ -607,6 +630,11 @@ class Move:
         if not isinstance(event, CaughtUp):
             self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
         return [order.make(self) for order in orders]
+
+    def validate(self) -> None:
+        """Raises InvalidTransition, with the story so far, in a state that only a bug leads to."""
+        for words in self.table.broken(self):
+            raise self.fault(f"in {self.phase} it does not hold: {words}")
 
     def prediction(self, event: CaughtUp) -> tuple[float, float]:
         """(pause, margin), both in ms."""

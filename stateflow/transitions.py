@@ -87,6 +87,7 @@ class Table(Generic[P, M, A]):
         phases: all of them; the machine begins in the first.
         events: all types of them.
         impossible: the error for an event that cannot happen in the machine's phase.
+        invariants: what holds of the machine whatever has happened; their guards are given no event.
     """
 
     title: str
@@ -94,6 +95,7 @@ class Table(Generic[P, M, A]):
     events: tuple[type, ...]
     rows: tuple[Row[P, M], ...]
     impossible: Callable[[M, Any], StateflowError]
+    invariants: tuple[Guard[M], ...] = ()
     #: by the names of phases: the hash of an enumeration's member is Python code, and this is asked twice a batch
     _rows: dict[tuple[str, type], tuple[Row[P, M], ...]] = field(init=False, repr=False)
 
@@ -124,6 +126,10 @@ class Table(Generic[P, M, A]):
         if row.effect is not None:
             row.effect(machine, event)
         return phase if row.to is None else row.to, row.answer
+
+    def broken(self, machine: M) -> Iterator[str]:
+        """The invariants that do not hold."""
+        return (invariant.words for invariant in self.invariants if not invariant.holds(machine, None))
 
     # -- the table itself ---------------------------------------------------------------------------------
 
@@ -167,6 +173,10 @@ class Table(Generic[P, M, A]):
                 "| in | event | when | then | answer | |",
                 "|---|---|---|---|---|---|",
                 *(self._line(row, show) for row in self.rows),
+                "",
+                "Whatever has happened:",
+                "",
+                *(f"- {invariant.words}" for invariant in self.invariants),
                 "",
             ]
         )

@@ -512,7 +512,23 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
     ),
     Impossible(_ANY, Recover),
 )  # fmt: skip
-TABLE: Table[State, Lifecycle, Answer] = Table("A partition on a replica", State, get_args(Event), _ROWS, _impossible)
+_INVARIANTS: tuple[Guard[Lifecycle], ...] = (
+    Guard(
+        "a batch is in hand only of who owns", lambda here, _: not here.in_hand or here.state in (_S.OWNED, _S.FENCING)
+    ),
+    Guard(
+        "a fence is for a newer epoch, of a move that is not cancelled, to somebody",
+        lambda here, _: (
+            here.state is not _S.FENCING
+            or (here.granted > here.epoch and here.move_id not in here.cancelled and here.successor is not None)
+        ),
+    ),
+    Guard("what is sealed has a successor", lambda here, _: here.state is not _S.SEALED or here.successor is not None),
+    Guard("what warms does so for a move", lambda here, _: here.state is not _S.WARMING or bool(here.move_id)),
+)
+TABLE: Table[State, Lifecycle, Answer] = Table(
+    "A partition on a replica", State, get_args(Event), _ROWS, _impossible, _INVARIANTS
+)
 
 
 @dataclass(slots=True)
@@ -532,6 +548,17 @@ class Lifecycle:
     def _handle(self, event: Event) -> Any:
         self.state, answer = self.table.handle(self, self.state, event)
         return answer
+
+    def validate(self) -> None:
+        """Raises InvalidTransition in a state that only a bug leads to."""
+        for words in self.table.broken(self):
+            raise InvalidTransition(
+                f"in {self.state} it does not hold: {words}",
+                remedy=REPORT_LINE,
+                partition=self.partition,
+                epoch=self.epoch,
+                move=self.move_id or None,
+            )
 
     # -- ownership ------------------------------------------------------------------------------------
 

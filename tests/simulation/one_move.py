@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from reconfig import migration as m
 from reconfig.budget import Measured
 from reconfig.migration import Instruction, Move, Phase
-from stateflow.errors import StateflowError, Unavailable
+from stateflow.errors import InvalidTransition, StateflowError, Unavailable
 from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -213,6 +213,7 @@ class Model:
         assert w.move is not None
         move = self.thaw_move(w.move)
         instructions = move.handle(event)
+        _validate(move)
         return w._replace(move=freeze_move(move), todo=w.todo + tuple(instructions))
 
     def _carry_out(self, w: World) -> World:
@@ -521,6 +522,9 @@ class Model:
 
     def check(self, w: World) -> None:
         """In every state. Raises Broken."""
+        for cycle in (w.source, w.target):
+            if cycle is not None:
+                _validate(self.thaw(cycle))
         if _may_commit(w.source) and _may_commit(w.target):
             raise Broken("two owners that can commit")
         source_durable = w.source_disk is not None and w.source_disk[0] is State.OWNED
@@ -551,6 +555,13 @@ class Model:
         assert w.target is not None
         if w.target[0] is State.WARMING and not (w.pull[0] == "following" and w.log == "live"):
             raise Broken("the target warms for a transfer that is over, and refuses every later move")
+
+
+def _validate(machine: Move | Lifecycle) -> None:
+    try:
+        machine.validate()
+    except InvalidTransition as error:
+        raise Broken(error.what) from error
 
 
 def _may_commit(cycle: Cycle | None) -> bool:

@@ -206,6 +206,19 @@ def test_instructions_carry_the_granted_epoch_and_the_error() -> None:
     assert takeover(*GRANTED).handle(f.TargetOwned(6)) == [f.RecordOwned(6)]
 
 
+def test_a_state_that_no_history_leads_to_is_named() -> None:
+    machine = takeover(*GRANTED, f.TargetRefused(ERROR))
+    machine.validate()
+    machine.error = None
+    with pytest.raises(InvalidTransition, match="refused it"):
+        machine.validate()
+    abandoned = takeover(*GRANTED, f.TargetGone())
+    abandoned.validate()
+    abandoned.error = None
+    with pytest.raises(InvalidTransition, match="says why"):
+        abandoned.validate()
+
+
 # -- why nobody serves it -----------------------------------------------------------------------------------
 
 

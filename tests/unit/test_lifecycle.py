@@ -376,9 +376,7 @@ def test_invariants_over_any_history(history: list[tuple[Any, ...]]) -> None:
             assert dataclasses.astuple(lifecycle) == before
             continue
         assert lifecycle.epoch >= epoch
-        assert not lifecycle.in_hand or lifecycle.state in (State.OWNED, State.FENCING)
-        assert lifecycle.state is not State.FENCING or lifecycle.granted > lifecycle.epoch
-        assert lifecycle.state not in (State.FENCING, State.SEALED) or lifecycle.successor is not None
+        lifecycle.validate()
         if name == "cancel" and answer:
             cancelled.add(arguments[0])
         if name == "sealed":
@@ -402,3 +400,21 @@ def test_a_copy_may_follow_an_owner_older_than_an_epoch_that_was_given_up() -> N
         lifecycle.prepare("m9", 6, newest_epoch=8)
     lifecycle.prepare("m9", 6, newest_epoch=9)
     assert (lifecycle.state, lifecycle.epoch) == (State.WARMING, 6)
+
+
+@pytest.mark.parametrize(
+    ("state", "wrong", "words"),
+    [
+        ("sealed", {"in_hand": True}, "in hand only of who owns"),
+        ("fencing", {"granted": 5}, "for a newer epoch"),
+        ("fencing", {"cancelled": frozenset({"m1"})}, "not cancelled"),
+        ("fencing", {"successor": None}, "to somebody"),
+        ("sealed", {"successor": None}, "has a successor"),
+        ("warming", {"move_id": ""}, "for a move"),
+    ],
+)
+def test_a_state_that_no_history_leads_to_is_named(state: str, wrong: dict[str, Any], words: str) -> None:
+    lifecycle = ALL[state]()
+    lifecycle.validate()
+    with pytest.raises(InvalidTransition, match=words):
+        dataclasses.replace(lifecycle, **wrong).validate()

@@ -535,6 +535,26 @@ def test_an_ownership_is_recorded_with_epoch_and_digest() -> None:
     assert move(*TO_OWNED).handle(m.OwnedRecorded()) == [m.Publish(), m.Release(6)]
 
 
+# -- what always holds --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "wrong", "words"),
+    [
+        (FENCED, {"granted_epoch": 5}, "what is granted is newer"),
+        (ABORTED, {"error": None}, "says why"),
+        (OWNING, {"sealed": False}, "had the seal"),
+        (OWNING, {"kind": Kind.STANDBY}, "is no standby"),
+        (FENCED, {"granting": False}, "nothing is fenced"),
+        (WARMING, {"cancelling": True}, "before the fence"),
+    ],
+)
+def test_a_state_that_no_history_leads_to_is_named(machine: Move, wrong: dict[str, Any], words: str) -> None:
+    machine.validate()
+    with pytest.raises(InvalidTransition, match=words):
+        replace(machine, **wrong).validate()
+
+
 # -- any history --------------------------------------------------------------------------------------------
 
 

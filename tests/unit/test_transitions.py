@@ -66,6 +66,7 @@ DOOR: Table[Phase, Door, str] = Table(
         Impossible(Phase.GONE, (Push, Knock)),
     ),
     lambda *_: InvalidTransition("there is no door"),
+    (Guard("it was pushed three times at most", lambda door, _: door.pushes < 4),),
 )
 
 
@@ -106,3 +107,11 @@ def test_diagram_and_page() -> None:
     assert "| SHUT | Push |  | OPEN | creak | mind the step |" in lines
     assert "| SHUT, OPEN | Knock |  | ignored |  | nobody is in |" in lines
     assert "| GONE | any |  | impossible |  |  |" in lines
+    assert lines[-1] == "- it was pushed three times at most"
+
+
+def test_what_does_not_hold_is_named() -> None:
+    door = Door()
+    assert list(DOOR.broken(door)) == []
+    door.pushes = 4
+    assert list(DOOR.broken(door)) == ["it was pushed three times at most"]
