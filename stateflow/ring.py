@@ -1,33 +1,30 @@
 """Consistent hashing with weights and bounded loads: which replica each partition should live on.
 
-:func:`propose` places an operator that is new; :func:`rebalance` moves as little as it can when replicas come and go.
-They propose, the assignment decides.
+:func:`propose` places an operator that is new; :func:`rebalance` moves as little as it can when replicas come and go,
+and that to where the ring has it. They propose, the assignment decides.
 
-A plain ring spreads a few partitions badly (8 over 2 replicas fall 6 to 2 as easily as 4 to 4), so no replica gets more
-than its weight's share, rounded up: a partition whose replica is full goes to the next on the ring (Mirrokni, Thorup,
-Zadimoghaddam: "Consistent Hashing with Bounded Loads", 2016). The points are those of ketama, sorted
-once; replicas that are full are skipped by path compression, so that the last partition costs no more than the first.
-Both stay within seconds for a million partitions on ten thousand replicas (``python -m benchmarks plan``).
+The ring is uhashring's: its points, ketama's, and its lookups. A plain ring spreads a few partitions badly (8 over 2
+replicas fall 6 to 2 as easily as 4 to 4), so no replica gets more than its weight's share, rounded up: a partition
+whose replica is full goes to the next on the ring (Mirrokni, Thorup, Zadimoghaddam: "Consistent Hashing with Bounded
+Loads", 2016). As loads are bounded, few points for each replica do, and a ring of 10,000 is built in seconds. Replicas
+that are full are skipped by path compression, so that the last partition costs no more than the first. Both stay within
+seconds for a million partitions on ten thousand replicas (``python -m benchmarks plan``).
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from hashlib import md5
-from typing import Any
 
-import numpy as np
+from uhashring import HashRing
 
 from stateflow.errors import InvalidArgument
 from stateflow.types import PartitionId, ReplicaInfo
 
-#: md5 digests of a replica of average weight; each gives four points
-_DIGESTS = 40
-_FOUR = struct.Struct("<4I").unpack
+#: uhashring's virtual nodes of a replica of average weight; each gives four points
+_VNODES = 4
 
 
 def propose(operator: str, partitions: Iterable[int], replicas: Iterable[ReplicaInfo]) -> dict[int, str]:
@@ -42,29 +39,17 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
         )
     numbers = sorted(partitions)
     total = sum(weights.values())
-    names = list(weights)
-    room = [math.ceil(len(numbers) * weight / total) for weight in weights.values()]
-    hashes, replica_at = _points(tuple(weights.items()))
-    following = [*range(1, len(hashes)), 0]  # from a point whose replica is full: the next, later the next but some
-    placed: dict[int, str] = {}
-    keys = np.array([_hash(f"{operator}/{partition}") for partition in numbers], np.uint32)
-    points = np.searchsorted(hashes, keys, side="right") % len(hashes)
-    for partition, point in zip(numbers, points.tolist(), strict=True):
-        while not room[replica_at[point]]:
-            step = following[point]
-            if not room[replica_at[step]]:
-                following[point] = following[step]
-            point = step
-        room[replica_at[point]] -= 1
-        placed[partition] = names[replica_at[point]]
-    return placed
+    room = {name: math.ceil(len(numbers) * weight / total) for name, weight in weights.items()}
+    ring = _ring(tuple(weights.items()))
+    return dict(zip(numbers, ring.placed((_key(operator, number) for number in numbers), room), strict=True))
 
 
 def rebalance(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> dict[PartitionId, str]:
     """Partition → new owner, for as few partitions as bring every replica to its weight's share of them all.
 
     A share is rounded up where that spares a move, else down. Partitions whose owner is not among ``replicas`` move in
-    any case. A replica gives first of the operator it has most of. Empty when there is nobody to move to.
+    any case. A replica gives first of the operator it has most of, and of that first what the ring has elsewhere. Each
+    goes to the next on the ring that is to get something. Empty when there is nobody to move to.
     """
     weights = _weights(replicas)
     if not weights:
@@ -72,37 +57,76 @@ def rebalance(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]
     counts = Counter(owners.values())
     quota = _quotas(len(owners), weights, counts)
     giving = {name: counts[name] - quota.get(name, 0) for name in counts if counts[name] > quota.get(name, 0)}
+    if not giving:
+        return {}
     theirs: dict[str, list[PartitionId]] = {name: [] for name in giving}
     for partition, owner in owners.items():
         if owner in theirs:
             theirs[owner].append(partition)
-    given = [partition for name in sorted(giving) for partition in _most_crowded(theirs[name], giving[name])]
-    return dict(zip(given, _takers(quota, counts), strict=True))
+    room = {name: max(0, quota[name] - counts[name]) for name in weights}
+    ring = _ring(tuple(weights.items()))
+    given: list[PartitionId] = []
+    for name in sorted(giving):
+        given += theirs[name] if name not in weights else _leaving(theirs[name], giving[name], name, ring, room)
+    given.sort(key=lambda partition: (partition.operator, partition.partition))
+    keys = (_key(partition.operator, partition.partition) for partition in given)
+    return dict(zip(given, ring.placed(keys, room), strict=True))
+
+
+def drain(replica: str, owners: Mapping[PartitionId, str], takers: Iterable[ReplicaInfo]) -> dict[PartitionId, str]:
+    """Partition → new owner, for all that a replica owns: each of ``takers`` gets what brings it to its share of what
+    they and the replica have together. Empty when there is nobody to move to."""
+    takers = list(takers)
+    among = {replica, *(info.name for info in takers)}
+    moves = rebalance({partition: owner for partition, owner in owners.items() if owner in among}, takers)
+    return {partition: target for partition, target in moves.items() if owners[partition] == replica}
 
 
 def newcomers(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> frozenset[str]:
     """Those of ``replicas`` that own nothing and that :func:`rebalance` would give something."""
-    return frozenset(rebalance(owners, replicas).values()) - frozenset(owners.values())
+    weights, counts = _weights(replicas), Counter(owners.values())
+    quota = _quotas(len(owners), weights, counts) if weights else {}
+    return frozenset(name for name, partitions in quota.items() if partitions and not counts[name])
 
 
 def _weights(replicas: Iterable[ReplicaInfo]) -> dict[str, int]:
     return {info.name: info.weight for info in sorted(replicas, key=lambda info: info.name) if info.weight > 0}
 
 
-def _hash(key: str) -> int:
-    return int.from_bytes(md5(key.encode()).digest()[:4], "little")
+def _key(operator: str, partition: int) -> str:
+    return f"{operator}/{partition}"
+
+
+class _Ring:
+    """uhashring's ring, and what it has not: bounded loads."""
+
+    def __init__(self, weights: Sequence[tuple[str, int]]) -> None:
+        whole = sum(weight for _, weight in weights)
+        # at least one: whoever has no point is never found, however much room he has
+        points = {name: max(1, _VNODES * len(weights) * weight // whole) for name, weight in weights}
+        ring = HashRing({name: {"vnodes": vnodes} for name, vnodes in points.items()}, hash_fn="ketama")
+        self.home = ring.get_node
+        self._position = ring.get_node_pos
+        self._names: list[str] = [name for _, name in ring.get_points()]
+
+    def placed(self, keys: Iterable[str], room: Mapping[str, int]) -> Iterator[str]:
+        """For each key the next on the ring that has room, which is then less. There must be room for all."""
+        left, names, position = dict(room), self._names, self._position
+        following = [*range(1, len(names)), 0]  # from a point whose replica is full: the next, later the next but some
+        for key in keys:
+            point = position(key)
+            while not left[names[point]]:
+                step = following[point]
+                if not left[names[step]]:
+                    following[point] = following[step]
+                point = step
+            left[names[point]] -= 1
+            yield names[point]
 
 
 @lru_cache(maxsize=4)
-def _points(weights: tuple[tuple[str, int], ...]) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """(hashes in order, the number of the replica at each)."""
-    total = sum(weight for _, weight in weights)
-    replica_of: dict[int, int] = {}
-    for replica, (name, weight) in enumerate(weights):
-        for number in range(_DIGESTS * len(weights) * weight // total):
-            replica_of.update(dict.fromkeys(_FOUR(md5(f"{name}-{number}".encode()).digest()), replica))
-    hashes = sorted(replica_of)
-    return np.array(hashes, np.uint32), [replica_of[point] for point in hashes]
+def _ring(weights: tuple[tuple[str, int], ...]) -> _Ring:
+    return _Ring(weights)
 
 
 def _quotas(total: int, weights: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
@@ -117,22 +141,23 @@ def _quotas(total: int, weights: Mapping[str, int], counts: Mapping[str, int]) -
     return quota
 
 
-def _most_crowded(partitions: list[PartitionId], count: int) -> list[PartitionId]:
-    """``count`` of a replica's partitions, always of the operator of which most are left."""
+def _leaving(
+    partitions: list[PartitionId], count: int, owner: str, ring: _Ring, room: Mapping[str, int]
+) -> list[PartitionId]:
+    """``count`` of a replica's partitions, always of the operator of which most are left: first those that the ring has
+    where there is room, then others that it has elsewhere."""
+
+    def kept(partition: PartitionId) -> tuple[int, int]:
+        home = ring.home(_key(partition.operator, partition.partition))
+        return 2 if home == owner else 0 if room[home] else 1, -partition.partition
+
     by_operator: dict[str, list[PartitionId]] = {}
-    for partition in sorted(partitions, key=lambda p: (p.operator, p.partition)):
+    for partition in partitions:
         by_operator.setdefault(partition.operator, []).append(partition)
+    for theirs in by_operator.values():
+        theirs.sort(key=kept, reverse=True)
     chosen = []
     for _ in range(count):
         operator = max(by_operator, key=lambda name: (len(by_operator[name]), name))
         chosen.append(by_operator[operator].pop())
     return chosen
-
-
-def _takers(quota: Mapping[str, int], counts: Mapping[str, int]) -> Iterator[str]:
-    """Those below their quota in turns, each as often as it lacks a partition."""
-    lacking = {name: quota[name] - counts.get(name, 0) for name in sorted(quota)}
-    while lacking := {name: lack for name, lack in lacking.items() if lack > 0}:
-        for name in lacking:
-            yield name
-            lacking[name] -= 1

@@ -75,11 +75,7 @@ class Reconfigurations:
                 raise Unavailable("no other replica answers", remedy="start one", replica=replica)
             home = self._desk.book.replicas[replica].site
             near = [info for info in others if info.site == home] or others
-            moves = {
-                partition: target
-                for partition, target in ring.rebalance(owners, near).items()
-                if owners[partition] == replica
-            }
+            moves = ring.drain(replica, owners, near)
             if not moves:
                 raise AlreadyThere("the replica owns nothing", remedy="it can be stopped", replica=replica)
             return await self._start_all(moves, options, Cause.DRAIN, "")

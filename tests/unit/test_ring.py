@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from uhashring import HashRing
 
 from stateflow.errors import InvalidArgument
-from stateflow.ring import propose, rebalance
+from stateflow.ring import drain, newcomers, propose, rebalance
 from stateflow.types import PartitionId, ReplicaInfo
 
 PARTITIONS = range(512)
@@ -76,7 +76,9 @@ def test_without_a_replica_it_says_so(replicas: list[ReplicaInfo]) -> None:
 @pytest.mark.parametrize(("partitions", "count"), [(1, 3), (64, 5), (700, 40)])
 def test_it_is_the_ketama_ring_of_uhashring(partitions: int, count: int) -> None:
     weights = {f"r{number}": 1 + number % 3 for number in range(count)}
-    ring = HashRing(nodes={name: {"weight": weight} for name, weight in sorted(weights.items())}, hash_fn="ketama")
+    ring = HashRing(
+        nodes={name: {"weight": weight} for name, weight in sorted(weights.items())}, hash_fn="ketama", vnodes=4
+    )
     room = {name: math.ceil(partitions * weight / sum(weights.values())) for name, weight in weights.items()}
     expected = {}
     for partition in range(partitions):
@@ -84,6 +86,14 @@ def test_it_is_the_ketama_ring_of_uhashring(partitions: int, count: int) -> None
         room[name] -= 1
         expected[partition] = name
     assert propose("Op", range(partitions), _replicas(*weights, **weights)) == expected
+
+
+@pytest.mark.timeout(20)
+def test_a_replica_of_little_weight_is_on_the_ring_too() -> None:
+    """What was left for it was looked for without end."""
+    counts = Counter(propose("Op", range(3000), _replicas("a", "b", a=1000)).values())
+    assert counts["a"] + counts["b"] == 3000
+    assert counts["b"] in (1, 2, 3)
 
 
 # -- rebalance ------------------------------------------------------------------------------------------------
@@ -123,6 +133,60 @@ def _fewest(counts: Counter[str], weights: dict[str, int], partitions: int) -> i
         if sum(quota.values()) == partitions:
             best = min(best, sum(max(0, quota[name] - counts[name]) for name in quota))
     return best
+
+
+@given(owners_of, st.dictionaries(names, st.integers(0, 4)))
+def test_newcomers_are_those_that_a_rebalance_gives_their_first(
+    owners: dict[PartitionId, str], weights: dict[str, int]
+) -> None:
+    replicas = _replicas(*weights, **weights)
+    assert newcomers(owners, replicas) == set(rebalance(owners, replicas).values()) - set(owners.values())
+
+
+@given(owners_of, st.dictionaries(names, st.integers(0, 4)))
+def test_rebalance_does_not_depend_on_the_order_of_anything(
+    owners: dict[PartitionId, str], weights: dict[str, int]
+) -> None:
+    backwards = dict(reversed(owners.items()))
+    assert rebalance(owners, _replicas(*weights, **weights)) == rebalance(
+        backwards, _replicas(*reversed(weights), **weights)
+    )
+
+
+def test_what_a_replica_that_leaves_had_goes_on_along_the_ring() -> None:
+    everybody = _replicas("a", "b", "c", "d", "e")
+    owners = {PartitionId("Op", number): name for number, name in propose("Op", range(500), everybody).items()}
+    moves = rebalance(owners, everybody[1:])
+    assert set(moves) == {partition for partition, owner in owners.items() if owner == "a"}
+    ring = HashRing(["b", "c", "d", "e"], hash_fn="ketama", vnodes=4)
+    room = dict.fromkeys("bcde", 25)
+    for partition in sorted(moves, key=lambda each: each.partition):
+        expected = next(name for name in ring.iterate_nodes(f"Op/{partition.partition}") if room[name])
+        assert moves[partition] == expected
+        room[expected] -= 1
+
+
+def test_a_replica_that_joins_is_given_what_the_ring_has_there() -> None:
+    """As far as it costs no extra move: each of the others gives as many as it has too many."""
+    owners = {PartitionId("Op", n): name for n, name in propose("Op", range(512), _replicas(*"abcd")).items()}
+    moves = rebalance(owners, _replicas(*"abcde"))
+    assert len(moves) == 102
+    ring = HashRing(list("abcde"), hash_fn="ketama", vnodes=4)
+    home = {partition: ring.get_node(f"Op/{partition.partition}") for partition in owners}
+    for giver, given_ in Counter(owners[partition] for partition in moves).items():
+        there = sum(owner == giver and home[partition] == "e" for partition, owner in owners.items())
+        moved = [home[partition] for partition in moves if owners[partition] == giver]
+        assert moved.count("e") == min(there, given_)
+
+
+def test_a_drained_replica_is_shared_out_evenly_whatever_others_have() -> None:
+    owners = {PartitionId("Op", number): "a" for number in range(20)}
+    owners |= {PartitionId("Other", number): "elsewhere" for number in range(1000)}
+    moves = drain("a", owners, _replicas("b", "c"))
+    assert Counter(moves.values()) == {"b": 10, "c": 10}
+    assert {owners[partition] for partition in moves} == {"a"}
+    loaded = owners | {PartitionId("Third", number): "b" for number in range(30)}
+    assert Counter(drain("a", loaded, _replicas("b", "c")).values()) == {"c": 20}
 
 
 def test_rebalance_gives_of_the_operator_a_replica_has_most_of() -> None:
