@@ -14,11 +14,11 @@ from reconfig.controller.book import Book
 from reconfig.controller.desk import Desk
 from reconfig.controller.errand import Hooks
 from reconfig.controller.runner import MoveRunner
-from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.controller.underway import Running, Underway
 from reconfig.work import Copy, Planned
 from stateflow.errors import BudgetUnreachable, StateflowError
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import unexpected
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -77,36 +77,60 @@ class Carrier:
         )
 
     async def run(self, running: Running, first: Mapping[str, list[m.Instruction]] | None = None) -> None:
-        try:
-            if running.strategy is not None and running.strategy.stops:
-                await self._run_stopped(running, first or {})
-            else:
-                for round_ in running.rounds:
-                    await asyncio.gather(*(self._run_one(running, runner, first or {}) for runner in round_))
-            completed = all(self._completed(runner) for runner in running.runners)
-            completed &= all(move.phase == m.Phase.COMPLETED for move in running.ended)
-            self._underway.settle(running, "COMPLETED" if completed else "FAILED")
-        except StateflowError as error:  # the term ended: who leads next carries it on
-            log.error("reconfiguration %s: %s", running.message.id, error)
-            self._underway.settle(running, "FAILED")
-        except Exception:
-            log.exception("reconfiguration %s", running.message.id)
-            self._underway.settle(running, "FAILED")
+        """Until every move of it has ended, or the term: then who leads next carries it on.
 
-    @staticmethod
-    def _completed(runner: MoveRunner | TakeoverRunner) -> bool:
-        return runner.machine.phase in (m.Phase.COMPLETED, "COMPLETED")
+        Args:
+            first: by item, instructions of moves that an earlier controller had granted.
+        """
+        if running.strategy is not None and running.strategy.stops:
+            await self._run_stopped(running, dict(first or {}))
+        else:
+            await self._run_rounds(running, first or {})
+        if not self._desk.over.done():
+            failed = self._desk.book.history[running.message.id].failed
+            self._underway.settle(running, "FAILED" if failed else "COMPLETED")
 
-    async def _run_one(self, running: Running, runner: MoveRunner, first: Mapping[str, list[m.Instruction]]) -> None:
-        resumed = first.get(runner.planned.item_id)
-        if resumed is not None or running.strategy is None or not running.strategy.slots:
+    async def _run_rounds(self, running: Running, first: Mapping[str, list[m.Instruction]]) -> None:
+        for round_ in running.rounds:
+            runs = (self._run_one(running, n, round_, first) for n in range(len(round_)))
+            for result in await asyncio.gather(*runs, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+
+    async def _run_one(
+        self, running: Running, number: int, round_: list[MoveRunner], first: Mapping[str, list[m.Instruction]]
+    ) -> None:
+        """An error that is no event of the machine ends no sibling: the move begins again with what the ledger says of
+        it, as after a restart."""
+        resumed = first.get(round_[number].planned.item_id)
+        while not self._desk.over.done():
+            runner = round_[number]
+            try:
+                await self._run_in_turn(running, runner, resumed)
+                self._learn(runner)
+                return
+            except Exception:
+                if self._desk.over.done():
+                    return
+                log.exception("move %s begins again", runner.planned.move_id)
+            await asyncio.sleep(self._desk.settings.takeover_retry_s)
+            open_move = self._desk.book.open_moves.get(runner.planned.item_id)
+            if open_move is None:
+                return
+            machine, resumed = MoveRunner.resumed(runner.planned, open_move.granted)
+            round_[number] = again = self.runner(running, runner.planned, machine)
+            running.runners = [again if each is runner else each for each in running.runners]
+
+    async def _run_in_turn(self, running: Running, runner: MoveRunner, resumed: list[m.Instruction] | None) -> None:
+        if running.strategy is not None and running.strategy.stops:
+            await runner.run(resumed)
+        elif resumed is not None or running.strategy is None or not running.strategy.slots:
             await self._wait_to_go(running)
             await runner.run(resumed)
         else:
             async with self._slots:
                 await self._wait_to_go(running)
                 await runner.run()
-        self._learn(runner)
 
     @staticmethod
     async def _wait_to_go(running: Running) -> None:
@@ -126,28 +150,36 @@ class Carrier:
             explained_ms = predicted - machine.fixed_ms
             self._experience.completed(self._desk.clock.monotonic(), explained_ms, report.pause_ms)
 
-    async def _run_stopped(self, running: Running, first: Mapping[str, list[m.Instruction]]) -> None:
+    async def _run_stopped(self, running: Running, first: dict[str, list[m.Instruction]]) -> None:
         """Nothing of the operator is served from here until every move has ended, as where a job is stopped, its state
         restored elsewhere, and the job started again."""
         operator = running.message.operator
+        moves = [runner for round_ in running.rounds for runner in round_]
         began = self._desk.clock.monotonic()
         holding = self._desk.spawn(self._keep_holding(operator))
         try:
             await self._hold(operator, HOLD_S)
             if not (first or running.ended):  # else it was taken before the first move
-                owners = sorted(set(self._desk.book.operator(operator).assignment.owners))
-                request = rpb.CheckpointRequest(operator=operator)
-                await asyncio.gather(*(self._desk.call(n, lambda s: s.Checkpoint, request, 3600) for n in owners))
-            for round_ in running.rounds:
-                await asyncio.gather(*(runner.run(first.get(runner.planned.item_id)) for runner in round_))
+                try:
+                    await self._checkpoint(operator)
+                except Exception as error:
+                    log.exception("reconfiguration %s", running.message.id)
+                    fault = error if isinstance(error, StateflowError) else unexpected(error)
+                    first |= {runner.planned.item_id: runner.machine.handle(m.TargetFailed(fault)) for runner in moves}
+            await self._run_rounds(running, first)
         finally:
             holding.cancel()
             await self._hold(operator, 0.0)
         stood_ms = (self._desk.clock.monotonic() - began) * 1e3
-        for runner in running.runners:
-            if self._completed(runner):
+        for runner in (runner for round_ in running.rounds for runner in round_):
+            if runner.machine.phase is m.Phase.COMPLETED:
                 runner.report.pause_ms = stood_ms
         running.wake()
+
+    async def _checkpoint(self, operator: str) -> None:
+        owners = sorted(set(self._desk.book.operator(operator).assignment.owners))
+        request = rpb.CheckpointRequest(operator=operator)
+        await asyncio.gather(*(self._desk.call(n, lambda s: s.Checkpoint, request, 3600) for n in owners))
 
     async def _keep_holding(self, operator: str) -> None:
         while True:

@@ -266,8 +266,6 @@ class Reconfigurations:
             self._resume(reconfiguration, moves)
 
     def _resume(self, reconfiguration: str, moves: Mapping[PlannedMove, OpenMove]) -> None:
-        """What was granted asks its source whether it sealed; what was not begins again, and joins what its target has
-        copied by now: nobody can have sealed."""
         some, recorded = next(iter(moves)), self._desk.book.history[reconfiguration]
         running = Running(
             cpb.Reconfiguration(
@@ -284,10 +282,9 @@ class Reconfigurations:
         )
         first: dict[str, list[m.Instruction]] = {}
         for move, open_move in moves.items():
-            if open_move.granted:
-                machine, first[move.item_id] = m.Move.resumed(move.epoch, move.granted_epoch, move.max_pause_ms)
-            else:
-                machine = MoveRunner.machine_for(move)
+            machine, instructions = MoveRunner.resumed(move, open_move.granted)
+            if instructions is not None:
+                first[move.item_id] = instructions
             self._add(running, move, machine)
         running.go.set()
         self._underway.keep(running)

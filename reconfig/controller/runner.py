@@ -60,6 +60,14 @@ class MoveRunner(Errand):
             kind=policies.STRATEGIES[planned.strategy].kind,
         )
 
+    @classmethod
+    def resumed(cls, planned: Copy, granted: bool) -> tuple[m.Move, list[m.Instruction] | None]:
+        """What was granted asks its source whether it sealed; what was not begins again, and joins what its target has
+        copied by now: nobody can have sealed."""
+        if granted:
+            return m.Move.resumed(planned.epoch, planned.granted_epoch, planned.max_pause_ms)
+        return cls.machine_for(planned), None
+
     def __post_init__(self) -> None:
         self._begin_report(self.machine.phase)
 

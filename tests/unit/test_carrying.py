@@ -1,0 +1,135 @@
+"""One move's error ends no other move, and no reconfiguration is over while a move of it is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reconfig import migration as m
+from reconfig.controller.book import Book
+from reconfig.controller.carrying import Carrier
+from reconfig.controller.runner import MoveRunner
+from reconfig.controller.underway import Running, Underway
+from reconfig.policies import STRATEGIES, StrategyName
+from reconfig.work import PlannedMove
+from stateflow.clock import ManualClock
+from stateflow.errors import HoldLost, StateflowError, Unavailable
+from stateflow.ledger import Ledger
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.settings import ControllerSettings
+from stateflow.types import OperatorSpec, PartitionId
+
+SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"", "[]")
+AWAY = Unavailable("it is away", remedy="none")
+Fails = Callable[["Carried", int], None]
+
+
+class Carried:
+    """Three moves: two in the first round, one in the second. The first one fails once by ``fails``."""
+
+    def __init__(self, ledger: Ledger, strategy: StrategyName, fails: Fails) -> None:
+        self.book = Book(ledger)
+        self.book.finish_deployment(self.book.plan_deployment(SPEC, dict.fromkeys(range(3), "a")))
+        moves = [
+            PlannedMove("r", PartitionId("Op", n), "a", "b", 1, 2, strategy, round=number)
+            for n, number in ((0, 0), (1, 0), (2, 1))
+        ]
+        self.book.plan_moves(moves)
+        self.fails, self.attempts, self.checkpoint_fails = fails, [0, 0, 0], False
+        self.over: asyncio.Future[StateflowError] = asyncio.get_running_loop().create_future()
+        desk: Any = SimpleNamespace(
+            book=self.book,
+            settings=ControllerSettings(takeover_retry_s=0.001),
+            clock=ManualClock(1),
+            over=self.over,
+            spawn=asyncio.ensure_future,
+            alive=dict,
+            call=self._call,
+        )
+        self.underway = Underway(self.book)
+        self.carrier = Carrier(desk, self.underway)
+        self.carrier.runner = self._runner  # type: ignore[method-assign]
+        self.running = Running(cpb.Reconfiguration(id="r", operator="Op", state="RUNNING"), STRATEGIES[strategy])
+        runners = [self._runner(self.running, move, MoveRunner.machine_for(move)) for move in moves]
+        self.running.runners = list(runners)
+        self.running.rounds = [runners[:2], runners[2:]]
+        self.running.go.set()
+
+    async def _call(self, *_: object) -> None:
+        if self.checkpoint_fails:
+            raise AWAY
+
+    def _runner(self, _: Running, planned: PlannedMove, machine: m.Move) -> Any:
+        async def run(first: list[m.Instruction] | None = None) -> None:
+            number = planned.partition.partition
+            self.attempts[number] += 1
+            if machine.error is not None:
+                self.book.move_aborted(planned, machine.error.to_wire(), {})
+                return
+            await asyncio.sleep(0.001)
+            if number == 0 and self.attempts[0] == 1:
+                self.fails(self, number)
+            self.book.grant(planned)
+            self.book.move_owned(planned, {})
+            machine.phase = m.Phase.COMPLETED
+
+        return SimpleNamespace(planned=planned, machine=machine, report=cpb.Move(), run=run)
+
+
+def carried(
+    tmp_path: Path, fails: Fails, scenario: Callable[[Carried], Coroutine[Any, Any, None]], strategy: StrategyName
+) -> None:
+    async def run() -> None:
+        with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+            await scenario(Carried(ledger, strategy, fails))
+
+    asyncio.run(run())
+
+
+def fault(_: Carried, __: int) -> None:
+    raise ZeroDivisionError
+
+
+def refused(_: Carried, __: int) -> None:
+    raise AWAY
+
+
+@pytest.mark.parametrize("fails", [fault, refused])
+@pytest.mark.parametrize("strategy", [StrategyName.FLUID, StrategyName.WARM_UP, StrategyName.STOP_AND_RESTART])
+def test_a_move_begins_again_and_the_others_go_on(tmp_path: Path, fails: Fails, strategy: StrategyName) -> None:
+    async def scenario(it: Carried) -> None:
+        await asyncio.wait_for(it.carrier.run(it.running), 10)
+        assert it.attempts == [2, 1, 1]
+        assert it.book.open_moves == {}
+        assert it.running.message.state == "COMPLETED"
+
+    carried(tmp_path, fails, scenario, strategy)
+
+
+def test_a_term_that_ends_settles_nothing(tmp_path: Path) -> None:
+    def lost(it: Carried, _: int) -> None:
+        error = HoldLost("another leads", remedy="none")
+        it.over.set_result(error)
+        raise error
+
+    async def scenario(it: Carried) -> None:
+        await asyncio.wait_for(it.carrier.run(it.running), 10)
+        assert it.running.message.state == "RUNNING"
+        assert it.attempts == [1, 1, 0]
+
+    carried(tmp_path, lost, scenario, StrategyName.FLUID)
+
+
+def test_a_checkpoint_that_fails_ends_the_moves(tmp_path: Path) -> None:
+    async def scenario(it: Carried) -> None:
+        it.checkpoint_fails = True
+        await asyncio.wait_for(it.carrier.run(it.running), 10)
+        assert it.book.open_moves == {}
+        assert it.running.message.state == "FAILED"
+
+    carried(tmp_path, fault, scenario, StrategyName.STOP_AND_RESTART)
