@@ -33,6 +33,17 @@ class Cause(StrEnum):
     STANDBY = "standby"
 
 
+class ReconfigurationState(StrEnum):
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"  # moves that have not begun wait
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"  # at least one of its moves; the others may have completed
+
+    @property
+    def over(self) -> bool:
+        return self in (ReconfigurationState.COMPLETED, ReconfigurationState.FAILED)
+
+
 @dataclass(frozen=True, slots=True)
 class MoveOptions:
     """What its caller asked of a reconfiguration. ``max_bandwidth``: bytes a second of all its moves together; 0: not

@@ -36,6 +36,7 @@ from reconfig.work import (
     Planned,
     PlannedRestore,
     PlannedStandby,
+    ReconfigurationState,
     planned_of,
     restore_of,
     to_payload,
@@ -82,6 +83,12 @@ class Recorded:
     @property
     def failed(self) -> list[Change]:
         return [planned for planned, record in self.moves.values() if record.state is RecordState.FAILED]
+
+    @property
+    def state(self) -> ReconfigurationState:
+        if any(record.state in (RecordState.NEW, RecordState.PROCESSING) for _, record in self.moves.values()):
+            return ReconfigurationState.RUNNING
+        return ReconfigurationState.FAILED if self.failed else ReconfigurationState.COMPLETED
 
 
 @dataclass(slots=True)

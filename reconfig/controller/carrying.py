@@ -87,8 +87,7 @@ class Carrier:
         else:
             await self._run_rounds(running, first or {})
         if not self._desk.over.done():
-            failed = self._desk.book.history[running.message.id].failed
-            self._underway.settle(running, "FAILED" if failed else "COMPLETED")
+            self._underway.settle(running, self._desk.book.history[running.message.id].state)
 
     async def _run_rounds(self, running: Running, first: Mapping[str, list[m.Instruction]]) -> None:
         for round_ in running.rounds:

@@ -17,11 +17,10 @@ ENDED = PHASES.keys()
 
 def past(recorded: Recorded) -> cpb.Reconfiguration:
     planned, _ = next(iter(recorded.moves.values()))
-    over = all(record.state in ENDED for _, record in recorded.moves.values())
     return cpb.Reconfiguration(
         id=planned.reconfiguration,
         operator=planned.partition.operator,
-        state="RUNNING" if not over else "FAILED" if recorded.failed else "COMPLETED",
+        state=recorded.state,
         max_pause_ms=planned.max_pause_ms,
         created_us=recorded.created_us,
         kind=planned.cause,

@@ -15,7 +15,7 @@ from reconfig.controller.history import move_of
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.underway import Running, Underway
 from reconfig.plan import Load, Transfer
-from reconfig.work import Cause, MoveOptions, PlannedMove
+from reconfig.work import Cause, MoveOptions, PlannedMove, ReconfigurationState
 from stateflow import ring
 from stateflow.errors import AlreadyThere, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
@@ -163,7 +163,7 @@ class Reconfigurations:
             cpb.Reconfiguration(
                 id=reconfiguration,
                 operator=operator,
-                state="RUNNING",
+                state=ReconfigurationState.RUNNING,
                 max_pause_ms=options.max_pause_ms,
                 created_us=self._desk.clock.now_us(),
                 kind=cause,
@@ -271,7 +271,7 @@ class Reconfigurations:
             cpb.Reconfiguration(
                 id=reconfiguration,
                 operator=some.partition.operator,
-                state="RUNNING",
+                state=ReconfigurationState.RUNNING,
                 max_pause_ms=some.max_pause_ms,
                 created_us=recorded.created_us,
                 kind=some.cause,

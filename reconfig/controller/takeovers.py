@@ -14,7 +14,7 @@ from reconfig.controller.desk import Desk
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.controller.underway import Running, Underway
-from reconfig.work import PlannedMove, PlannedTakeover
+from reconfig.work import PlannedMove, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.ledger import RecordState
 from stateflow.rpc import controller_pb2 as cpb
@@ -317,7 +317,7 @@ class Takeovers:
         message = cpb.Reconfiguration(
             id=planned.reconfiguration,
             operator=planned.partition.operator,
-            state="RUNNING",
+            state=ReconfigurationState.RUNNING,
             created_us=self._desk.clock.now_us(),
             kind=planned.cause,
             strategy=planned.strategy,
@@ -367,7 +367,8 @@ class Takeovers:
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
                 again_s = self._desk.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
                 self._not_before[partition] = self._desk.clock.monotonic() + again_s
-        self._underway.settle(running, "COMPLETED" if runner.completed else "FAILED")
+        completed, failed = ReconfigurationState.COMPLETED, ReconfigurationState.FAILED
+        self._underway.settle(running, completed if runner.completed else failed)
 
     # -- after a restart ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from reconfig.controller.history import past
 from reconfig.controller.runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.policies import Strategy
-from reconfig.work import PlannedMove
+from reconfig.work import PlannedMove, ReconfigurationState
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.rpc import controller_pb2 as cpb
 
@@ -48,8 +48,12 @@ class Running:
         return self.message
 
     @property
+    def state(self) -> ReconfigurationState:
+        return ReconfigurationState(self.message.state)
+
+    @property
     def over(self) -> bool:
-        return self.message.state in ("COMPLETED", "FAILED")
+        return self.state.over
 
 
 class Underway:
@@ -66,7 +70,7 @@ class Underway:
         for key in over[: max(0, len(over) - FINISHED_KEPT)]:
             del self.running[key]
 
-    def settle(self, running: Running, state: str) -> None:
+    def settle(self, running: Running, state: ReconfigurationState) -> None:
         running.message.state = state
         running.refresh()
         running.changed.set()
@@ -111,7 +115,7 @@ class Underway:
         """Moves that have not begun wait; those under way complete. Raises MoveConflict when it is over."""
         running = self._unfinished(reconfiguration)
         running.go.clear()
-        running.message.state = "PAUSED"
+        running.message.state = ReconfigurationState.PAUSED
         running.wake()
         return running.refresh()
 
@@ -121,8 +125,8 @@ class Underway:
         return running.refresh()
 
     def _go_on(self, running: Running) -> None:
-        if running.message.state == "PAUSED":
-            running.message.state = "RUNNING"
+        if running.state is ReconfigurationState.PAUSED:
+            running.message.state = ReconfigurationState.RUNNING
         running.go.set()
         running.wake()
 

@@ -9,6 +9,7 @@ import pytest
 
 from reconfig.controller.book import Book
 from reconfig.controller.underway import Running, Underway
+from reconfig.work import ReconfigurationState
 from stateflow.ledger import Ledger
 from stateflow.rpc import controller_pb2 as cpb
 
@@ -27,9 +28,9 @@ def test_the_last_report_is_the_final_one(tmp_path: Path, ends_while: str) -> No
             said.append(report.state)
             if report.state == "RUNNING":
                 if ends_while == "the first report is sent":
-                    underway.settle(running, "COMPLETED")
+                    underway.settle(running, ReconfigurationState.COMPLETED)
                 else:
-                    asyncio.get_running_loop().call_soon(underway.settle, running, "COMPLETED")
+                    asyncio.get_running_loop().call_soon(underway.settle, running, ReconfigurationState.COMPLETED)
         return said
 
     async def in_time() -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from reconfig.controller.book import Book
 from reconfig.controller.service import ControllerServer
+from reconfig.work import ReconfigurationState
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
 from stateflow.replica.membership import say_opening
@@ -395,7 +396,7 @@ class World:
             return False
         if book.planned or "Flow" not in book.deployed or not self._copies_follow:
             return False
-        return not any(r.message.state == "RUNNING" for r in self.controller._underway.running.values())
+        return not any(r.state is ReconfigurationState.RUNNING for r in self.controller._underway.running.values())
 
     @property
     def _copies_follow(self) -> bool:
