@@ -19,7 +19,7 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.testing import LocalCluster
 
 SURFACES = [client.Cluster, client.Migration, client.StreamClient, LocalCluster]
-REPORTS = [each for each in vars(reports).values() if isinstance(each, type) and is_dataclass(each)]
+REPORTS = [each for each in vars(reports).values() if is_dataclass(each) and each.__module__ == reports.__name__]
 
 
 def parts(annotation: object) -> Iterator[object]:

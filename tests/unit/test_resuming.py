@@ -79,7 +79,7 @@ def test_rounds_strategy_and_what_has_ended(book: Book) -> None:
     ((running, first),) = again.runs
     assert running.strategy is STRATEGIES[StrategyName.FLUID]
     assert [[runner.planned for runner in round_] for round_ in running.rounds] == [[move] for move in moves[1:]]
-    assert first == {moves[1].item_id: [m.Instruction.CANCEL_SOURCE]}
+    assert first == {moves[1].item_id: [m.CancelSource(1, False)]}
     report = running.refresh()
     assert [(move.partition, move.phase) for move in report.moves] == [
         (3, "COMPLETED"),
