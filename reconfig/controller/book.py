@@ -122,6 +122,8 @@ class Book:
     epochs_seen: dict[PartitionId, int] = field(default_factory=dict)
     on_record: Callable[[Record], None] | None = None
     term: int | None = None  # of the hold that it writes by
+    #: raises where it may not be written any more: what was decided would be carried out by nobody
+    check: Callable[[], None] = lambda: None
 
     @classmethod
     def read(cls, ledger: Ledger, mirror: Book | None = None, term: int | None = None) -> Book:
@@ -138,7 +140,7 @@ class Book:
 
     def _write(self, *entries: Entry) -> list[Record]:
         """All of a step in one transaction: a step that failed was not begun, and can be taken again."""
-        records = self.ledger.put_many(entries, self.term)
+        records = self.ledger.put_many(entries, self.term, self.check)
         for record in records:
             self.fold(record)
             if self.on_record is not None:

@@ -78,6 +78,7 @@ class Desk:
         self.ledger_id, self._tenure = ledger.id, tenure
         self.book, self._writer = books.read_by_loop, books.writer
         self._writer.on_record = self._fold_in_loop
+        self._writer.check = self.check_leads  # again: a database that is locked lets it wait
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")  # one: the writer is not thread-safe
         self.members = Members(self.book.replicas, settings, clock, grace_s)
@@ -163,7 +164,14 @@ class Desk:
         return answered(answer, self._shown(name))
 
     async def stream(self, name: str, method: Method, request: Any) -> AsyncIterator[Any]:
-        """An RPC with many answers, without end. Raises as ``call`` does."""
+        """An RPC with many answers, without end. Raises as ``call`` does.
+
+        In a term that has just begun the replica is to register first: it is waited for until its lease has lapsed.
+        """
+        while self.members.may_serve(name):
+            if self.members.session(name):
+                break
+            await asyncio.sleep(self.settings.retry_interval_s)
         await self._connected(name)
         try:
             async for answer in method(self._stub(name))(self._commanded(name, request)):

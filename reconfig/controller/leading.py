@@ -24,7 +24,15 @@ from reconfig.controller.processes import here, is_gone
 from reconfig.controller.service import ControllerServer
 from reconfig.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import HoldLost, LedgerReplaced, NotLeading, StateflowError, Unavailable
+from stateflow.errors import (
+    HoldLost,
+    LedgerReadOnly,
+    LedgerReplaced,
+    NotLeading,
+    StateflowError,
+    Unavailable,
+    WriteUncertain,
+)
 from stateflow.ledger import Hold, Holder, Ledger
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
@@ -200,7 +208,7 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
                 wait_s = self._tenure.renew_s
             except (HoldLost, LedgerReplaced) as error:
                 return error
-            except Unavailable as error:
+            except (Unavailable, LedgerReadOnly, WriteUncertain) as error:  # it lasts as long as was said last
                 self._say(f"the hold is not renewed: {error}")
                 wait_s = self._settings.retry_interval_s
             except StateflowError as error:

@@ -125,11 +125,15 @@ class Ledger:
         """
         return self.put_many([Entry(item_id, app, state, previous, payload, payload_schema, lease_s)])[0]
 
-    def put_many(self, entries: Iterable[Entry], term: int | None = None) -> list[Record]:
+    def put_many(
+        self, entries: Iterable[Entry], term: int | None = None, check: Callable[[], None] | None = None
+    ) -> list[Record]:
         """Append records in this order in one transaction: all of them, or none and the error of the first refused.
 
         Args:
             term: of the hold by which this was decided. Raises HoldLost when it is over, though another was taken here.
+            check: called in the transaction, for which others may have been waited for long; what it raises is raised,
+                and nothing is written.
         """
         ordered = list(entries)
         for entry in ordered:
@@ -139,7 +143,7 @@ class Ledger:
                     remedy="name another",
                     item=entry.item_id,
                 )
-        return self.append(ordered, term=term)
+        return self.append(ordered, None if check is None else lambda _: check(), term)
 
     def append(
         self, entries: Sequence[Entry], guard: writing.Guard | None = None, term: int | None = None

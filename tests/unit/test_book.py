@@ -16,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from reconfig.controller import book as book_module
 from reconfig.controller.book import Book, Home
 from reconfig.policies import StrategyName
+from reconfig.tenure import Tenure
 from reconfig.work import MoveOptions, PlannedMove
-from stateflow.errors import IllegalRecord, Locked, OperatorNotDeployed
+from stateflow.errors import HoldLost, IllegalRecord, Locked, OperatorNotDeployed
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -248,11 +249,23 @@ def dying_after(book: Book, writes: int) -> None:
     """The process ends after so many more records, as it could when they were not written in one transaction."""
     put_many = book.ledger.put_many
 
-    def limited(entries: Iterable[Entry], _term: int | None = None) -> list[Record]:
+    def limited(entries: Iterable[Entry], *_: object) -> list[Record]:
         put_many(list(entries)[:writes])
         raise Dies
 
     book.ledger.put_many = limited  # type: ignore[method-assign]
+
+
+def test_what_was_decided_in_a_term_that_has_ended_meanwhile_is_not_written(ledger: Ledger, book: Book) -> None:
+    """Before, a grant that a locked database had held up was written when its controller did not lead any more: nobody
+    carried it out, and who led next rolled the move back."""
+    move = planned(book)
+    book.plan_move(move)
+    tenure = Tenure(until=1.0)
+    book.check = lambda: tenure.check(2.0)
+    with pytest.raises(HoldLost):
+        book.grant(move)
+    assert [open_move.granted for open_move in Book.read(ledger).open_moves.values()] == [False]
 
 
 @pytest.mark.parametrize("writes", [0, 1])

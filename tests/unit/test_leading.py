@@ -16,7 +16,7 @@ from reconfig.controller.book import Book
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerServer
 from stateflow.clock import ManualClock
-from stateflow.errors import HoldLost, LedgerReadOnly, StateflowError, Unavailable
+from stateflow.errors import HoldLost, LedgerReadOnly, StateflowError, Unavailable, WriteUncertain
 from stateflow.ledger import Hold, Holder, Ledger
 from stateflow.settings import ControllerSettings
 
@@ -151,6 +151,27 @@ def test_a_record_waits_for_a_ledger_that_can_only_be_read(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("error", [AWAY, READ_ONLY, WriteUncertain("the ledger went away", remedy="-")])
+def test_a_renewal_that_failed_is_tried_again_while_the_hold_lasts(error: StateflowError) -> None:
+    """Before, only a ledger that was away did not end the term."""
+
+    async def scenario() -> None:
+        terms = Terms()
+        terms.leading._settings = SETTINGS.model_copy(update={"retry_interval_s": 0.001, "hold_s": 5.0})
+        await terms.leading.try_once()
+        terms.leading._tenure.lease_s = 0.01  # of how often it is renewed
+        terms.ledger.fails["renew_hold"] = error
+        assert terms.leading.serving is not None
+        leading = asyncio.ensure_future(terms.leading._lead(terms.leading.serving))
+        await asyncio.sleep(0.1)
+        assert not terms.ledger.fails
+        assert not leading.done()
+        leading.cancel()
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
@@ -168,8 +189,8 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
 
             record = asyncio.ensure_future(server._desk.record(work))
             await refused.wait()
-            terms.ledger.fails["renew_hold"] = READ_ONLY
-            assert isinstance(await terms.leading._lead(server), LedgerReadOnly)
+            terms.clock.advance(SETTINGS.hold_s)
+            assert isinstance(await terms.leading._lead(server), HoldLost)
             await terms.leading._end()
             with pytest.raises(HoldLost):
                 await record

@@ -110,11 +110,14 @@ class Handle:
 
     # -- records ------------------------------------------------------------------------------------------
 
-    def put_many(self, entries: Sequence[Entry], term: int | None = None) -> list[Record]:
+    def put_many(
+        self, entries: Sequence[Entry], term: int | None = None, check: Callable[[], None] = lambda: None
+    ) -> list[Record]:
         def append() -> list[Record]:
             if term is not None and (self._held is None or self._held[0] != term):
                 raise HoldLost("another term began here", remedy="-")
             self._check()
+            check()
             return self._ledger.put_many(entries)
 
         return self._write(append)

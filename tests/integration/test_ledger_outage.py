@@ -1,0 +1,238 @@
+"""A ledger that is away, for however long: it delays what is planned and moved, and neither fails nor strands it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from signal import Signals
+
+import pytest
+
+from stateflow.client import Cluster
+from stateflow.client.reports import Reconfiguration
+from stateflow.errors import HoldLost, NotLeading
+from stateflow.ledger import Ledger, RecordState
+from stateflow.testing import LocalCluster
+from stateflow.testing.local_cluster import Process
+from tests.integration.mounts import Mount
+from tests.integration.operators import Tally
+from tests.integration.postgres import FAST, IMMEDIATE, Postgres, postgres
+from tests.integration.support import Model, Streaming, check_owners, eventually, outputs, rows_of, wait_alive
+from tests.integration.test_full_disk import fill
+
+pytestmark = pytest.mark.processes
+MOVES = 20
+OUTAGE_S = 30.0
+REPLICAS = ("cloud-0", "edge-0", "spare-0")
+
+
+class Ledgered(LocalCluster):
+    """A cluster whose ledger is the one at ``url``."""
+
+    url = ""
+
+    def _process(self, name: str, arguments: list[str]) -> Process:
+        if name == "controller" and self.url:
+            arguments[arguments.index("--ledger") + 1] = self.url
+        return super()._process(name, arguments)
+
+
+@contextlib.contextmanager
+def cluster_at(url: str, directory: Path) -> Iterator[Ledgered]:
+    """Everything of ``Tally`` at the cloud, everything of ``Spare`` at the replica that can be missed."""
+    local = Ledgered(sites={"cloud": 1, "edge": 1, "spare": 1}, data_dir=directory, checkpoint_interval_s=0)
+    local.url = url or f"sqlite:///{directory / 'ledger.db'}"
+    with local:
+        local.cluster.deploy(Tally, MOVES, sites=["cloud"])
+        local.cluster.deploy(Tally, 2, sites=["spare"], name="Spare")
+        yield local
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases and holds that an outage outlives, and moves one after another, so that it meets some in their midst."""
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_HOLD_S", "3")
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "3")
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_CONCURRENT_MOVES", "2")
+    monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
+
+
+@pytest.fixture
+def server() -> Iterator[Postgres]:
+    with postgres() as server:
+        yield server
+
+
+def fed(local: LocalCluster, operator: str) -> Model:
+    """Some batches, all of them in a checkpoint."""
+    stream, model = local.stream(operator, source="fed"), Model()
+    for batch in range(3):
+        assert outputs(stream.send(rows_of("f", batch))) == model.apply(rows_of("f", batch))
+    local.cluster.checkpoint(operator)
+    return model
+
+
+def moved_through(local: Ledgered, streaming: Streaming, fault: Callable[[], None]) -> Reconfiguration:
+    """What became of 20 moves in whose midst the fault came, under load."""
+    streaming.more(3)
+    moving = local.migrate("Tally", list(range(MOVES)), "edge")
+    eventually(lambda: any(m.state == "COMPLETED" for m in local.cluster.reconfiguration(moving.id).moves), "one moved")
+    fault()
+    moved: Reconfiguration | None = eventually(lambda: ended(local.cluster, moving.id), "the moves end", 90)
+    assert moved is not None
+    streaming.more(3)
+    return moved
+
+
+def ended(cluster: Cluster, reconfiguration: str) -> Reconfiguration | None:
+    try:
+        found = cluster.reconfiguration(reconfiguration)
+    except (NotLeading, HoldLost):  # a term has ended, the next has not begun
+        return None
+    return found if found.state in ("COMPLETED", "FAILED") else None
+
+
+def owners_agree(local: Ledgered, operator: str) -> bool:
+    try:
+        check_owners(local, operator)
+    except AssertionError:
+        return False
+    return True
+
+
+def check_nothing_stranded(local: Ledgered, moved: Reconfiguration, uncertain: bool) -> None:
+    """Every move went where it was to go, once, and nothing is open any more.
+
+    ``uncertain``: connections were cut, and commits may have been among what was under way.
+    """
+    begun = local.cluster.reconfigurations()
+    assert {each.state for each in begun if each.id != moved.id} <= {"COMPLETED"}
+    rolled_back = [move.error for move in moved.moves if move.error]
+    # what was being granted when nobody knew whether that was written may be rolled back, and is asked for again
+    assert all(uncertain and "restarted during the move" in error for error in rolled_back), rolled_back
+    if rolled_back:
+        assert local.cluster.retry(moved.id).wait().state == "COMPLETED"
+    tally = next(each for each in local.cluster.status().operators if each.name == "Tally")
+    assert set(tally.owners) == {"edge-0"}
+    check_owners(local)
+    with Ledger(local.url) as ledger:
+        newest = {record.item_id: record.state for record in ledger.records(archived=True)}
+        assert ledger.verify() == []
+    moves = [state for item, state in newest.items() if item.startswith(f"move/{moved.id}/")]
+    assert sorted(moves) == [RecordState.FAILED] * len(rolled_back) + [RecordState.PROCESSED] * (
+        MOVES - len(rolled_back)
+    )
+    assert RecordState.PROCESSING not in newest.values(), "an item is locked for ever"
+    for name in ("controller", *REPLICAS):
+        log = (local.data_dir / f"{name}.log").read_text()
+        assert "Traceback" not in log, log[-5000:]
+
+
+def through_a_long_outage(
+    local: Ledgered, begin: Callable[[], None], end: Callable[[], None], uncertain: bool = False
+) -> None:
+    """Half-way one replica is lost."""
+    spare = fed(local, "Spare")
+
+    def outage() -> None:
+        began = time.monotonic()
+        begin()
+        time.sleep(OUTAGE_S / 2)
+        local.kill("spare-0")
+        time.sleep(began + OUTAGE_S - time.monotonic())
+        end()
+
+    with Streaming(local.stream("Tally", source="s"), "k") as streaming:
+        moved = moved_through(local, streaming, outage)
+    streaming.model.check(local.cluster)
+    spare.check(local.cluster, "Spare")  # taken over by another
+    local.restart("spare-0")
+    wait_alive(local, *REPLICAS)
+    eventually(lambda: owners_agree(local, "Spare"), "it has heard what it owns no more")
+    check_nothing_stranded(local, moved, uncertain)
+
+
+@pytest.mark.parametrize("how", [FAST, IMMEDIATE], ids=["fast", "immediate"])
+def test_postgres_is_stopped_for_thirty_seconds(short: None, server: Postgres, tmp_path: Path, how: Signals) -> None:
+    """Before, whatever had not been granted when the controller's hold ended was rolled back."""
+    with cluster_at(server.url, tmp_path / "c") as local:
+        through_a_long_outage(local, lambda: server.stop(how), server.start, how is IMMEDIATE)
+
+
+def test_sqlite_is_locked_for_thirty_seconds(short: None, tmp_path: Path) -> None:
+    with cluster_at("", tmp_path / "c") as local, contextlib.ExitStack() as lock:
+
+        def begin() -> None:
+            lock.enter_context(locked(local.data_dir / "ledger.db"))
+
+        through_a_long_outage(local, begin, lock.close)
+
+
+LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """By another process."""
+    process = subprocess.Popen([sys.executable, "-c", LOCK, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"locked\n"
+    try:
+        yield
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(30)
+
+
+def read_only(server: Postgres) -> None:
+    """Longer than a hold."""
+    server.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+    server.cut()
+    time.sleep(5.0)
+    server.execute("SET default_transaction_read_only = off", "ALTER DATABASE postgres RESET ALL")
+    server.cut()
+
+
+def connections_cut(server: Postgres) -> None:
+    for _ in range(10):
+        server.cut()
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("fault", [read_only, connections_cut])
+def test_shorter_faults_of_postgres(
+    short: None, server: Postgres, tmp_path: Path, fault: Callable[[Postgres], None]
+) -> None:
+    with cluster_at(server.url, tmp_path / "c") as local:
+        through_a_short_fault(local, lambda: fault(server), fault is connections_cut)
+
+
+def test_the_disk_of_sqlite_is_full_for_a_while(short: None, mount: Mount) -> None:
+    disk = mount("ledger", 8 << 20)
+
+    def full() -> None:
+        ballast = fill(disk)
+        time.sleep(5.0)
+        ballast.unlink()
+
+    with cluster_at(f"sqlite:///{disk / 'ledger.db'}", disk.parent / "c") as local:
+        through_a_short_fault(local, full)
+
+
+def through_a_short_fault(local: Ledgered, fault: Callable[[], None], uncertain: bool = False) -> None:
+    with Streaming(local.stream("Tally", source="s"), "k") as streaming:
+        moved = moved_through(local, streaming, fault)
+    streaming.model.check(local.cluster)
+    check_nothing_stranded(local, moved, uncertain)
