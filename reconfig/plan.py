@@ -96,13 +96,6 @@ def _maximum_matching(transfers: Sequence[Transfer]) -> list[Transfer]:
 # -- who gets what ------------------------------------------------------------------------------------------
 
 
-def _most_of_one_operator(partitions: Sequence[PartitionId]) -> PartitionId:
-    counts: dict[str, int] = {}
-    for partition in partitions:
-        counts[partition.operator] = counts.get(partition.operator, 0) + 1
-    return max(partitions, key=lambda p: (counts[p.operator], p.partition))
-
-
 def _cost(site: str, near: Sequence[str], copies: Mapping[str, int], info: ReplicaInfo) -> tuple[bool, int, float, str]:
     at = near.index(info.name) if info.name in near else len(near)
     return info.site == site, at, copies[info.name] / info.weight, info.name

@@ -6,12 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NewType
+from typing import Any
 
 from stateflow.errors import InvalidArgument
-
-#: integer that rises by one each time a partition changes hands
-Epoch = NewType("Epoch", int)
 
 #: their directories have five digits: ``p65535``
 PARTITIONS_MAX = 65_536

@@ -8,17 +8,29 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from stateflow.errors import ApplicationError, LeaseLost, Locked, StateflowError
 from stateflow.ledger import payloads
-from stateflow.ledger.records import Item, Record, RecordState
-
-if TYPE_CHECKING:
-    from stateflow.ledger.ledger import Ledger
+from stateflow.ledger.records import App, Item, Record, RecordState
 
 log = logging.getLogger(__name__)
 MESSAGE_MAX, STACK_MAX = 2048, 8192
+
+
+class Ledger(Protocol):
+    """What work needs of :class:`stateflow.ledger.Ledger`."""
+
+    run_id: str
+    lease_s: float
+
+    def item(self, item_id: str) -> Item | None: ...
+
+    def put(
+        self, item_id: str, app: App, state: RecordState, previous: Record | None = None, payload: Any = None
+    ) -> Record: ...
+
+    def renew(self, lock: Record) -> bool: ...
 
 
 def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
