@@ -1,5 +1,6 @@
 """Several controllers of one ledger, and what may happen to them: they are stopped and go on, the ledger is away from
-one or from all, its clock jumps. Drawn from generators of their own."""
+one or from all, can only be read, or does not say what became of commits, its clock jumps. Drawn from generators of
+their own."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from stateflow.errors import NotLeading
 from stateflow.ledger import Holder
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc.wire import remote_error
-from tests.simulation.sim.ledger import Handle
+from tests.simulation.sim.ledger import Handle, Outage
 from tests.simulation.sim.loop import Process
 from tests.simulation.sim.net import Methods
 
@@ -35,7 +36,8 @@ class Controllers:
         self._random = Random(f"{world.seed}:controllers")
         self.names = NAMES if self._random.random() < SECOND else NAMES[:1]
         self.leading: dict[str, Leading] = {}
-        self._away_until = dict.fromkeys(self.names, 0.0)
+        self._outages = Random(f"{world.seed}:outages")
+        self._until = {how: dict.fromkeys(self.names, 0.0) for how in Outage}
 
     @property
     def leader(self) -> ControllerServer | None:
@@ -50,8 +52,8 @@ class Controllers:
     def addresses(self) -> str:
         return ",".join(f"{name}:1" for name in self.names)
 
-    def is_away(self, name: str) -> bool:
-        return self._world.loop.now < self._away_until[name]
+    def meets(self, name: str, how: Outage) -> bool:
+        return self._world.loop.now < self._until[how][name]
 
     async def boot(self, process: Process) -> None:
         from tests.simulation.sim.world import CONTROLLER, Clock
@@ -59,7 +61,7 @@ class Controllers:
         world, name = self._world, process.name
         clock = Clock(process)
         chosen = world.blank if world.blank is not None and name == NAMES[0] else world.ledger
-        ledger: Any = Handle(chosen, lambda: self.is_away(name), world.loop.may_switch, self._random)
+        ledger: Any = Handle(chosen, lambda how: self.meets(name, how), world.loop.may_switch, self._random)
         me = Holder(f"{name}/{world.programs[name].starts}", name, f"{name}:1", 1)
 
         def gone(other: Holder) -> bool:
@@ -91,23 +93,28 @@ class Controllers:
 
     def plan(self, until: float) -> None:
         random, loop = self._random, self._world.loop
-        kinds = [k for k in (self._away, self._away, self._stop, self._jump, self._cut) if random.random() < 0.5]
+        for _ in range(self._outages.choice((1, 1, 2, 3))):  # of every seed
+            loop.at(0.5 + self._outages.random() * until, None, self._outage)
+        kinds = [k for k in (self._stop, self._jump, self._cut) if random.random() < 0.5]
         for _ in range(random.choice((0, 0, 1, 2, 4)) if kinds else 0):
             loop.at(0.5 + random.random() * until, None, random.choice(kinds))
 
     def mend(self) -> None:
-        self._away_until = dict.fromkeys(self.names, 0.0)
+        self._until = {how: dict.fromkeys(self.names, 0.0) for how in Outage}
 
     def _span_s(self) -> float:
         return self._random.choice((0.05, 0.5, 2.0, 6.0, 12.0)) * self._random.random()
 
-    def _away(self) -> None:
-        """The ledger, from one controller or from all."""
-        names = self._random.choice((self.names, self.names[:1], self.names[-1:]))
-        until = self._world.loop.now + self._span_s()
-        self._world.log(f"the ledger is away from {names}")
+    def _outage(self) -> None:
+        """Of the ledger, for one controller or for all; some outlive every hold and lease."""
+        random = self._outages
+        names = random.choice((self.names, self.names, self.names[:1], self.names[-1:]))
+        how = random.choice((Outage.AWAY, Outage.AWAY, Outage.READ_ONLY, Outage.UNCERTAIN))
+        self._world.counts.outages += 1
+        until = self._world.loop.now + random.choice((0.05, 0.5, 2.0, 6.0, 20.0, 40.0)) * random.random()
+        self._world.log(f"the ledger is {how.value} for {names} until {until:.4f}")
         for name in names:
-            self._away_until[name] = max(self._away_until[name], until)
+            self._until[how][name] = max(self._until[how][name], until)
 
     def _stop(self) -> None:
         """One that leads, preferably, for about as long as its hold."""

@@ -1,23 +1,30 @@
 """The ledger's rules over a list: a simulation cannot wait for SQL. A record is durable when ``put`` returns.
 
-Each controller has a handle of its own, through which the ledger may be away: nothing is written then, or it is and
-nobody is told.
+Each controller has a handle of its own, through which the ledger may be away or read-only: nothing is written then, or
+it is and nobody is told.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from random import Random
 from typing import Any, TypeVar
 
-from stateflow.errors import HoldLost, IllegalRecord, Locked, Unavailable, WriteUncertain
+from stateflow.errors import HoldLost, IllegalRecord, LedgerReadOnly, Locked, Unavailable, WriteUncertain
 from stateflow.ledger import App, Entry, Hold, Holder, Record, RecordState
 from stateflow.ledger.rules import LEGAL_PREVIOUS, blocking
 
 T = TypeVar("T")
-#: of the commits: they were done, and nobody is told
-UNCERTAIN = 0.002
+#: of the commits: they were done, and nobody is told; and of those in an outage
+UNCERTAIN, UNCERTAIN_IN_OUTAGE = 0.002, 0.3
+
+
+class Outage(Enum):
+    AWAY = "away"  # as where it is stopped, locked or full
+    READ_ONLY = "read-only"
+    UNCERTAIN = "uncertain"  # connections are cut: before a commit, after it, in its midst
 
 
 class MemoryLedger:
@@ -96,15 +103,15 @@ class Handle:
     """A controller's: what stateflow.ledger.Ledger is to it.
 
     Args:
-        away: is the database out of reach for this process now?
+        meets: is there such an outage for this process now?
         step: somebody else may come first here.
         random: of faults.
     """
 
     def __init__(
-        self, ledger: MemoryLedger, away: Callable[[], bool], step: Callable[[], None], random: Random
+        self, ledger: MemoryLedger, meets: Callable[[Outage], bool], step: Callable[[], None], random: Random
     ) -> None:
-        self._ledger, self._away, self._step, self._random = ledger, away, step, random
+        self._ledger, self._meets, self._step, self._random = ledger, meets, step, random
         self.id = ledger.id
         self._held: tuple[int, str] | None = None
 
@@ -168,15 +175,19 @@ class Handle:
             raise HoldLost("another one has the hold", remedy="-")
 
     def _reach(self) -> None:
-        if self._away():
+        if self._meets(Outage.AWAY):
             raise Unavailable("the ledger is away", remedy="-")
 
     def _write(self, work: Callable[[], T]) -> T:
         self._step()
         self._reach()
+        if self._meets(Outage.READ_ONLY):
+            raise LedgerReadOnly("the ledger can only be read", remedy="-")
+        if (cut := self._meets(Outage.UNCERTAIN)) and self._random.random() < UNCERTAIN_IN_OUTAGE:
+            raise self._random.choice((Unavailable, WriteUncertain))("the ledger went away before a commit", remedy="-")
         done = work()
         self._step()
-        if self._away() or self._random.random() < UNCERTAIN:
+        if self._meets(Outage.AWAY) or self._random.random() < (UNCERTAIN_IN_OUTAGE if cut else UNCERTAIN):
             raise WriteUncertain("the ledger went away during a commit", remedy="-")
         return done
 

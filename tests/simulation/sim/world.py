@@ -172,6 +172,7 @@ class Counts:
     incomplete: int = 0
     rewinds: int = 0
     rivals: int = 0
+    outages: int = 0
     virtual_s: float = 0.0
 
     def add(self, other: Counts) -> None:
@@ -428,6 +429,7 @@ class World:
         assert self.controller is not None
         book = self.controller._book
         assignment = book.operator("Flow").assignment
+        self._check_ended()
         folded = Book.read(self.ledger)  # type: ignore[arg-type]
         if (folded.replicas, folded.epochs_granted, folded.operator("Flow").assignment) != (
             book.replicas,
@@ -456,6 +458,15 @@ class World:
             for name, copy in copies.items():
                 if not self.oracle.same(copy.entries(), contents(slot)):
                     raise Violation(f"the standby of {partition} at {name} differs from its owner's")
+
+    def _check_ended(self) -> None:
+        """Nothing that was begun is open for ever, in the ledger or as who leads tells of it. Raises Violation."""
+        assert self.controller is not None
+        book = self.controller._book
+        moves = [item for item, move in book.open_moves.items() if move.planned.strategy != "standby"]
+        reports = [name for name, running in self.controller._underway.running.items() if not running.over]
+        if stranded := [*moves, *book.open_restores, *book.planned, *reports]:
+            raise Violation(f"never ended: {stranded}")
 
 
 __all__ = ["REPLICAS", "SPEC", "Counts", "Crashed", "Program", "StateflowError", "World"]
