@@ -7,18 +7,19 @@ import sys
 import time
 from pathlib import Path
 
-from tests.crash_matrix.matrix import Outcome, matrix, run_cell
-from tests.crash_matrix.steps import Fault, Participant, cells, sample, steps
+from tests.crash_matrix.matrix import AWAY_S, OUTAGE_S, Outcome, matrix, run_cell
+from tests.crash_matrix.steps import FAULTS, cells, sample, steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "crash-matrix.md"
 HEAD = """# Crash matrix
 
-Every step of a move × every participant × {{crash, pause, partition}}, each run against real processes: a controller
-and two replicas behind loopback TCP proxies, while a client streams rows. The proxy sees the step on the wire, stops it
-there, and the fault strikes: SIGKILL and a restart, SIGSTOP and SIGCONT after {away_s:g} s, or every connection of the
-participant standing still for {away_s:g} s and then gone. A cell is good when the move ends, each partition is owned by
-exactly one replica and by the one the ledger names, every batch gave the outputs of an undisturbed run once, and the
-state equals that run's.
+Every step of a move × every participant × {{crash, pause, partition}}, and × an outage of the ledger, each run against
+real processes: a controller and two replicas behind loopback TCP proxies, while a client streams rows. The proxy sees
+the step on the wire, stops it there, and the fault strikes: SIGKILL and a restart, SIGSTOP and SIGCONT after
+{away_s:g} s, every connection of the participant standing still for {away_s:g} s and then gone, or the ledger locked by
+another process for {outage_s:g} s, which is longer than the hold of a controller. A cell is good when
+the move ends, each partition is owned by exactly one replica and by the one the ledger names, every batch gave the
+outputs of an undisturbed run once, and the state equals that run's.
 
 Steps come from the code: the instructions of `reconfig.migration` and the RPCs that carry them out
 (`tests/crash_matrix/steps.py`). Made by `python -m tests.crash_matrix`: {count} cells, {bad} bad.
@@ -29,19 +30,22 @@ shared 2-core machine; the client holds the rows meanwhile, none is refused.
 """
 
 
-def page(outcomes: list[Outcome], away_s: float) -> str:
+def page(outcomes: list[Outcome]) -> str:
     found = {(o.cell.step, o.cell.participant, o.cell.fault): o for o in outcomes}
     bad = [o for o in outcomes if o.problem]
-    columns = [(participant, fault) for participant in Participant for fault in Fault]
     lines = [
-        "| step | " + " | ".join(f"{participant} {fault}" for participant, fault in columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
+        "| step | " + " | ".join(f"{participant} {fault}" for participant, fault in FAULTS) + " |",
+        "|---" * (len(FAULTS) + 1) + "|",
     ]
     for step in steps():
-        row = [_cell(found.get((step, *column))) for column in columns]
+        row = [_cell(found.get((step, *column))) for column in FAULTS]
         lines.append(f"| {step} | " + " | ".join(row) + " |")
     lines += ["", *(f"- **{o.cell}**: {o.problem}" for o in bad)]
-    return HEAD.format(away_s=away_s, count=len(outcomes), bad=len(bad)) + "\n".join(lines).rstrip() + "\n"
+    return (
+        HEAD.format(away_s=AWAY_S, outage_s=OUTAGE_S, count=len(outcomes), bad=len(bad))
+        + "\n".join(lines).rstrip()
+        + "\n"
+    )
 
 
 def _cell(outcome: Outcome | None) -> str:
@@ -69,9 +73,7 @@ def main() -> int:
             print(f"{elapsed:6.0f} s  {number + 1}/{len(chosen)}  {cell}: {said}", flush=True)
     bad = [outcome for outcome in outcomes if outcome.problem]
     if not arguments.sample and not arguments.only:
-        from tests.crash_matrix.matrix import AWAY_S
-
-        PAGE.write_text(page(outcomes, AWAY_S))
+        PAGE.write_text(page(outcomes))
     print(f"{len(outcomes)} cells, {len(bad)} bad")
     return 1 if bad else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from tests.integration.support import Streaming, check_owners, eventually, settl
 PARTITIONS = 4
 REPLICAS = ("cloud-0", "edge-0")
 AWAY_S = 1.0  # how long a paused or cut participant is
+OUTAGE_S = 12.0  # of the ledger: longer than a hold
 STEP_TIMEOUT_S = 20.0
 
 
@@ -32,6 +34,7 @@ class ProxiedCluster(LocalCluster):
     def __init__(self) -> None:
         super().__init__(Tally, sites={"cloud": 1, "edge": 1}, partitions=PARTITIONS, checkpoint_interval_s=0)
         names = ("controller", *REPLICAS)
+        self._lock: sqlite3.Connection | None = None
         self.proxies = {name: Proxy(lambda name=name: self.processes[name].address) for name in names}
 
     def _replica_arguments(self, name: str) -> list[str]:
@@ -48,7 +51,16 @@ class ProxiedCluster(LocalCluster):
         for other, proxy in self.proxies.items():
             proxy.hold(None if other == name else frozenset({self.processes[name].pid}))
 
+    def lock_ledger(self) -> None:
+        """Nobody else writes it."""
+        ledger = self.data_dir / "ledger.db"
+        self._lock = sqlite3.connect(ledger, isolation_level=None, timeout=STEP_TIMEOUT_S, check_same_thread=False)
+        self._lock.execute("BEGIN EXCLUSIVE")
+
     def heal(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         for proxy in self.proxies.values():
             proxy.heal()
 
@@ -86,7 +98,7 @@ def _run(local: ProxiedCluster, cell: Cell, number: int) -> Outcome:
     source = _owner_of(local, partition)
     target = next(name for name in REPLICAS if name != source)
     names = {Participant.CONTROLLER: "controller", Participant.SOURCE: source, Participant.TARGET: target}
-    victim = names[cell.participant]
+    victim = names.get(cell.participant, "")
     done = threading.Event()
 
     def spring() -> None:
@@ -108,7 +120,7 @@ def _run(local: ProxiedCluster, cell: Cell, number: int) -> Outcome:
         if cell.fault is Fault.CRASH:
             local.restart(victim)
         else:
-            time.sleep(AWAY_S)
+            time.sleep(OUTAGE_S if cell.fault is Fault.OUTAGE else AWAY_S)
         _mend(local)
         wait_alive(local, *REPLICAS)
         eventually(lambda: settled(local), "the move ends", 60)
@@ -126,14 +138,15 @@ def _owner_of(local: ProxiedCluster, partition: int) -> str:
 
 
 def _strike(local: ProxiedCluster, victim: str, fault: Fault) -> None:
-    process = local.processes[victim]
     match fault:
         case Fault.CRASH:
-            process.kill()
+            local.processes[victim].kill()
         case Fault.PAUSE:
-            send_signal(process.pid, signal.SIGSTOP)
+            send_signal(local.processes[victim].pid, signal.SIGSTOP)
         case Fault.PARTITION:
             local.cut(victim)
+        case Fault.OUTAGE:
+            local.lock_ledger()
 
 
 def _mend(local: ProxiedCluster) -> None:

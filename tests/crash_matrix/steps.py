@@ -19,6 +19,7 @@ class Participant(StrEnum):
     CONTROLLER = "controller"
     SOURCE = "source"
     TARGET = "target"
+    LEDGER = "ledger"
 
 
 class Moment(StrEnum):
@@ -31,6 +32,14 @@ class Fault(StrEnum):
     CRASH = "crash"
     PAUSE = "pause"
     PARTITION = "partition"
+    OUTAGE = "outage"
+
+
+#: what may happen to whom
+FAULTS = (
+    *((p, f) for p in Participant if p is not Participant.LEDGER for f in Fault if f is not Fault.OUTAGE),
+    (Participant.LEDGER, Fault.OUTAGE),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +97,12 @@ def steps() -> list[Step]:
 
 
 def cells() -> list[Cell]:
-    return [Cell(step, participant, fault) for step in steps() for participant in Participant for fault in Fault]
+    return [Cell(step, participant, fault) for step in steps() for participant, fault in FAULTS]
 
 
 def sample() -> list[Cell]:
     """One for each participant and fault, at steps of all kinds."""
     chosen, every = [], steps()
-    for number, (participant, fault) in enumerate((p, f) for p in Participant for f in Fault):
+    for number, (participant, fault) in enumerate(FAULTS):
         chosen.append(Cell(every[(number * 5 + 2) % len(every)], participant, fault))
     return chosen
