@@ -1,4 +1,4 @@
-"""A book rebuilt from what replicas say they have: for a ledger that lost what it knew. Decisions only, no I/O.
+"""The cluster's state rebuilt from what replicas say they have: for a ledger that lost what it knew. Sans-io.
 
 Of each partition the copy that is owned at the greatest epoch counts. Two at one epoch cannot be told apart: then
 nothing of that operator is adopted. A partition that nobody owns was lost with its replica, or that was not heard. A
@@ -71,7 +71,7 @@ def claimants(claims: Sequence[Claim], operator: str) -> dict[str, int]:
 
 
 def find(claims: Sequence[Claim], known: set[str]) -> list[Found]:
-    """Args: known: operators that the book has; nothing is adopted over them."""
+    """Args: known: operators that the ledger has; nothing is adopted over them."""
     names = {partition.operator for claim in claims for partition in claim.held} - known
     return [found for name in sorted(names) if claimants(claims, name) for found in [_find(claims, name)]]
 

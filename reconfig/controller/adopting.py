@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from reconfig import adoption
 from reconfig.adoption import Found
-from reconfig.controller.book import Book
 from reconfig.controller.claims import Claimant
-from reconfig.controller.desk import Desk
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.context import ControllerContext
 from stateflow.errors import AdoptionRefused
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.runtime.code_key import check_signed
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class Adopter:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
 
     async def adopt(self, there: Sequence[Claimant], dry_run: bool, partial: bool) -> cpb.AdoptReply:
         """Records of everything or of nothing; only then are its replicas let in. Called while nothing is planned.
@@ -37,10 +37,10 @@ class Adopter:
 
     @property
     def _known(self) -> set[str]:
-        return {*self._desk.book.deployed, *self._desk.book.planned}
+        return {*self._context.cluster.deployed, *self._context.cluster.planned}
 
     def _strangers(self, there: Sequence[Claimant], operator: str) -> list[str]:
-        homes = self._desk.book.homes
+        homes = self._context.cluster.homes
         return [
             f"the name {claimant.info.name} is another data directory's in this ledger"
             for claimant in there
@@ -55,7 +55,7 @@ class Adopter:
                 "no replica is heard that has anything of which this ledger does not know",
                 remedy="start the replicas with this controller's address, and give the command again",
             )
-        own = self._desk.ledger_id
+        own = self._context.ledger_id
         for name in sorted(self._known):
             foreign = adoption.claimants([c.claim for c in there if c.claim.ledger not in ("", own)], name)
             if foreign:
@@ -85,18 +85,18 @@ class Adopter:
                 )
 
     async def _record(self, there: Sequence[Claimant], found: Sequence[Found]) -> None:
-        desk = self._desk
+        context = self._context
         claims = [claimant.claim for claimant in there]
         for claimant in there:
-            await desk.record(Book.register, claimant.info, claimant.home)
-            desk.members.expect(claimant.info.name)
+            await context.record(ClusterState.register, claimant.info, claimant.home)
+            context.members.expect(claimant.info.name)
         for each in found:
             assert each.spec is not None
-            await desk.record(Book.adopt, each.spec, adoption.assignment(each, claims), each.granted)
+            await context.record(ClusterState.adopt, each.spec, adoption.assignment(each, claims), each.granted)
             log.warning("%s is adopted: %d partitions, %d missing", each.operator, len(each.owners), len(each.missing))
-        for ledger in sorted({claim.ledger for claim in claims} - {"", desk.ledger_id}):
-            await desk.record(Book.adopt_ledger, ledger)
-            log.warning("replicas of ledger %s belong to ledger %s from now on", ledger, desk.ledger_id)
+        for ledger in sorted({claim.ledger for claim in claims} - {"", context.ledger_id}):
+            await context.record(ClusterState.adopt_ledger, ledger)
+            log.warning("replicas of ledger %s belong to ledger %s from now on", ledger, context.ledger_id)
 
 
 def _told(found: Found, done: bool) -> cpb.Adopted:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reconfig.adoption import Claim, Held, claimants
-from reconfig.controller.book import Home
+from reconfig.controller.cluster_state import Home
 from stateflow.clock import Clock
 from stateflow.errors import PartitionsClaimed
 from stateflow.rpc import controller_pb2 as cpb

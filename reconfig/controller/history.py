@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reconfig.controller.book import Recorded
+from reconfig.controller.cluster_state import Recorded
 from reconfig.work import Change
 from stateflow.errors import from_wire
 from stateflow.ledger import Record, RecordState

@@ -1,7 +1,7 @@
 """A controller among several of one ledger: it leads while it holds the ledger, and says who does while it does not.
 
-Each term is a controller of its own: the book is read anew when the hold was taken, every replica has to register, and
-what was under way is carried on, as after a restart. When the hold is lost, or could not be renewed in time, or the
+Each term is a controller of its own: the ledger is read anew when the hold was taken, every replica has to register,
+and what was under way is carried on, as after a restart. When the hold is lost, or could not be renewed in time, or the
 ledger is not the one that was opened, the term ends: nothing is granted, commanded or written any more, and this
 process waits for the hold like any other.
 """
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from reconfig.controller.desk import Books
+from reconfig.controller.context import ClusterStates
 from reconfig.controller.processes import here, is_gone
 from reconfig.controller.service import ControllerServer
 from reconfig.tenure import Tenure
@@ -59,7 +59,7 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         gone: Callable[[Holder], bool],
         settings: ControllerSettings,
         clock: Clock,
-        make: Callable[[Tenure, Books, float], ControllerServer],
+        make: Callable[[Tenure, ClusterStates, float], ControllerServer],
     ) -> None:
         self._ledger, self._me, self._gone = ledger, me, gone
         self._settings, self._clock, self._make = settings, clock, make
@@ -166,13 +166,13 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         self._tenure = Tenure(hold.term, self._settings.hold_s, sent_at + self._settings.hold_s)
         self._leader = None
         self._note_predecessor(hold.grace_s)
-        reading = asyncio.ensure_future(self._in_other_thread(Books.read, self._ledger, hold.term))
+        reading = asyncio.ensure_future(self._in_other_thread(ClusterStates.read, self._ledger, hold.term))
         try:
-            while not reading.done():  # a long book must not cost the hold
+            while not reading.done():  # a long ledger must not cost the hold
                 await asyncio.wait([reading], timeout=self._tenure.renew_s)
                 if not reading.done():
                     await self._renew()
-            books = reading.result()
+            states = reading.result()
         except StateflowError as error:
             reading.cancel()
             self._say(f"waits: {error}")
@@ -180,7 +180,7 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         self._said = ""
         log.info("leads from now on, term %d of ledger %s", hold.term, self._ledger.id)
         left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
-        self.serving = self._make(self._tenure, books, left_s / (1 + self._settings.lease_margin))  # which it adds
+        self.serving = self._make(self._tenure, states, left_s / (1 + self._settings.lease_margin))  # which it adds
         self.serving.resume()
 
     def _note_predecessor(self, grace_s: float) -> None:
@@ -255,7 +255,7 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         return await self._loop.run_in_executor(self._thread, work, *arguments)
 
     async def _in_other_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        thread = ThreadPoolExecutor(1, thread_name_prefix="book")
+        thread = ThreadPoolExecutor(1, thread_name_prefix="cluster")
         try:
             return await self._loop.run_in_executor(thread, work, *arguments)
         finally:  # whoever is cancelled does not wait, and so hold up the loop, for a ledger that does not answer
@@ -296,8 +296,8 @@ async def serve(
     settings = settings or ControllerSettings()
     server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
 
-    def make(tenure: Tenure, books: Books, grace_s: float) -> ControllerServer:
-        return ControllerServer(ledger, settings, clock, tenure=tenure, books=books, grace_s=grace_s)
+    def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> ControllerServer:
+        return ControllerServer(ledger, settings, clock, tenure=tenure, states=states, grace_s=grace_s)
 
     try:
         address = bind(server, listen)

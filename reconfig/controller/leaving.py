@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Collection
 
-from reconfig.controller.book import Book
-from reconfig.controller.desk import Desk
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.context import ControllerContext
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
 from stateflow.errors import InvalidArgument, MoveConflict, NameTaken, PartitionsLive, StateflowError
@@ -21,8 +21,8 @@ DROP_TIMEOUT_S = 600.0
 
 
 class Leaving:
-    def __init__(self, desk: Desk, standbys: Standbys, takeovers: Takeovers) -> None:
-        self._desk, self._standbys, self._takeovers = desk, standbys, takeovers
+    def __init__(self, context: ControllerContext, standbys: Standbys, takeovers: Takeovers) -> None:
+        self._context, self._standbys, self._takeovers = context, standbys, takeovers
 
     # -- operators ----------------------------------------------------------------------------------------
 
@@ -32,9 +32,9 @@ class Leaving:
 
         Raises OperatorNotDeployed, MoveConflict, PartitionsLive; nothing is changed then.
         """
-        book = self._desk.book
-        async with self._desk.planning:
-            deployed = book.operator(operator)
+        cluster = self._context.cluster
+        async with self._context.planning:
+            deployed = cluster.operator(operator)
             self._check_still(operator)
             if not delete_state:
                 raise PartitionsLive(
@@ -45,7 +45,7 @@ class Leaving:
                 )
             partitions = {PartitionId(operator, number) for number in range(deployed.spec.partitions)}
             await self._standbys.end(partitions)
-            await self._desk.record(Book.undeploy, operator, book.newest_epoch(operator))
+            await self._context.record(ClusterState.undeploy, operator, cluster.newest_epoch(operator))
             self._takeovers.undeployed(operator)
         waiting = await self.drop(operator)
         log.warning("%s is undeployed, and the state of its %d partitions deleted", operator, len(partitions))
@@ -53,7 +53,7 @@ class Leaving:
 
     def _check_still(self, operator: str) -> None:
         """Raises MoveConflict."""
-        for planned in self._desk.book.changes():
+        for planned in self._context.cluster.changes():
             if planned.partition.operator == operator:
                 raise MoveConflict(
                     "a partition of it is moving",
@@ -62,32 +62,36 @@ class Leaving:
                     partition=planned.partition,
                     reconfiguration=planned.reconfiguration,
                 )
-        for restore, _ in self._desk.book.open_restores.values():
+        for restore, _ in self._context.cluster.open_restores.values():
             if restore.partition.operator == operator:
-                self._desk.check_not_restored(restore.partition)
+                self._context.check_not_restored(restore.partition)
 
     async def drop(self, operator: str) -> list[str]:
         """Have deleted what replicas have of an operator that is undeployed. Returns who did not answer: it has to
         register again, and is told then. So has who was silent for a while: its lease may still run, and its next
         heartbeat would renew that without a word of this."""
-        alive = self._desk.alive()
-        for silent in self._desk.book.replicas.keys() - alive.keys():
-            self._desk.members.expel(silent)
-        request = rpb.DropRequest(operator=operator, epoch=self._desk.book.undeployed[operator])
+        alive = self._context.alive()
+        for silent in self._context.cluster.replicas.keys() - alive.keys():
+            self._context.members.expel(silent)
+        request = rpb.DropRequest(operator=operator, epoch=self._context.cluster.undeployed[operator])
         names = sorted(alive)
-        calls = (self._desk.call(name, lambda stub: stub.Drop, request, DROP_TIMEOUT_S) for name in names)
+        calls = (self._context.call(name, lambda stub: stub.Drop, request, DROP_TIMEOUT_S) for name in names)
         results = dict(zip(names, await asyncio.gather(*calls, return_exceptions=True), strict=True))
         for name, result in results.items():
             if isinstance(result, StateflowError):
                 log.warning("%s deletes what it has of %s when it registers again: %s", name, operator, result)
-                self._desk.members.expel(name)
+                self._context.members.expel(name)
             elif isinstance(result, BaseException):
                 raise result
-        return [name for name in sorted(self._desk.book.replicas) if isinstance(results.get(name, ""), Exception | str)]
+        return [
+            name
+            for name in sorted(self._context.cluster.replicas)
+            if isinstance(results.get(name, ""), Exception | str)
+        ]
 
     def dropped(self, views: Collection[rpb.PartitionView]) -> list[cpb.Dropped]:
         """What a replica that registers has of operators that were undeployed meanwhile."""
-        undeployed = self._desk.book.undeployed
+        undeployed = self._context.cluster.undeployed
         gone = sorted({view.operator for view in views if view.epoch <= undeployed.get(view.operator, 0)})
         return [cpb.Dropped(operator=operator, epoch=undeployed[operator]) for operator in gone]
 
@@ -96,10 +100,10 @@ class Leaving:
     async def forget(self, replica: str) -> None:
         """Raises InvalidArgument, NameTaken while it may serve, PartitionsLive, MoveConflict; nothing is changed
         then."""
-        book, members = self._desk.book, self._desk.members
-        async with self._desk.planning:
-            if replica not in book.replicas:
-                known = ", ".join(sorted(book.replicas)) or "none"
+        cluster, members = self._context.cluster, self._context.members
+        async with self._context.planning:
+            if replica not in cluster.replicas:
+                known = ", ".join(sorted(cluster.replicas)) or "none"
                 raise InvalidArgument(f"there is no replica {replica!r}", remedy=f"use one of {known}")
             if members.may_serve(replica):
                 raise NameTaken(
@@ -107,10 +111,10 @@ class Leaving:
                     remedy="drain it if it has partitions, stop it, and give the command again when its lease has "
                     "lapsed",
                     replica=replica,
-                    address=book.replicas[replica].address,
+                    address=cluster.replicas[replica].address,
                     lease_s=f"{members.lease_left_s(replica):.1f}",
                 )
-            owned = book.assigned(replica)
+            owned = cluster.assigned(replica)
             if owned:
                 raise PartitionsLive(
                     f"{len(owned)} partitions are the replica's",
@@ -118,12 +122,12 @@ class Leaving:
                     f"directory is lost, `stateflow replace {replica}` gives the name to another",
                     replica=replica,
                 )
-            if not book.is_free(replica):
+            if not cluster.is_free(replica):
                 raise MoveConflict(
                     "partitions are on their way to or from the replica", remedy="wait until that ended",
                     replica=replica,
                 )  # fmt: skip
-            await self._desk.record(Book.forget, replica)
+            await self._context.record(ClusterState.forget, replica)
             members.forget(replica)
-            self._desk.names.replaced(replica)
+            self._context.names.replaced(replica)
         log.warning("replica %s is forgotten; whoever comes under that name is a new one", replica)

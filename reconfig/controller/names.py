@@ -10,7 +10,7 @@ its directory's id, elsewhere         a copy, or the directory was moved: refuse
                                       where it was, then welcome; as another directory where both are heard at a time
 another directory                     refused while that lease may run; and then until `stateflow replace`, unless the
                                       name has nothing to lose
-any, the book knows no directory      welcome where it brings something of what the name owns, or that is nothing
+any, the ledger knows no directory       welcome where it brings something of what the name owns, or that is nothing
 ====================================  ==================================================================================
 
 Who is refused goes on asking. A process that waits for the lease of a copy is waited for in turn: when that lease has
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from reconfig.controller.book import Book, Home
+from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.controller.members import Members
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, NameTaken, StateflowError
@@ -45,8 +45,8 @@ class Refused:
 
 
 class Names:
-    def __init__(self, book: Book, members: Members, settings: ControllerSettings, clock: Clock) -> None:
-        self._book, self._members, self._settings, self._clock = book, members, settings, clock
+    def __init__(self, cluster: ClusterState, members: Members, settings: ControllerSettings, clock: Clock) -> None:
+        self._cluster, self._members, self._settings, self._clock = cluster, members, settings, clock
         self._refused: dict[tuple[str, Home], Refused] = {}
         self._copies: set[tuple[str, Home]] = set()  # known to be
 
@@ -76,8 +76,8 @@ class Names:
                 "the replica does not say which data directory it serves from", remedy="run the controller's version"
             )
         name = info.name
-        known = self._book.homes.get(name)
-        assigned = self._book.assigned(name).keys()
+        known = self._cluster.homes.get(name)
+        assigned = self._cluster.assigned(name).keys()
         if known is None:
             if brings is not None and assigned and assigned.isdisjoint(brings):
                 raise self._taken(info, home, "it has none of the replica's partitions", self._command(info))
@@ -102,7 +102,7 @@ class Names:
                 "the name belongs to another data directory, whose replica may be serving",
                 "start this one with another --name, or stop the other one first",
             )
-        elif not self._book.is_free(name):
+        elif not self._cluster.is_free(name):
             raise self._taken(
                 info, home, "the name belongs to another data directory, which has its state", self._command(info)
             )
@@ -130,7 +130,7 @@ class Names:
         )
 
     def _taken(self, info: ReplicaInfo, home: Home, what: str, remedy: str) -> NameTaken:
-        known, there = self._book.homes.get(info.name), self._book.replicas.get(info.name)
+        known, there = self._cluster.homes.get(info.name), self._cluster.replicas.get(info.name)
         return NameTaken(
             what,
             remedy=remedy,
@@ -155,7 +155,7 @@ class Names:
 
     def awaited(self, name: str) -> bool:
         """Does a process ask for the name that has its directory, and waits for the other one's lease only?"""
-        known = self._book.homes.get(name)
+        known = self._cluster.homes.get(name)
         return known is not None and any(
             (each.info.name, each.home.directory) == (name, known.directory)
             and isinstance(each.error, NameTaken)
@@ -168,11 +168,12 @@ class Names:
 
         Args: directory: empty: the only one that asks for it.
         """
-        if name not in self._book.replicas:
+        if name not in self._cluster.replicas:
             raise InvalidArgument(
-                f"there is no replica {name!r}", remedy=f"use one of {', '.join(sorted(self._book.replicas)) or 'none'}"
+                f"there is no replica {name!r}",
+                remedy=f"use one of {', '.join(sorted(self._cluster.replicas)) or 'none'}",
             )
-        known = self._book.homes.get(name)
+        known = self._cluster.homes.get(name)
         there = [each.home for each in self.refused() if each.info.name == name and isinstance(each.error, NameTaken)]
         asking = sorted(
             {h.directory for h in there if known is None or h.directory != known.directory or self._is_copy(name, h)}
@@ -193,7 +194,7 @@ class Names:
                 "the replica of that name may still be serving",
                 remedy="stop it, wait until its lease has lapsed, and give the command again",
                 replica=name,
-                address=self._book.replicas[name].address,
+                address=self._cluster.replicas[name].address,
                 lease_s=f"{self._members.lease_left_s(name):.1f}",
             )
         return asking[0]

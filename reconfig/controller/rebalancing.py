@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Iterator
 
-from reconfig.controller.desk import Desk
+from reconfig.controller.context import ControllerContext
 from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.controller.underway import Underway
+from reconfig.controller.run_registry import RunRegistry
 from reconfig.joining import Joining, newcomers, was_emptied
 from reconfig.work import Cause, MoveOptions, PlannedStandby
 from stateflow.errors import StateflowError
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class AutoRebalance:
-    def __init__(self, desk: Desk, underway: Underway, reconfigurations: Reconfigurations) -> None:
-        self._desk, self._underway, self._reconfigurations = desk, underway, reconfigurations
-        self._joining = Joining(desk.settings.auto_rebalance_after_s)
+    def __init__(self, context: ControllerContext, runs: RunRegistry, reconfigurations: Reconfigurations) -> None:
+        self._context, self._runs, self._reconfigurations = context, runs, reconfigurations
+        self._joining = Joining(context.settings.auto_rebalance_after_s)
 
     async def watch(self) -> None:
         while True:
-            await asyncio.sleep(self._desk.settings.heartbeat_interval_s)
+            await asyncio.sleep(self._context.settings.heartbeat_interval_s)
             try:
                 await self._look()
             except StateflowError as error:
@@ -34,40 +34,40 @@ class AutoRebalance:
                 log.exception("no rebalance for who joined")
 
     async def _look(self) -> None:
-        members = self._desk.members
+        members = self._context.members
         present = {name: members.session(name) for name in await self._newcomers()}
-        joined = self._joining.step(self._desk.clock.monotonic(), present, self._is_busy())
+        joined = self._joining.step(self._context.clock.monotonic(), present, self._is_busy())
         if joined:
             names = ", ".join(sorted(joined))
             started = await self._reconfigurations.rebalance("", MoveOptions())
             log.warning("%s joined and owned nothing: rebalance %s", names, ", ".join(each.id for each in started))
 
     async def _newcomers(self) -> list[str]:
-        alive, book = self._desk.alive(), self._desk.book
-        owned = self._desk.owned_counts()
+        alive, cluster = self._context.alive(), self._context.cluster
+        owned = self._context.owned_counts()
         if not owned or all(owned.get(name) or info.weight <= 0 for name, info in alive.items()):
             return []
         owners = {
             PartitionId(name, number): owner
-            for name, deployed in book.deployed.items()
+            for name, deployed in cluster.deployed.items()
             for number, owner in enumerate(deployed.assignment.owners)
         }
-        sites = {name: info.site for name, info in book.replicas.items()}
-        found = await self._desk.aside(newcomers, owners, list(alive.values()), sites)
+        sites = {name: info.site for name, info in cluster.replicas.items()}
+        found = await self._context.aside(newcomers, owners, list(alive.values()), sites)
         return [name for name in found if not was_emptied(name, self._completed())]
 
     def _completed(self) -> Iterator[tuple[str, str, Cause]]:
-        for recorded in reversed(self._desk.book.history.values()):
+        for recorded in reversed(self._context.cluster.history.values()):
             for planned, record in reversed(recorded.moves.values()):
                 if record.state is RecordState.PROCESSED:
                     yield planned.source, planned.target, planned.cause
 
     def _is_busy(self) -> bool:
-        book, alive = self._desk.book, self._desk.alive()
+        cluster, alive = self._context.cluster, self._context.alive()
         return bool(
-            book.planned
-            or book.open_restores
-            or any(not running.over for running in self._underway.running.values())
-            or not all(isinstance(move.planned, PlannedStandby) for move in book.open_moves.values())
-            or self._desk.owned_counts().keys() - alive.keys()
+            cluster.planned
+            or cluster.open_restores
+            or any(not running.over for running in self._runs.running.values())
+            or not all(isinstance(move.planned, PlannedStandby) for move in cluster.open_moves.values())
+            or self._context.owned_counts().keys() - alive.keys()
         )

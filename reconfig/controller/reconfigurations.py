@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 
 from reconfig import migration as m
 from reconfig import plan, policies
-from reconfig.controller.book import Book, Deployed, OpenMove
-from reconfig.controller.carrying import Carrier
-from reconfig.controller.desk import Desk
+from reconfig.controller.cluster_state import ClusterState, Deployed, OpenMove
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.executor import Executor
 from reconfig.controller.history import move_of
-from reconfig.controller.runner import MoveRunner
-from reconfig.controller.underway import Running, Underway
+from reconfig.controller.move_runner import MoveRunner
+from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.plan import Load, Transfer
 from reconfig.work import Cause, MoveOptions, PlannedMove, ReconfigurationState
 from stateflow import ring
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class Reconfigurations:
-    def __init__(self, desk: Desk, underway: Underway, carrier: Carrier) -> None:
-        self._desk, self._underway, self._carrier = desk, underway, carrier
+    def __init__(self, context: ControllerContext, runs: RunRegistry, executor: Executor) -> None:
+        self._context, self._runs, self._executor = context, runs, executor
 
     async def migrate(
         self, operator: str, partitions: Iterable[int], to: str, options: MoveOptions
@@ -39,8 +39,8 @@ class Reconfigurations:
         numbers = sorted(set(partitions))
         if not numbers:
             raise InvalidArgument("no partition is named", remedy="name at least one")
-        deployed = self._desk.book.operator(operator)
-        async with self._desk.planning:
+        deployed = self._context.cluster.operator(operator)
+        async with self._context.planning:
             targets: dict[int, str] = {}
             coming: dict[str, int] = {}
             for number in numbers:
@@ -57,23 +57,23 @@ class Reconfigurations:
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[cpb.Reconfiguration]:
         """Every replica that answers gets its weight's share, by as few moves as that takes."""
-        names = [operator] if operator else sorted(self._desk.book.deployed)
-        async with self._desk.planning:
+        names = [operator] if operator else sorted(self._context.cluster.deployed)
+        async with self._context.planning:
             owners = self._owners(names)
-            moves = ring.rebalance(owners, self._desk.alive().values())
+            moves = ring.rebalance(owners, self._context.alive().values())
             return await self._start_all(moves, options, Cause.REBALANCE, "")
 
     async def drain(self, replica: str, options: MoveOptions) -> list[cpb.Reconfiguration]:
         """Everything leaves one replica. Raises UnknownSite, Unavailable when nobody else answers."""
-        if replica not in self._desk.book.replicas:
-            self._desk.check_site(replica)
+        if replica not in self._context.cluster.replicas:
+            self._context.check_site(replica)
             raise InvalidArgument(f"{replica!r} is a site", remedy="name one replica of it")
-        async with self._desk.planning:
-            owners = self._owners(sorted(self._desk.book.deployed))
-            others = [info for name, info in self._desk.alive().items() if name != replica and info.weight > 0]
+        async with self._context.planning:
+            owners = self._owners(sorted(self._context.cluster.deployed))
+            others = [info for name, info in self._context.alive().items() if name != replica and info.weight > 0]
             if not others:
                 raise Unavailable("no other replica answers", remedy="start one", replica=replica)
-            home = self._desk.book.replicas[replica].site
+            home = self._context.cluster.replicas[replica].site
             near = [info for info in others if info.site == home] or others
             moves = ring.drain(replica, owners, near)
             if not moves:
@@ -84,7 +84,7 @@ class Reconfigurations:
         return {
             PartitionId(name, number): owner
             for name in operators
-            for number, owner in enumerate(self._desk.book.operator(name).assignment.owners)
+            for number, owner in enumerate(self._context.cluster.operator(name).assignment.owners)
         }
 
     async def _start_all(
@@ -96,30 +96,30 @@ class Reconfigurations:
         for operator, targets in by_operator.items():  # all of them, before the first is recorded
             self._check_free(operator, targets)
         return [
-            await self._start(self._desk.book.operator(operator), targets, options, cause, asked)
+            await self._start(self._context.cluster.operator(operator), targets, options, cause, asked)
             for operator, targets in sorted(by_operator.items())
         ]
 
     def _target(self, to: str, owner: str, coming: Mapping[str, int]) -> str:
         """A replica by its name, or the one of a site with the fewest partitions for its weight."""
-        replicas, alive = self._desk.book.replicas, self._desk.members.alive
+        replicas, alive = self._context.cluster.replicas, self._context.members.alive
         named = replicas.get(to)
         here = [named] if named else [info for info in replicas.values() if info.site == to]
         if not here:
-            self._desk.check_site(to)
+            self._context.check_site(to)
         if any(info.name == owner for info in here):
             return owner
         answering = [info for info in here if alive(info.name)]
         if not answering:
             names = [info.name for info in here]
             raise Unavailable(f"no replica of {to} answers", remedy="start it, or move to another", replicas=names)
-        return self._desk.least_loaded(answering, coming).name
+        return self._context.least_loaded(answering, coming).name
 
     def _check_free(self, operator: str, partitions: Iterable[int]) -> None:
         wanted = {PartitionId(operator, number) for number in partitions}
         for partition in wanted:
-            self._desk.check_not_restored(partition)
-        for planned in self._desk.book.changes():
+            self._context.check_not_restored(partition)
+        for planned in self._context.cluster.changes():
             if planned.partition in wanted:
                 raise MoveConflict(
                     "the partition is moving already",
@@ -135,13 +135,13 @@ class Reconfigurations:
         operator = deployed.spec.name
         self._check_free(operator, targets)
         for name in sorted(set(targets.values())):  # a replica without the operator, or with an older one, says so here
-            await self._desk.call(name, lambda stub: stub.Create, rpb.CreateRequest(spec=spec_to_pb(deployed.spec)))
+            await self._context.call(name, lambda stub: stub.Create, rpb.CreateRequest(spec=spec_to_pb(deployed.spec)))
         loads = await self._loads(deployed, targets)
         strategy = policies.strategy_named(options.strategy)
         if strategy is None:
-            changes = sum(self._carrier.change_rates.get(PartitionId(operator, number), 0.0) for number in targets)
+            changes = sum(self._executor.change_rates.get(PartitionId(operator, number), 0.0) for number in targets)
             some = [loads.get(number, Load()) for number in targets]
-            strategy = policies.choose(some, changes, options.max_pause_ms, self._carrier.bandwidth)
+            strategy = policies.choose(some, changes, options.max_pause_ms, self._executor.bandwidth)
         if options.max_pause_ms and strategy.kind is not m.Kind.WARM:
             raise InvalidArgument(
                 f"{strategy.name} copies while nobody serves: it can keep no pause budget",
@@ -157,15 +157,15 @@ class Reconfigurations:
             for number, target in targets.items()
         ]
         rounds = strategy.rounds(plan.ordered(transfers, options.order))
-        reconfiguration = self._desk.new_id()
-        together = min(max(map(len, rounds)), self._desk.settings.concurrent_moves if strategy.slots else 1 << 30)
+        reconfiguration = self._context.new_id()
+        together = min(max(map(len, rounds)), self._context.settings.concurrent_moves if strategy.slots else 1 << 30)
         running = Running(
             cpb.Reconfiguration(
                 id=reconfiguration,
                 operator=operator,
                 state=ReconfigurationState.RUNNING,
                 max_pause_ms=options.max_pause_ms,
-                created_us=self._desk.clock.now_us(),
+                created_us=self._context.clock.now_us(),
                 kind=cause,
                 strategy=strategy.name,
             ),
@@ -178,10 +178,10 @@ class Reconfigurations:
                 transfer.source,
                 transfer.target,
                 deployed.assignment.owner(transfer.partition.partition)[1],
-                self._desk.book.next_epoch(transfer.partition),
+                self._context.cluster.next_epoch(transfer.partition),
                 strategy.name,
                 options,
-                options.patience_s or self._desk.settings.patience_s,
+                options.patience_s or self._context.settings.patience_s,
                 options.max_bandwidth / together,
                 cause,
                 asked,
@@ -190,17 +190,17 @@ class Reconfigurations:
             for number, round_ in enumerate(rounds)
             for transfer in round_
         ]
-        await self._desk.record(Book.plan_moves, moves)
+        await self._context.record(ClusterState.plan_moves, moves)
         for planned in moves:
             self._add(running, planned, MoveRunner.machine_for(planned))
         running.go.set()
-        self._underway.keep(running)
-        self._desk.spawn(self._carrier.run(running))
+        self._runs.keep(running)
+        self._context.spawn(self._executor.run(running))
         return running.refresh()
 
     def _add(self, running: Running, planned: PlannedMove, machine: m.Move) -> None:
         """In the order of the plan."""
-        runner = self._carrier.runner(running, planned, machine)
+        runner = self._executor.runner(running, planned, machine)
         last = running.runners[-1].planned if running.runners else None
         if not isinstance(last, PlannedMove) or last.round != planned.round:
             running.rounds.append([])
@@ -213,7 +213,7 @@ class Reconfigurations:
         sources = sorted({deployed.assignment.owner(number)[0] for number in targets})
         request = rpb.StatsRequest(after=1 << 62, sizes=True)
         replies = await asyncio.gather(
-            *(self._desk.call(n, lambda s: s.Stats, request, LOADS_WITHIN_S) for n in sources),
+            *(self._context.call(n, lambda s: s.Stats, request, LOADS_WITHIN_S) for n in sources),
             return_exceptions=True,
         )
         loads: dict[int, Load] = {}
@@ -230,18 +230,18 @@ class Reconfigurations:
 
     async def retry(self, reconfiguration: str) -> cpb.Reconfiguration:
         """A new one for what failed of this one, with the same options. Raises MoveConflict when nothing did."""
-        running = self._underway.found(reconfiguration)
+        running = self._runs.found(reconfiguration)
         if running.message.kind == Cause.FAILOVER:
             raise InvalidArgument("a take-over is retried by itself", remedy="see `stateflow reconfig list`")
-        failed = self._underway.failed(reconfiguration)
+        failed = self._runs.failed(reconfiguration)
         if not running.over or not failed:
             raise MoveConflict(
                 "nothing of it has failed" if running.over else "it is not over",
                 remedy="see its details",
                 reconfiguration=reconfiguration,
             )
-        async with self._desk.planning:
-            deployed = self._desk.book.operator(running.message.operator)
+        async with self._context.planning:
+            deployed = self._context.cluster.operator(running.message.operator)
             targets = {
                 planned.partition.partition: planned.target
                 for planned in failed
@@ -250,7 +250,7 @@ class Reconfigurations:
             if not targets:
                 raise AlreadyThere("its partitions are there by now", remedy="nothing to do", id=reconfiguration)
             for target in sorted(set(targets.values())):
-                if not self._desk.members.alive(target):
+                if not self._context.members.alive(target):
                     raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")
             return await self._start(deployed, targets, failed[0].options, failed[0].cause, failed[0].asked)
 
@@ -259,14 +259,14 @@ class Reconfigurations:
     def resume_all(self) -> None:
         """Carry on with the moves the ledger says were under way, and remember those that ended."""
         by_reconfiguration: dict[str, dict[PlannedMove, OpenMove]] = {}
-        for open_move in self._desk.book.open_moves.values():
+        for open_move in self._context.cluster.open_moves.values():
             if isinstance(move := open_move.planned, PlannedMove):
                 by_reconfiguration.setdefault(move.reconfiguration, {})[move] = open_move
         for reconfiguration, moves in by_reconfiguration.items():
             self._resume(reconfiguration, moves)
 
     def _resume(self, reconfiguration: str, moves: Mapping[PlannedMove, OpenMove]) -> None:
-        some, recorded = next(iter(moves)), self._desk.book.history[reconfiguration]
+        some, recorded = next(iter(moves)), self._context.cluster.history[reconfiguration]
         running = Running(
             cpb.Reconfiguration(
                 id=reconfiguration,
@@ -287,5 +287,5 @@ class Reconfigurations:
                 first[move.item_id] = instructions
             self._add(running, move, machine)
         running.go.set()
-        self._underway.keep(running)
-        self._desk.spawn(self._carrier.run(running, first))
+        self._runs.keep(running)
+        self._context.spawn(self._executor.run(running, first))

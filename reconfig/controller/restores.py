@@ -12,8 +12,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
-from reconfig.controller.book import Book
-from reconfig.controller.desk import Desk
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.context import ControllerContext
 from reconfig.work import PlannedRestore
 from stateflow.errors import (
     InvalidArgument,
@@ -40,17 +40,19 @@ FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
 class Restores:
     """Args: end_standbys: of these partitions; they are begun anew by themselves when the restore is over."""
 
-    def __init__(self, desk: Desk, end_standbys: Callable[[Collection[PartitionId]], Awaitable[None]]) -> None:
-        self._desk, self._end_standbys = desk, end_standbys
-        self._book, self._alive = desk.book, desk.members.alive
+    def __init__(
+        self, context: ControllerContext, end_standbys: Callable[[Collection[PartitionId]], Awaitable[None]]
+    ) -> None:
+        self._context, self._end_standbys = context, end_standbys
+        self._cluster, self._alive = context.cluster, context.members.alive
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._urls: dict[str, str] = {}  # by restore, with the passwords that are kept nowhere else
 
     async def plan(self, request: cpb.RestoreOperatorRequest) -> list[PlannedRestore]:
         """Decide and record. Raises before anything is recorded."""
-        deployed = self._book.operator(request.operator)
+        deployed = self._cluster.operator(request.operator)
         numbers = sorted(set(request.partitions)) or list(range(deployed.spec.partitions))
-        restore_id = self._desk.new_id()
+        restore_id = self._context.new_id()
         url = masked(request.url)
         if is_masked(url):
             self._urls[restore_id] = request.url
@@ -59,8 +61,8 @@ class Restores:
         for number in numbers:
             partition = PartitionId(deployed.spec.name, number)
             owner, _ = deployed.assignment.owner(number)
-            self._desk.check_not_restored(partition)
-            for move in self._book.changes():
+            self._context.check_not_restored(partition)
+            for move in self._cluster.changes():
                 if move.partition == partition:
                     raise MoveConflict(
                         "the partition is moving",
@@ -70,7 +72,7 @@ class Restores:
                     )
             target = self._target(owner, request.to, coming)
             coming[target] = coming.get(target, 0) + 1
-            epoch = self._book.next_epoch(partition)
+            epoch = self._cluster.next_epoch(partition)
             planned.append(
                 PlannedRestore(
                     restore_id,
@@ -84,29 +86,29 @@ class Restores:
                     request.batch,
                 )
             )
-        await self._desk.record(Book.plan_restores, planned)
+        await self._context.record(ClusterState.plan_restores, planned)
         return planned
 
     def _target(self, owner: str, to: str, coming: dict[str, int]) -> str:
         """A replica by its name, or the least loaded of a site; without either the owner, or any that answers."""
         if (not to or to == owner) and self._alive(owner):
             return owner
-        if to and to not in self._book.replicas:
-            self._desk.check_site(to)
-        replicas = self._desk.alive().values()
+        if to and to not in self._cluster.replicas:
+            self._context.check_site(to)
+        replicas = self._context.alive().values()
         here = [info for info in replicas if to in ("", info.site, info.name)]
         if not here:
             raise Unavailable(f"no replica of {to or 'the cluster'} answers", remedy="start one")
         if any(info.name == owner for info in here):
             return owner
-        return self._desk.least_loaded(here, coming).name
+        return self._context.least_loaded(here, coming).name
 
     async def resume(self) -> None:
         """Go on with what was under way, once the replicas have had time to say that they live: a target may own
         already and have told nobody."""
-        planned = [each for each, _ in self._book.open_restores.values()]
+        planned = [each for each, _ in self._cluster.open_restores.values()]
         if planned:
-            settings = self._desk.settings
+            settings = self._context.settings
             await asyncio.sleep(settings.heartbeat_interval_s * settings.heartbeats_missed_max)
             await self.run(planned)
 
@@ -134,7 +136,7 @@ class Restores:
                 fault = error if isinstance(error, StateflowError) else unexpected(error)
                 if fault is not error:
                     log.exception("restore of %s", planned.partition)
-                await self._desk.record(Book.restore_failed, planned, granted, fault.to_wire())
+                await self._context.record(ClusterState.restore_failed, planned, granted, fault.to_wire())
                 report.fault.CopyFrom(fault_of(fault))
                 return report
             result.passed_over.extend(prepared.passed_over)
@@ -148,7 +150,7 @@ class Restores:
                 "bytes": result.bytes,
                 "passed_over": [str(error_of(fault)) for fault in result.passed_over],
             }
-            await self._desk.record(Book.restore_owned, planned, int(result.epoch), summary)
+            await self._context.record(ClusterState.restore_owned, planned, int(result.epoch), summary)
             return report
 
     def _request(self, planned: PlannedRestore) -> rpb.RestoreRequest:
@@ -162,7 +164,7 @@ class Restores:
             )
         return rpb.RestoreRequest(
             restore_id=planned.restore_id,
-            spec=spec_to_pb(self._book.operator(planned.partition.operator).spec),
+            spec=spec_to_pb(self._cluster.operator(planned.partition.operator).spec),
             partition=planned.partition.partition,
             epoch=planned.epoch,
             url=url,
@@ -172,7 +174,7 @@ class Restores:
         )
 
     async def _ask(self, planned: PlannedRestore, request: rpb.RestoreRequest) -> rpb.RestoreReply:
-        reply: rpb.RestoreReply = await self._desk.call(
+        reply: rpb.RestoreReply = await self._context.call(
             planned.target, lambda stub: stub.Restore, request, RESTORE_TIMEOUT_S
         )
         return reply
@@ -186,8 +188,8 @@ class Restores:
         Given up only when the target's lease has lapsed, or it refuses and says that it does not own: while it may
         serve, nobody else must.
         """
-        settings, members = self._desk.settings, self._desk.members
-        give_up_at = self._desk.clock.monotonic() + settings.restore_patience_s
+        settings, members = self._context.settings, self._context.members
+        give_up_at = self._context.clock.monotonic() + settings.restore_patience_s
         request.own, unheard = True, False
         while True:
             try:
@@ -200,7 +202,7 @@ class Restores:
                 if not passing and not (unheard and await self._may_own(planned)):
                     raise
                 unheard |= request.own and isinstance(error, Unavailable)
-                if self._desk.clock.monotonic() > give_up_at and members.lapsed(planned.target):
+                if self._context.clock.monotonic() > give_up_at and members.lapsed(planned.target):
                     raise Unavailable(
                         f"{planned.target} was to own it and is gone: {error}",
                         remedy=f"{planned.owner} serves what it had, when it answers; restore to another with --to",
@@ -208,18 +210,18 @@ class Restores:
                     ) from error
                 log.warning("restore of %s goes on: %s", planned.partition, error)
                 request.own = request.own and not isinstance(error, FETCHED_AGAIN)
-            await asyncio.sleep(self._desk.settings.retry_interval_s)
+            await asyncio.sleep(self._context.settings.retry_interval_s)
 
     async def _may_own(self, planned: PlannedRestore) -> bool:
         """Unless the target says that it does not. Cancelling tells, and takes nothing back. Raises HoldLost."""
-        self._desk.check_leads()
+        self._context.check_leads()
         request = rpb.CancelRequest(
             move_id=planned.restore_id,
             operator=planned.partition.operator,
             partition=planned.partition.partition,
         )
         try:
-            reply = await self._desk.call(planned.target, lambda stub: stub.Cancel, request)
+            reply = await self._context.call(planned.target, lambda stub: stub.Cancel, request)
         except StateflowError as error:
             log.warning("restore of %s: whether %s owns it: %s", planned.partition, planned.target, error)
             return True
@@ -227,12 +229,12 @@ class Restores:
 
     async def _stop(self, planned: PlannedRestore, epoch: int) -> None:
         """Its owner serves it no more: it says so, or its lease has lapsed. Missed heartbeats prove nothing."""
-        while not self._desk.members.lapsed(planned.owner):
+        while not self._context.members.lapsed(planned.owner):
             if self._alive(planned.owner):
                 with contextlib.suppress(LeaseLost):  # it is just registering again
                     await self.surrender(planned.owner, planned.partition, planned.restore_id, epoch, planned.target)
                     return
-            await asyncio.sleep(self._desk.settings.retry_interval_s)
+            await asyncio.sleep(self._context.settings.retry_interval_s)
 
     async def surrender(self, owner: str, partition: PartitionId, restore_id: str, epoch: int, target: str) -> None:
         request = rpb.FenceRequest(
@@ -240,6 +242,6 @@ class Restores:
             operator=partition.operator,
             partition=partition.partition,
             epoch=epoch,
-            target=replica_to_pb(self._book.replicas[target]),
+            target=replica_to_pb(self._cluster.replicas[target]),
         )
-        await self._desk.call(owner, lambda stub: stub.Surrender, request)
+        await self._context.call(owner, lambda stub: stub.Surrender, request)

@@ -14,19 +14,19 @@ import grpc
 import grpc.aio
 
 from reconfig.controller.adopting import Adopter
-from reconfig.controller.book import Book, Deployed, Home
-from reconfig.controller.carrying import Carrier
 from reconfig.controller.claims import Claims
-from reconfig.controller.desk import Books, Desk
+from reconfig.controller.cluster_state import ClusterState, Deployed, Home
+from reconfig.controller.context import ClusterStates, ControllerContext
+from reconfig.controller.executor import Executor
 from reconfig.controller.leaving import Leaving
 from reconfig.controller.options import options_of
 from reconfig.controller.rebalancing import AutoRebalance
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.restores import Restores
+from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.survey import Survey
 from reconfig.controller.takeovers import Takeovers
-from reconfig.controller.underway import Underway
 from reconfig.tenure import Tenure
 from stateflow import ring
 from stateflow.clock import SYSTEM_CLOCK, Clock
@@ -65,7 +65,7 @@ def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., A
 
     @functools.wraps(method)
     async def handler(self: ControllerServer, request: Any, context: grpc.aio.ServicerContext) -> T:
-        return await asyncio.shield(self._desk.spawn(method(self, request, context)))
+        return await asyncio.shield(self._context.spawn(method(self, request, context)))
 
     return handler
 
@@ -75,7 +75,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
 
     Args:
         tenure: by default for ever, of a controller that is alone.
-        books: of the ledger, where they were read already.
+        states: of the ledger, where they were read already.
         grace_s: a predecessor may grant leases for so long from now on.
     """
 
@@ -88,29 +88,36 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12],
         *,
         tenure: Tenure | None = None,
-        books: Books | None = None,
+        states: ClusterStates | None = None,
         grace_s: float = 0.0,
     ) -> None:
         self.settings = settings or ControllerSettings()
         self._clock = clock
-        self._desk = Desk(
-            ledger, self.settings, clock, connect, new_id, tenure or Tenure(), books or Books.read(ledger), grace_s
+        self._context = ControllerContext(
+            ledger,
+            self.settings,
+            clock,
+            connect,
+            new_id,
+            tenure or Tenure(),
+            states or ClusterStates.read(ledger),
+            grace_s,
         )
-        self.over = self._desk.over
-        self._book, self._members, self._names = self._desk.book, self._desk.members, self._desk.names
-        self._underway = Underway(self._book)
-        carrier = Carrier(self._desk, self._underway)
-        self._standbys = Standbys(self._desk, carrier)
-        self._restores = Restores(self._desk, self._standbys.end)
-        self._takeovers = Takeovers(self._desk, self._underway, carrier, self._standbys)
-        self._reconfigurations = Reconfigurations(self._desk, self._underway, carrier)
-        self._auto_rebalance = AutoRebalance(self._desk, self._underway, self._reconfigurations)
+        self.over = self._context.over
+        self._cluster, self._members, self._names = self._context.cluster, self._context.members, self._context.names
+        self._runs = RunRegistry(self._cluster)
+        executor = Executor(self._context, self._runs)
+        self._standbys = Standbys(self._context, executor)
+        self._restores = Restores(self._context, self._standbys.end)
+        self._takeovers = Takeovers(self._context, self._runs, executor, self._standbys)
+        self._reconfigurations = Reconfigurations(self._context, self._runs, executor)
+        self._auto_rebalance = AutoRebalance(self._context, self._runs, self._reconfigurations)
         self._deploying = asyncio.Lock()
-        self._leaving = Leaving(self._desk, self._standbys, self._takeovers)
+        self._leaving = Leaving(self._context, self._standbys, self._takeovers)
         self._claims = Claims(self.settings, clock)
-        self._adopter = Adopter(self._desk)
+        self._adopter = Adopter(self._context)
         self._created: dict[str, int] = {}  # partitions so far, of deployments under way
-        self._survey = Survey(self._desk, self._underway, self._standbys, self._takeovers, self._created)
+        self._survey = Survey(self._context, self._runs, self._standbys, self._takeovers, self._created)
 
     # -- membership ---------------------------------------------------------------------------------------
 
@@ -121,13 +128,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         if views is None:
             return cpb.RegisterReply(late=True)
         if request.more:
-            return cpb.RegisterReply(ledger=self._desk.ledger_id, term=self._desk.term)
+            return cpb.RegisterReply(ledger=self._context.ledger_id, term=self._context.term)
         self._names.check(info, home, {PartitionId(view.operator, view.partition) for view in views})
-        if not self._members.is_good(info.name, request.ticket, self._book.assigned(info.name)):
+        if not self._members.is_good(info.name, request.ticket, self._cluster.assigned(info.name)):
             return cpb.RegisterReply(late=True)
-        await self._desk.record(Book.register, info, home)
-        self._desk.check_leads()
-        if not self._members.is_good(info.name, request.ticket, self._book.assigned(info.name)):
+        await self._context.record(ClusterState.register, info, home)
+        self._context.check_leads()
+        if not self._members.is_good(info.name, request.ticket, self._cluster.assigned(info.name)):
             return cpb.RegisterReply(late=True)
         self._members.registered(info.name, request.incarnation, request.ticket)
         dropped = self._leaving.dropped(views)
@@ -135,33 +142,33 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         superseded = self._takeovers.registered(info.name, views)
         log.info("replica %s at %s (%s) registered", info.name, info.site, info.address)
         return cpb.RegisterReply(
-            operators=[spec_to_pb(deployed.spec) for deployed in self._book.deployed.values()],
+            operators=[spec_to_pb(deployed.spec) for deployed in self._cluster.deployed.values()],
             heartbeat_interval_s=self.settings.heartbeat_interval_s,
             superseded=superseded,
             dropped=dropped,
-            ledger=self._desk.ledger_id,
-            term=self._desk.term,
+            ledger=self._context.ledger_id,
+            term=self._context.term,
         )
 
     @unary
     async def Heartbeat(self, request: cpb.HeartbeatRequest, context: grpc.aio.ServicerContext) -> cpb.HeartbeatReply:
         known = self._members.beat(request.name, request.incarnation)
         belongs_to = request.directory.ledger
-        adopted = belongs_to if belongs_to in self._book.adopted else ""
+        adopted = belongs_to if belongs_to in self._cluster.adopted else ""
         claimed = self._claims.heard(request.directory.id)
-        if belongs_to and not adopted and belongs_to != self._desk.ledger_id:
+        if belongs_to and not adopted and belongs_to != self._context.ledger_id:
             self._names.note(replica_of(request.replica), _home_of(request.directory), self._foreign(belongs_to))
             claimed = self._claims.foreign(request.name, request.directory.id)
-            return cpb.HeartbeatReply(ledger=self._desk.ledger_id, term=self._desk.term, claimed=claimed)
+            return cpb.HeartbeatReply(ledger=self._context.ledger_id, term=self._context.term, claimed=claimed)
         if not known:
             self._names.check(replica_of(request.replica), _home_of(request.directory))
             if request.opening:
                 self._members.opens(request.name)
-                return cpb.HeartbeatReply(ledger=self._desk.ledger_id, term=self._desk.term)
+                return cpb.HeartbeatReply(ledger=self._context.ledger_id, term=self._context.term)
             return cpb.HeartbeatReply(
                 ticket=self._issue(request.name),
-                ledger=self._desk.ledger_id,
-                term=self._desk.term,
+                ledger=self._context.ledger_id,
+                term=self._context.term,
                 claimed=claimed,
                 adopted=adopted,
             )
@@ -170,8 +177,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
             known=True,
             lease_s=self.settings.lease_s,
             ended=ended,
-            ledger=self._desk.ledger_id,
-            term=self._desk.term,
+            ledger=self._context.ledger_id,
+            term=self._context.term,
         )
 
     def _foreign(self, ledger: str) -> ForeignLedger:
@@ -179,13 +186,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
             "the replica belongs to another ledger than this controller's",
             remedy="start the controller with that ledger; if it is lost, `stateflow adopt --dry-run` shows what its "
             "replicas have, and `stateflow adopt` takes it into this one",
-            ledger=self._desk.ledger_id,
+            ledger=self._context.ledger_id,
             belongs_to=ledger,
         )
 
     @unary
     async def Claim(self, request: cpb.ClaimRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
-        if request.directory.ledger == self._desk.ledger_id:  # it was told what is deployed, not what is about to be
+        if request.directory.ledger == self._context.ledger_id:  # it was told what is deployed, not what is about to be
             unknown = [view for view in request.partitions if not self._is_known(view)]
             del request.partitions[:]
             request.partitions.extend(unknown)
@@ -194,24 +201,24 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
 
     def _is_known(self, view: rpb.PartitionView) -> bool:
         """Is it of an operator of this ledger, or of one that it had?"""
-        name, book = view.operator, self._book
-        return name in book.deployed or name in book.planned or view.epoch <= book.undeployed.get(name, 0)
+        name, cluster = view.operator, self._cluster
+        return name in cluster.deployed or name in cluster.planned or view.epoch <= cluster.undeployed.get(name, 0)
 
     @unary
     @to_the_end
     async def Adopt(self, request: cpb.AdoptRequest, context: grpc.aio.ServicerContext) -> cpb.AdoptReply:
-        async with self._deploying, self._desk.planning:
+        async with self._deploying, self._context.planning:
             return await self._adopter.adopt(self._claims.present(), request.dry_run, request.partial)
 
     @unary
     @to_the_end
     async def Replace(self, request: cpb.ReplaceRequest, context: grpc.aio.ServicerContext) -> cpb.ReplaceReply:
         """A name is another data directory's from now on. The former one is refused, whatever it has."""
-        async with self._desk.planning:
+        async with self._context.planning:
             directory = self._names.successor(request.replica, request.directory)
-            await self._desk.record(Book.replace, request.replica, directory)
+            await self._context.record(ClusterState.replace, request.replica, directory)
             self._names.replaced(request.replica)
-        partitions = len(self._book.assigned(request.replica))
+        partitions = len(self._cluster.assigned(request.replica))
         log.warning(
             "replica %s is the data directory %s from now on; the former one had %d partitions",
             request.replica,
@@ -233,16 +240,16 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         return pb.Empty()
 
     def _issue(self, name: str) -> str:
-        return self._members.issue(name, self._desk.new_id(), self._book.assigned(name))
+        return self._members.issue(name, self._context.new_id(), self._cluster.assigned(name))
 
     def _is_over(self, copy: cpb.Incoming) -> bool:
         """A copy is wanted as long as its move is open, and where it may take over for an owner that is gone. Who does
         not know the operator, in an empty ledger, ends nothing of it."""
-        if copy.operator not in self._book.deployed:
+        if copy.operator not in self._cluster.deployed:
             return False
         if self._takeovers.concerns(PartitionId(copy.operator, copy.partition)):
             return False
-        return all(open_move.planned.move_id != copy.move_id for open_move in self._book.open_moves.values())
+        return all(open_move.planned.move_id != copy.move_id for open_move in self._cluster.open_moves.values())
 
     # -- deployments --------------------------------------------------------------------------------------
 
@@ -255,8 +262,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
             return await self._deploy(spec, list(request.sites))
 
     async def _deploy(self, spec: OperatorSpec, sites: list[str]) -> cpb.Deployment:
-        planned = self._book.planned.get(spec.name)
-        existing = self._book.deployed.get(spec.name) or (planned[0] if planned else None)
+        planned = self._cluster.planned.get(spec.name)
+        existing = self._cluster.deployed.get(spec.name) or (planned[0] if planned else None)
         if existing is not None:
             spec = spec.after(existing.spec)
         if existing is not None and planned is None and existing.spec != spec and _may_follow(existing.spec, spec):
@@ -272,27 +279,27 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         if planned is not None:
             await self._create_or_take_back(*planned)
         if existing is not None:
-            return self._survey.deployment(self._book.operator(spec.name))
-        if not self._book.deployed and not self._book.planned:  # replicas may have what this ledger has lost
+            return self._survey.deployment(self._cluster.operator(spec.name))
+        if not self._cluster.deployed and not self._cluster.planned:  # replicas may have what this ledger has lost
             await asyncio.sleep(self._claims.early_s)
         await self._former_owners(spec.name)
-        self._claims.check_free(spec.name, self._desk.ledger_id)
-        candidates = [info for info in self._book.replicas.values() if self._members.alive(info.name)]
+        self._claims.check_free(spec.name, self._context.ledger_id)
+        candidates = [info for info in self._cluster.replicas.values() if self._members.alive(info.name)]
         if sites:
             for site in sites:
-                self._desk.check_site(site)
+                self._context.check_site(site)
             candidates = [info for info in candidates if info.site in sites]
-        owners = await self._desk.aside(ring.propose, spec.name, range(spec.partitions), candidates)
+        owners = await self._context.aside(ring.propose, spec.name, range(spec.partitions), candidates)
         await self._check_possible(spec, Counter(owners.values()))
-        record = await self._desk.record(Book.plan_deployment, spec, owners)
-        await self._create_or_take_back(self._book.planned[spec.name][0], record)
-        return self._survey.deployment(self._book.operator(spec.name))
+        record = await self._context.record(ClusterState.plan_deployment, spec, owners)
+        await self._create_or_take_back(self._cluster.planned[spec.name][0], record)
+        return self._survey.deployment(self._cluster.operator(spec.name))
 
     async def _former_owners(self, operator: str) -> None:
         """Wait for whoever was not told that an earlier deployment has ended: it may serve what it had of that as long
         as its lease runs."""
-        while operator in self._book.undeployed:
-            untold = [name for name in self._book.replicas if not self._members.alive(name)]
+        while operator in self._cluster.undeployed:
+            untold = [name for name in self._cluster.replicas if not self._members.alive(name)]
             left_s = [self._members.lease_left_s(name) for name in untold if self._members.may_serve(name)]
             if not left_s:
                 return
@@ -303,19 +310,19 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         that does not answer now says so when it registers: an owner that was silent for a while must, though its lease
         may still run."""
         owners = Counter(deployed.assignment.owners)
-        await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._desk.alive().keys()})
-        await self._desk.record(Book.upgrade, spec)
-        alive = self._desk.alive()
+        await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._context.alive().keys()})
+        await self._context.record(ClusterState.upgrade, spec)
+        alive = self._context.alive()
         for silent in owners.keys() - alive.keys():
             self._members.expel(silent)
         await asyncio.gather(*(self._tell(name, spec, name in owners) for name in sorted(alive)))
-        return self._survey.deployment(self._book.operator(spec.name))
+        return self._survey.deployment(self._cluster.operator(spec.name))
 
     async def _tell(self, name: str, spec: OperatorSpec, owns: bool) -> None:
         """A replica runs this version from its next batch on. An owner that does not answer is to register again, which
         it cannot without hearing of it; others hear of it with the first partition."""
         try:
-            await self._desk.call(name, lambda stub: stub.Create, rpb.CreateRequest(spec=spec_to_pb(spec)))
+            await self._context.call(name, lambda stub: stub.Create, rpb.CreateRequest(spec=spec_to_pb(spec)))
         except StateflowError as error:
             log.warning("%s has not taken the new version of %s yet: %s", name, spec.name, error)
             if owns:
@@ -325,15 +332,15 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         """A replica that cannot load the code, or have so many partitions, refuses here, before anything is decided."""
         for name, count in sorted(counts.items()):
             request = rpb.CreateRequest(spec=spec_to_pb(spec), total=count, asked=True)
-            await self._desk.call(name, lambda stub: stub.Create, request)
+            await self._context.call(name, lambda stub: stub.Create, request)
 
     async def _create_or_take_back(self, deployed: Deployed, record: Any) -> None:
         """What is reported as failed is not deployed, and no later controller goes on with it."""
         try:
             await self._create(deployed, record)
         except StateflowError as error:
-            self._desk.check_leads()  # else it is the next one's, which goes on with it
-            await self._desk.record(Book.fail_deployment, record, error.to_wire())
+            self._context.check_leads()  # else it is the next one's, which goes on with it
+            await self._context.record(ClusterState.fail_deployment, record, error.to_wire())
             await self._leaving.drop(deployed.spec.name)
             raise
 
@@ -349,7 +356,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
                 raise failed
         finally:
             del self._created[name]
-        await self._desk.record(Book.finish_deployment, record)
+        await self._context.record(ClusterState.finish_deployment, record)
 
     async def _create_at(self, owner: str, deployed: Deployed) -> None:
         spec, numbers = spec_to_pb(deployed.spec), sorted(deployed.assignment.of(owner))
@@ -360,14 +367,14 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
                 epoch=deployed.first_epoch,
                 total=len(numbers),
             )
-            await self._desk.call(owner, lambda stub: stub.Create, request, CREATE_TIMEOUT_S)
+            await self._context.call(owner, lambda stub: stub.Create, request, CREATE_TIMEOUT_S)
             self._created[spec.name] += len(request.partitions)
 
     @unary
     async def GetDeployment(
         self, request: cpb.GetDeploymentRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Deployment:
-        return self._survey.deployment(self._book.operator(request.operator))
+        return self._survey.deployment(self._cluster.operator(request.operator))
 
     @unary
     async def Status(self, request: cpb.StatusRequest, context: grpc.aio.ServicerContext) -> cpb.StatusReply:
@@ -404,27 +411,27 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     async def ListReconfigurations(
         self, request: cpb.ListRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[cpb.ReconfigurationList]:
-        for page in batched(self._underway.history(request.limit)):
+        for page in batched(self._runs.history(request.limit)):
             yield cpb.ReconfigurationList(reconfigurations=page)
 
     @unary
     async def GetReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._underway.found(request.id).refresh()
+        return self._runs.found(request.id).refresh()
 
     @streaming
     async def WatchReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[cpb.Reconfiguration]:
-        async for report in self._underway.watch(request.id):
+        async for report in self._runs.watch(request.id):
             yield report
 
     @unary
     async def CancelReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._underway.cancel(request.id)
+        return self._runs.cancel(request.id)
 
     @unary
     async def ResolveReconfiguration(
@@ -436,13 +443,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     async def PauseReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._underway.pause(request.id)
+        return self._runs.pause(request.id)
 
     @unary
     async def ResumeReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._underway.resume(request.id)
+        return self._runs.resume(request.id)
 
     @unary
     @to_the_end
@@ -455,23 +462,23 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
 
     def resume(self) -> None:
         """Carry on with what the ledger says was under way, and watch over leases from now on."""
-        for deployed, record in list(self._book.planned.values()):
-            self._desk.spawn(self._resume_deployment(deployed, record))
+        for deployed, record in list(self._cluster.planned.values()):
+            self._context.spawn(self._resume_deployment(deployed, record))
         self._standbys.resume_all()
         self._takeovers.resume_all()
         self._reconfigurations.resume_all()
-        self._desk.spawn(self._restores.resume())
-        self._desk.spawn(self._takeovers.watch())
+        self._context.spawn(self._restores.resume())
+        self._context.spawn(self._takeovers.watch())
         if self.settings.auto_rebalance:
-            self._desk.spawn(self._auto_rebalance.watch())
+            self._context.spawn(self._auto_rebalance.watch())
 
     async def _resume_deployment(self, deployed: Deployed, record: Any) -> None:
         if record.state is RecordState.NEW:  # the process ended between its two records
-            record = await self._desk.record(Book._append, record.item_id, RecordState.PROCESSING, record)
+            record = await self._context.record(ClusterState._append, record.item_id, RecordState.PROCESSING, record)
         while True:
             try:
                 async with self._deploying:
-                    if deployed.spec.name in self._book.planned:  # else somebody deployed it again meanwhile
+                    if deployed.spec.name in self._cluster.planned:  # else somebody deployed it again meanwhile
                         await self._create(deployed, record)
                     return
             except StateflowError as error:
@@ -485,13 +492,13 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self, request: rpb.CheckpointRequest, context: grpc.aio.ServicerContext
     ) -> rpb.CheckpointReply:
         if request.operator:
-            names = sorted(set(self._book.operator(request.operator).assignment.owners))
+            names = sorted(set(self._cluster.operator(request.operator).assignment.owners))
         else:
-            names = [name for name in sorted(self._book.replicas) if self._members.alive(name)]
+            names = [name for name in sorted(self._cluster.replicas) if self._members.alive(name)]
         started = self._clock.monotonic()
         total = rpb.CheckpointReply()
         for reply in await asyncio.gather(
-            *(self._desk.call(n, lambda s: s.Checkpoint, request, CHECKPOINT_TIMEOUT_S) for n in names)
+            *(self._context.call(n, lambda s: s.Checkpoint, request, CHECKPOINT_TIMEOUT_S) for n in names)
         ):
             total.partitions += reply.partitions
             total.numbers.extend(reply.numbers)
@@ -506,14 +513,14 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     async def Restore(
         self, request: cpb.RestoreOperatorRequest, context: grpc.aio.ServicerContext
     ) -> cpb.RestoreReport:
-        async with self._desk.planning:
+        async with self._context.planning:
             planned = await self._restores.plan(request)
         return await self._restores.run(planned)
 
     # -- plumbing -----------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        await self._desk.close()
+        await self._context.close()
 
 
 def _home_of(message: cpb.Directory) -> Home:

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable
 
 from reconfig import migration as m
 from reconfig import plan
-from reconfig.controller.book import Book
-from reconfig.controller.carrying import Carrier
-from reconfig.controller.desk import Desk
-from reconfig.controller.runner import MoveRunner
-from reconfig.controller.underway import Running
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.executor import Executor
+from reconfig.controller.move_runner import MoveRunner
+from reconfig.controller.run_registry import Running
 from reconfig.failover import Standby
 from reconfig.work import Copy, PlannedStandby, PlannedTakeover
 from stateflow.errors import InvalidArgument, MoveAborted
@@ -31,25 +31,25 @@ NEAR_KEPT = 4
 
 
 class Standbys:
-    def __init__(self, desk: Desk, carrier: Carrier) -> None:
-        self._desk, self._carrier = desk, carrier
+    def __init__(self, context: ControllerContext, executor: Executor) -> None:
+        self._context, self._executor = context, executor
         self._runners: dict[str, MoveRunner] = {}  # by item
         self._not_before: dict[PartitionId, float] = {}
         self._near: dict[PartitionId, tuple[str, ...]] = {}  # replicas that have most of it, the newest first
-        carrier.standby_move = self.move_at
-        carrier.on_owned = self._owned
+        executor.standby_move = self.move_at
+        executor.on_owned = self._owned
 
     async def want(self, operator: str, count: int) -> list[cpb.StandbyView]:
         """Raises OperatorNotDeployed, InvalidArgument when there are too few replicas."""
-        self._desk.book.operator(operator)
-        replicas = len(self._desk.alive())
+        self._context.cluster.operator(operator)
+        replicas = len(self._context.alive())
         if count >= max(replicas, 1):
             raise InvalidArgument(
                 f"{count} standbys need {count + 1} replicas, {replicas} answer",
                 remedy="start more replicas, or ask for fewer",
                 operator=operator,
             )
-        await self._desk.record(Book.want_standbys, operator, count)
+        await self._context.record(ClusterState.want_standbys, operator, count)
         await self.reconcile()
         return [view for view in self.views() if view.operator == operator]
 
@@ -90,17 +90,19 @@ class Standbys:
 
     async def reconcile(self) -> None:
         """End what is not wanted any more, begin what lacks."""
-        async with self._desk.planning:
+        async with self._context.planning:
             self._end_outdated()
-            for operator, count in list(self._desk.book.standbys.items()):  # another is wanted while one is recorded
-                if count and operator in self._desk.book.deployed:
+            for operator, count in list(
+                self._context.cluster.standbys.items()
+            ):  # another is wanted while one is recorded
+                if count and operator in self._context.cluster.deployed:
                     await self._begin_missing(operator, count)
 
     def _end_outdated(self) -> None:
         kept: Counter[PartitionId] = Counter()
         for runner in list(self._runners.values()):
             planned = runner.planned
-            wanted = self._desk.book.standbys.get(planned.partition.operator, 0)
+            wanted = self._context.cluster.standbys.get(planned.partition.operator, 0)
             if self._is_outdated(planned) or kept[planned.partition] >= wanted:
                 runner.cancel()
             else:
@@ -108,12 +110,12 @@ class Standbys:
 
     def _is_outdated(self, planned: Copy) -> bool:
         """Does it follow a former owner?"""
-        assignment = self._desk.book.operator(planned.partition.operator).assignment
+        assignment = self._context.cluster.operator(planned.partition.operator).assignment
         return assignment.owner(planned.partition.partition) != (planned.source, planned.epoch)
 
     def _owned(self, partition: PartitionId) -> None:
-        if self._desk.book.standbys.get(partition.operator):
-            self._desk.spawn(self._renew(partition))
+        if self._context.cluster.standbys.get(partition.operator):
+            self._context.spawn(self._renew(partition))
 
     async def _renew(self, partition: PartitionId) -> None:
         """It has a new owner, which may acknowledge nothing before a standby follows it: at once."""
@@ -121,7 +123,7 @@ class Standbys:
         await self.reconcile()
 
     async def end(self, partitions: Collection[PartitionId]) -> None:
-        """All copies of partitions that are to begin anew. While that is in the book none is begun."""
+        """All copies of partitions that are to begin anew. While that is recorded none is begun."""
         await self._end([runner for runner in self._runners.values() if runner.planned.partition in partitions])
 
     @staticmethod
@@ -132,11 +134,11 @@ class Standbys:
         await asyncio.gather(*(runner.ended.wait() for runner in ending))
 
     async def _begin_missing(self, operator: str, count: int) -> None:
-        book, now = self._desk.book, self._desk.clock.monotonic()
-        assignment = book.operator(operator).assignment
-        alive = self._desk.alive()
-        changing = {change.partition for change in book.changes()}
-        changing |= {restore.partition for restore, _ in book.open_restores.values()}
+        cluster, now = self._context.cluster, self._context.clock.monotonic()
+        assignment = cluster.operator(operator).assignment
+        alive = self._context.alive()
+        changing = {change.partition for change in cluster.changes()}
+        changing |= {restore.partition for restore, _ in cluster.open_restores.values()}
         lacking: dict[PartitionId, str] = {}
         existing: dict[PartitionId, list[str]] = {}
         for runner in self._runners.values():
@@ -152,16 +154,16 @@ class Standbys:
             return
         for partition, replica in missing:
             owner, epoch = assignment.owner(partition.partition)
-            planned = PlannedStandby(self._desk.new_id(), partition, owner, replica, epoch)
-            await self._desk.record(Book.plan_move, planned)
+            planned = PlannedStandby(self._context.new_id(), partition, owner, replica, epoch)
+            await self._context.record(ClusterState.plan_move, planned)
             self._begin(planned)
 
     def _begin(self, planned: PlannedStandby) -> None:
         running = Running(cpb.Reconfiguration(id=planned.reconfiguration, operator=planned.partition.operator))
         machine = MoveRunner.machine_for(planned)
-        runner = self._carrier.runner(running, planned, machine)
+        runner = self._executor.runner(running, planned, machine)
         self._runners[planned.item_id] = runner
-        self._desk.spawn(self._follow(runner))
+        self._context.spawn(self._follow(runner))
 
     async def _follow(self, runner: MoveRunner) -> None:
         try:
@@ -172,7 +174,7 @@ class Standbys:
             near = dict.fromkeys((planned.target, planned.source, *self._near.get(planned.partition, ())))
             self._near[planned.partition] = tuple(near)[:NEAR_KEPT]
             if not isinstance(error, MoveAborted):
-                self._not_before[planned.partition] = self._desk.clock.monotonic() + AGAIN_S
+                self._not_before[planned.partition] = self._context.clock.monotonic() + AGAIN_S
         if error is not None and not isinstance(error, MoveAborted):
             log.warning("standby of %s at %s: %s", planned.partition, planned.target, error)
 
@@ -192,7 +194,7 @@ class Standbys:
     def resume_all(self) -> None:
         """After a restart: the transfers at the targets go on, and are joined. Those that a take-over had yet to end
         are told before they ask their target, whose copy may serve by now."""
-        open_moves = [open_move.planned for open_move in self._desk.book.open_moves.values()]
+        open_moves = [open_move.planned for open_move in self._context.cluster.open_moves.values()]
         for planned in open_moves:
             if isinstance(planned, PlannedStandby):
                 self._begin(planned)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from reconfig.controller.book import Deployed
-from reconfig.controller.desk import Desk
+from reconfig.controller.cluster_state import Deployed
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
-from reconfig.controller.underway import Underway
 from reconfig.failover import Lack, Why, unserved
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import fault_of, replica_to_pb, spec_to_pb
@@ -20,9 +20,14 @@ class Survey:
     """Args: created: partitions so far, of deployments under way."""
 
     def __init__(
-        self, desk: Desk, underway: Underway, standbys: Standbys, takeovers: Takeovers, created: Mapping[str, int]
+        self,
+        context: ControllerContext,
+        runs: RunRegistry,
+        standbys: Standbys,
+        takeovers: Takeovers,
+        created: Mapping[str, int],
     ) -> None:
-        self._desk, self._underway, self._standbys, self._takeovers = desk, underway, standbys, takeovers
+        self._context, self._runs, self._standbys, self._takeovers = context, runs, standbys, takeovers
         self._created = created
 
     def deployment(self, deployed: Deployed) -> cpb.Deployment:
@@ -31,7 +36,7 @@ class Survey:
         return cpb.Deployment(
             spec=spec_to_pb(replace(deployed.spec, source="")),  # routers have no use for it
             version=deployed.assignment.version,
-            replicas=[replica_to_pb(self._desk.book.replicas[name]) for name in names],
+            replicas=[replica_to_pb(self._context.cluster.replicas[name]) for name in names],
             owners=[index[name] for name in deployed.assignment.owners],
             epochs=deployed.assignment.epochs,
             unserved=self._unserved([deployed]),
@@ -40,12 +45,12 @@ class Survey:
     def _unserved(self, operators: Iterable[Deployed]) -> list[cpb.Unserved]:
         lacks: dict[PartitionId, Lack] = {}
         for deployed in operators:
-            silent = {name for name in set(deployed.assignment.owners) if not self._desk.members.alive(name)}
+            silent = {name for name in set(deployed.assignment.owners) if not self._context.members.alive(name)}
             for number, owner in enumerate(deployed.assignment.owners):
                 partition = PartitionId(deployed.spec.name, number)
                 lack = self._takeovers.lack(partition)
                 if lack is None and owner in silent:
-                    opening = self._desk.members.is_opening(owner)
+                    opening = self._context.members.is_opening(owner)
                     lack = Lack(owner, Why.OPENING if opening else Why.SILENT)
                 if lack is not None:
                     lacks[partition] = lack
@@ -55,9 +60,9 @@ class Survey:
         ]
 
     def status(self) -> cpb.StatusReply:
-        desk, book, members = self._desk, self._desk.book, self._desk.members
-        owned = desk.owned_counts()
-        deployed = [each for _, each in sorted(book.deployed.items())]
+        context, cluster, members = self._context, self._context.cluster, self._context.members
+        owned = context.owned_counts()
+        deployed = [each for _, each in sorted(cluster.deployed.items())]
         return cpb.StatusReply(
             replicas=[
                 cpb.ReplicaStatus(
@@ -67,22 +72,22 @@ class Survey:
                     partitions=owned.get(info.name, 0),
                     opening=members.is_opening(info.name),
                 )
-                for info in sorted(book.replicas.values(), key=lambda info: info.name)
+                for info in sorted(cluster.replicas.values(), key=lambda info: info.name)
             ],
             deployments=[self.deployment(each) for each in deployed],
-            reconfigurations=[running.message for running in self._underway.running.values() if not running.over],
+            reconfigurations=[running.message for running in self._runs.running.values() if not running.over],
             standbys=self._standbys.views(),
             refused=[
                 cpb.Refused(
                     replica=replica_to_pb(refused.info),
                     directory=cpb.Directory(id=refused.home.directory, place=refused.home.place),
                     fault=fault_of(refused.error),
-                    asked_s=desk.clock.monotonic() - refused.at,
+                    asked_s=context.clock.monotonic() - refused.at,
                 )
-                for refused in desk.names.refused()
+                for refused in context.names.refused()
             ],
             deploying=[
                 cpb.Deploying(operator=name, partitions=planned.spec.partitions, created=self._created.get(name, 0))
-                for name, (planned, _) in sorted(book.planned.items())
+                for name, (planned, _) in sorted(cluster.planned.items())
             ],
         )

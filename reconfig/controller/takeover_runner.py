@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from reconfig import failover as f
-from reconfig.controller.errand import Errand
+from reconfig.controller.runner import Runner
 from reconfig.work import PlannedTakeover
 from stateflow.errors import LeaseLost, Locked, StaleTerm, StateflowError, Unavailable
 from stateflow.rpc import controller_pb2 as cpb
@@ -20,7 +20,7 @@ TAKE_OVER_TIMEOUT_S = 600.0
 
 
 @dataclass(slots=True, kw_only=True)
-class TakeoverRunner(Errand):
+class TakeoverRunner(Runner):
     planned: PlannedTakeover
     machine: f.Takeover
     oldest_epoch: int  # of this deployment

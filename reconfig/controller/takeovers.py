@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
 from reconfig import failover as f
-from reconfig.controller.book import Book
-from reconfig.controller.carrying import Carrier
-from reconfig.controller.desk import Desk
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.executor import Executor
+from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeover_runner import TakeoverRunner
-from reconfig.controller.underway import Running, Underway
 from reconfig.work import PlannedMove, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.ledger import RecordState
@@ -49,33 +49,33 @@ HELD = frozenset({"OWNED", "FENCING"})
 class Takeovers:
     """Call :meth:`watch` once; it ticks for ever."""
 
-    def __init__(self, desk: Desk, underway: Underway, carrier: Carrier, standbys: Standbys) -> None:
-        self._desk, self._underway, self._carrier, self._standbys = desk, underway, carrier, standbys
-        carrier.on_lost = self.lost
+    def __init__(self, context: ControllerContext, runs: RunRegistry, executor: Executor, standbys: Standbys) -> None:
+        self._context, self._runs, self._executor, self._standbys = context, runs, executor, standbys
+        executor.on_lost = self.lost
         self._runners: dict[PartitionId, TakeoverRunner] = {}
         self._orphans: dict[PartitionId, Orphan] = {}
         self._not_before: dict[PartitionId, float] = {}
         self._failures: dict[PartitionId, int] = {}
         self._failed: dict[PartitionId, str] = {}  # why the last take-over did
-        self._looked_at = len(desk.book.finished)
-        self._restores_looked_at = len(desk.book.failed_restores)
+        self._looked_at = len(context.cluster.finished)
+        self._restores_looked_at = len(context.cluster.failed_restores)
 
     # -- who has what -------------------------------------------------------------------------------------
 
     def registered(self, name: str, views: Iterable[rpb.PartitionView]) -> list[cpb.Superseded]:
         """What a replica that registers must seal, having lost it meanwhile. Notes what it should have and has not."""
         held = {PartitionId(view.operator, view.partition): view for view in views}
-        seen, granted = self._desk.book.epochs_seen, self._desk.book.epochs_granted
+        seen, granted = self._context.cluster.epochs_seen, self._context.cluster.epochs_granted
         for partition, told in held.items():
             if told.epoch > max(seen.get(partition, 0), granted.get(partition, 0)):
                 seen[partition] = told.epoch
         for kept in (self._not_before, self._failures, self._failed):
             kept.clear()  # what failed may have failed for want of this replica
-        for partition, epoch in self._desk.book.assigned(name).items():
+        for partition, epoch in self._context.cluster.assigned(name).items():
             view = held.get(partition)
             self._check_held(name, partition, epoch, view)
             if view is not None and view.state == "FENCING":
-                self._desk.spawn(self._settle_fence(name, partition, view.epoch, view.move_id))
+                self._context.spawn(self._settle_fence(name, partition, view.epoch, view.move_id))
         return [gone for partition, view in held.items() if (gone := self._superseded(name, partition, view))]
 
     def _check_held(self, name: str, partition: PartitionId, epoch: int, view: rpb.PartitionView | None) -> None:
@@ -88,13 +88,13 @@ class Takeovers:
         else:
             log.error("state_missing: %s is assigned at epoch %d, its owner came without it", partition, epoch)
             self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
-            for runner in self._underway.moving():  # whether it sealed it cannot say, and its lease does not lapse
+            for runner in self._runs.moving():  # whether it sealed it cannot say, and its lease does not lapse
                 if (runner.planned.partition, runner.planned.source) == (partition, name):
                     runner.source_gone()
 
     def _why_sealed(self, move_id: str) -> f.Why:
         """It is served as it was sealed for this move, but where that is not trusted."""
-        return f.Why.MISSING if move_id in self._desk.book.distrusted else f.Why.SEALED
+        return f.Why.MISSING if move_id in self._context.cluster.distrusted else f.Why.SEALED
 
     def lost(self, partition: PartitionId, epoch: int, why: StateflowError) -> None:
         """Its owner says that it had it at this epoch, and has it no more."""
@@ -103,16 +103,18 @@ class Takeovers:
 
     def _look_at_aborted(self) -> None:
         """A move or restore that was granted and ended without an owner may have left its source sealed."""
-        finished, failed = self._desk.book.finished, self._desk.book.failed_restores
+        finished, failed = self._context.cluster.finished, self._context.cluster.failed_restores
         for planned, record in finished[self._looked_at :]:
-            granted = self._desk.book.epochs_granted.get(planned.partition, 0) >= planned.granted_epoch > 0
+            granted = self._context.cluster.epochs_granted.get(planned.partition, 0) >= planned.granted_epoch > 0
             if record.state is RecordState.FAILED and isinstance(planned, PlannedMove) and granted:
-                self._desk.spawn(self._settle_fence(planned.source, planned.partition, planned.epoch, planned.move_id))
+                self._context.spawn(
+                    self._settle_fence(planned.source, planned.partition, planned.epoch, planned.move_id)
+                )
         self._looked_at = len(finished)
         for restore in failed[self._restores_looked_at :]:
             owned = self._owner(restore.partition)
             if owned is not None and owned[0] == restore.owner:
-                self._desk.spawn(self._settle_fence(restore.owner, restore.partition, owned[1], restore.restore_id))
+                self._context.spawn(self._settle_fence(restore.owner, restore.partition, owned[1], restore.restore_id))
         self._restores_looked_at = len(failed)
 
     def resolve(self, reconfiguration: str, how: str) -> cpb.Reconfiguration:
@@ -120,10 +122,10 @@ class Takeovers:
         sealed, or from a standby or checkpoint. Raises InvalidArgument, MoveUnknown, MoveConflict."""
         if how not in RESOLUTIONS:
             raise InvalidArgument(f"{how!r} resolves nothing", remedy=f"use {' or '.join(RESOLUTIONS)}")
-        for runner in self._underway.stuck(reconfiguration):
+        for runner in self._runs.stuck(reconfiguration):
             log.warning("move %s is given up by command: %s", runner.planned.move_id, how)
             runner.give_up(distrusted=how == "restore")
-        return self._underway.found(reconfiguration).refresh()
+        return self._runs.found(reconfiguration).refresh()
 
     def undeployed(self, operator: str) -> None:
         """Nothing of it is looked for an owner any more."""
@@ -133,12 +135,12 @@ class Takeovers:
                 kept.pop(partition, None)
 
     def _owner(self, partition: PartitionId) -> tuple[str, int] | None:
-        deployed = self._desk.book.deployed.get(partition.operator)
+        deployed = self._context.cluster.deployed.get(partition.operator)
         return None if deployed is None else deployed.assignment.owner(partition.partition)
 
     async def _settle_fence(self, name: str, partition: PartitionId, epoch: int, move_id: str) -> None:
         """When a move has ended without an owner: does its source serve on, or did it seal?"""
-        book, members = self._desk.book, self._desk.members
+        cluster, members = self._context.cluster, self._context.members
         session = members.session(name)
         request = rpb.CancelRequest(
             move_id=move_id, operator=partition.operator, partition=partition.partition, owned_at=epoch
@@ -147,10 +149,10 @@ class Takeovers:
             await asyncio.sleep(TICK_S)
             if self._owner(partition) != (name, epoch):
                 return
-            if any(open_move.planned.move_id == move_id for open_move in book.open_moves.values()):
+            if any(open_move.planned.move_id == move_id for open_move in cluster.open_moves.values()):
                 continue
             try:
-                reply = await self._desk.call(name, lambda stub: stub.Cancel, request)
+                reply = await self._context.call(name, lambda stub: stub.Cancel, request)
             except StateflowError as error:
                 log.warning("%s, fenced at %s for %s: %s", partition, name, move_id, error)
                 continue
@@ -159,7 +161,7 @@ class Takeovers:
             return
 
     def _superseded(self, name: str, partition: PartitionId, view: rpb.PartitionView) -> cpb.Superseded | None:
-        deployed = self._desk.book.deployed.get(partition.operator)
+        deployed = self._context.cluster.deployed.get(partition.operator)
         if deployed is None or view.state not in HELD:
             return None
         owner, epoch = deployed.assignment.owner(partition.partition)
@@ -170,7 +172,7 @@ class Takeovers:
             if owner == name and partition in self._orphans:  # it comes back too late, but not in vain if that fails
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
             owner, epoch = runner.planned.target, runner.machine.granted_epoch
-        for restore, _ in self._desk.book.open_restores.values():
+        for restore, _ in self._context.cluster.open_restores.values():
             if restore.partition == partition and owner == name != restore.target and restore.epoch > view.epoch:
                 # the target may own by now; should the restore fail, what is sealed here is served again
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
@@ -188,19 +190,19 @@ class Takeovers:
             operator=partition.operator,
             partition=partition.partition,
             epoch=epoch,
-            owner=replica_to_pb(self._desk.book.replicas[owner]),
+            owner=replica_to_pb(self._context.cluster.replicas[owner]),
             burnt=burnt,
         )
 
     def _is_owning(self, name: str, partition: PartitionId, epoch: int) -> bool:
         """Is something under way by which the replica owns the partition at this epoch, or newer in a restore?"""
-        book = self._desk.book
+        cluster = self._context.cluster
         return any(
             move.planned.partition == partition and (move.planned.target, move.planned.granted_epoch) == (name, epoch)
-            for move in book.open_moves.values()
+            for move in cluster.open_moves.values()
         ) or any(
             restore.partition == partition and restore.target == name and restore.epoch <= epoch
-            for restore, _ in book.open_restores.values()
+            for restore, _ in cluster.open_restores.values()
         )
 
     # -- watching -----------------------------------------------------------------------------------------
@@ -222,10 +224,10 @@ class Takeovers:
             log.exception("failover")
 
     async def _tick(self) -> None:
-        members, book = self._desk.members, self._desk.book
+        members, cluster = self._context.members, self._context.cluster
         self._look_at_aborted()
-        for name in list(book.replicas):
-            if members.lapsed(name) and not (self._desk.names.awaited(name) or members.is_opening(name)):
+        for name in list(cluster.replicas):
+            if members.lapsed(name) and not (self._context.names.awaited(name) or members.is_opening(name)):
                 await self._lapsed(name)
         for partition in list(self._orphans):
             orphan = self._orphans.get(partition)
@@ -249,60 +251,60 @@ class Takeovers:
         return partition in self._orphans or partition in self._runners
 
     def _is_due(self, partition: PartitionId) -> bool:
-        if partition in self._runners or self._not_before.get(partition, 0.0) > self._desk.clock.monotonic():
+        if partition in self._runners or self._not_before.get(partition, 0.0) > self._context.clock.monotonic():
             return False
-        return all(planned.partition != partition for planned, _ in self._desk.book.open_restores.values())
+        return all(planned.partition != partition for planned, _ in self._context.cluster.open_restores.values())
 
     async def _lapsed(self, name: str) -> None:
         """Nothing that it was given before it registers again is served by it any more."""
-        self._desk.members.expel(name)
-        for runner in self._underway.moving():
+        self._context.members.expel(name)
+        for runner in self._runs.moving():
             if runner.planned.source == name:
                 runner.source_gone()
         for takeover in self._runners.values():
             if takeover.planned.target == name:
                 takeover.target_gone()
-        for partition, epoch in self._desk.book.assigned(name).items():
+        for partition, epoch in self._context.cluster.assigned(name).items():
             if partition not in self._orphans and partition not in self._runners:
                 log.warning("%s is without an owner: the lease of %s has lapsed", partition, name)
                 self._orphans[partition] = Orphan(epoch, f.Why.LAPSED)
 
     async def _start(self, partition: PartitionId) -> None:
-        book = self._desk.book
-        async with self._desk.planning:
+        cluster = self._context.cluster
+        async with self._context.planning:
             if self._moves_on(partition):
                 return  # its move ends first: it may still end with an owner
             orphan = self._orphans.get(partition)
             if orphan is None:
                 return
-            owner, epoch = book.operator(partition.operator).assignment.owner(partition.partition)
+            owner, epoch = cluster.operator(partition.operator).assignment.owner(partition.partition)
             if orphan.epoch != epoch:  # it has another owner by now
                 del self._orphans[partition]
                 return
             choice = f.choose(
-                book.replicas[owner],
+                cluster.replicas[owner],
                 orphan.sealed,
                 self._standbys.copies(partition),
-                self._desk.alive(),
-                self._desk.owned_counts(),
+                self._context.alive(),
+                self._context.owned_counts(),
             )
             if choice is None:
                 self._failed[partition] = "no replica answers that could"
                 return
             planned = PlannedTakeover(
-                self._desk.new_id(),
+                self._context.new_id(),
                 partition,
                 owner,
                 choice.target,
                 epoch,
-                book.next_epoch(partition),
+                cluster.next_epoch(partition),
                 choice.how,
                 choice.standby_move,
             )
             # known before it is recorded: an owner that comes back meanwhile is told that it is too late
             running, runner = self._prepare(planned, f.Takeover(partition, planned.granted_epoch))
             try:
-                await self._desk.record(Book.plan_move, planned)
+                await self._context.record(ClusterState.plan_move, planned)
             except BaseException:
                 del self._runners[partition]
                 raise
@@ -310,7 +312,8 @@ class Takeovers:
 
     def _moves_on(self, partition: PartitionId) -> bool:
         return any(
-            change.partition == partition and isinstance(change, PlannedMove) for change in self._desk.book.changes()
+            change.partition == partition and isinstance(change, PlannedMove)
+            for change in self._context.cluster.changes()
         )
 
     def _prepare(self, planned: PlannedTakeover, machine: f.Takeover) -> tuple[Running, TakeoverRunner]:
@@ -318,21 +321,21 @@ class Takeovers:
             id=planned.reconfiguration,
             operator=planned.partition.operator,
             state=ReconfigurationState.RUNNING,
-            created_us=self._desk.clock.now_us(),
+            created_us=self._context.clock.now_us(),
             kind=planned.cause,
             strategy=planned.strategy,
         )
         running = Running(message)
         runner = TakeoverRunner(
             planned=planned,
-            spec=self._desk.book.operator(planned.partition.operator).spec,
-            target=self._desk.book.replicas[planned.target],
-            replicas=self._desk,
-            hooks=self._carrier.hooks(running, planned),
-            settings=self._desk.settings,
-            clock=self._desk.clock,
+            spec=self._context.cluster.operator(planned.partition.operator).spec,
+            target=self._context.cluster.replicas[planned.target],
+            replicas=self._context,
+            hooks=self._executor.hooks(running, planned),
+            settings=self._context.settings,
+            clock=self._context.clock,
             machine=machine,
-            oldest_epoch=self._desk.book.operator(planned.partition.operator).first_epoch,
+            oldest_epoch=self._context.cluster.operator(planned.partition.operator).first_epoch,
         )
         running.runners.append(runner)
         self._runners[planned.partition] = runner
@@ -340,8 +343,8 @@ class Takeovers:
 
     def _begin(self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None) -> None:
         running.go.set()
-        self._underway.keep(running)
-        self._desk.spawn(self._run(running, runner, first))
+        self._runs.keep(running)
+        self._context.spawn(self._run(running, runner, first))
 
     async def _run(self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None) -> None:
         partition = runner.planned.partition
@@ -365,15 +368,15 @@ class Takeovers:
             self._failed[partition] = "" if runner.machine.error is None else runner.machine.error.what
             if self._orphans.get(partition) == known:  # else its owner came back meanwhile: at once
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
-                again_s = self._desk.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
-                self._not_before[partition] = self._desk.clock.monotonic() + again_s
+                again_s = self._context.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
+                self._not_before[partition] = self._context.clock.monotonic() + again_s
         completed, failed = ReconfigurationState.COMPLETED, ReconfigurationState.FAILED
-        self._underway.settle(running, completed if runner.completed else failed)
+        self._runs.settle(running, completed if runner.completed else failed)
 
     # -- after a restart ----------------------------------------------------------------------------------
 
     def resume_all(self) -> None:
-        for open_move in list(self._desk.book.open_moves.values()):
+        for open_move in list(self._context.cluster.open_moves.values()):
             planned = open_move.planned
             if isinstance(planned, PlannedTakeover):
                 machine, first = f.Takeover.resumed(planned.partition, planned.granted_epoch, open_move.granted)

@@ -24,7 +24,7 @@ from stateflow.clock import Clock
 from stateflow.errors import CheckpointCorrupt, TransferCorrupt, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import remote_error
-from stateflow.runtime.pace import Pace
+from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.transfer import BaseFile
 from stateflow.types import PartitionId
 
@@ -63,13 +63,13 @@ class Peer:
         stub: Any,
         snapshot_id: str,
         address: str,
-        pace: Pace,
+        rate_limit: RateLimit,
         clock: Clock,
         silence_s: float,
         arrived: Callable[[int], None],
     ) -> None:
         self._stub, self._snapshot_id, self._address = stub, snapshot_id, address
-        self._pace, self._clock = pace, clock
+        self._rate_limit, self._clock = rate_limit, clock
         self._silence_s, self._arrived = silence_s, arrived
         self.waited_s = 0.0
 
@@ -96,7 +96,7 @@ class Peer:
                     out.write(chunk.data)
                     begun += len(chunk.data)
                     self._arrived(len(chunk.data))
-                    wait = self._pace.wait_s(self._clock.monotonic(), len(chunk.data))
+                    wait = self._rate_limit.wait_s(self._clock.monotonic(), len(chunk.data))
                     if wait:
                         self.waited_s += wait
                         await asyncio.sleep(wait)
@@ -125,10 +125,15 @@ class Store:
     name = "store"
 
     def __init__(
-        self, checkpoints: CheckpointStore, partition: PartitionId, executor: Executor, pace: Pace, clock: Clock
+        self,
+        checkpoints: CheckpointStore,
+        partition: PartitionId,
+        executor: Executor,
+        rate_limit: RateLimit,
+        clock: Clock,
     ) -> None:
         self._checkpoints, self._partition, self._executor = checkpoints, partition, executor
-        self._pace, self._clock = pace, clock
+        self._rate_limit, self._clock = rate_limit, clock
         self._known: dict[str, tuple[Manifest, ManifestFile]] | None = None
         self.waited_s = 0.0
 
@@ -139,7 +144,7 @@ class Store:
         except (Unavailable, CheckpointCorrupt) as error:
             log.warning("base file %s comes from its source instead: %s", file.name, error)
             return False
-        if found and (wait := self._pace.wait_s(self._clock.monotonic(), file.size)):
+        if found and (wait := self._rate_limit.wait_s(self._clock.monotonic(), file.size)):
             self.waited_s += wait
             await asyncio.sleep(wait)
         return found

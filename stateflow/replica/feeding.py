@@ -11,7 +11,7 @@ import xxhash
 from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown
 from stateflow.replica.threads import Threads
-from stateflow.runtime.pace import Share
+from stateflow.runtime.rate_limit import Share
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import ChangeLog, Reading
 

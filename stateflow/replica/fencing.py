@@ -10,9 +10,9 @@ from stateflow.errors import MoveUnknown
 from stateflow.replica.changed import Changed
 from stateflow.replica.threads import Threads
 from stateflow.runtime.authority import Command
+from stateflow.runtime.cadence import QuietDisk, QuietMoment
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.rhythm import QuietDisk, QuietMoment
 from stateflow.types import PartitionId, ReplicaInfo
 
 

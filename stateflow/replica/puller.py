@@ -32,7 +32,7 @@ from stateflow.replica.progress import Phase, Progress
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import answered, connected, remote_error, seal_of, snapshot_of, unexpected
-from stateflow.runtime.pace import Pace
+from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Kept, SnapshotInfo
 from stateflow.storage.faults import meaning
@@ -104,7 +104,7 @@ class Pull:
         self._clock = clock
         self._checkpoints = checkpoints
         self._timeout = node.settings.transfer_timeout_s
-        self._pace = Pace(move.bandwidth_max)
+        self._rate_limit = RateLimit(move.bandwidth_max)
         self._progress = Progress()
         self._said_at = 0.0
         self._heard_at = clock.monotonic()
@@ -260,11 +260,17 @@ class Pull:
         missing = sum(file.size - begun.get(file.digest, 0) for file in base.files if file.digest not in have)
         await self._in_thread(receiver.check_room, move.partition, missing)
         peer = Peer(
-            self._stub, base.snapshot_id, move.source.address, self._pace, self._clock, self._timeout, self._arrived
+            self._stub,
+            base.snapshot_id,
+            move.source.address,
+            self._rate_limit,
+            self._clock,
+            self._timeout,
+            self._arrived,
         )
         sources: list[BaseSource] = [peer]
         if self._checkpoints is not None:
-            sources.insert(0, Store(self._checkpoints, move.partition, self._executor, self._pace, self._clock))
+            sources.insert(0, Store(self._checkpoints, move.partition, self._executor, self._rate_limit, self._clock))
         nearest = Nearest(sources, self._clock)
         for file in base.files:
             path = directory / file.name

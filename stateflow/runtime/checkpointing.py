@@ -16,8 +16,8 @@ from stateflow.errors import StaleCheckpoint, Unavailable
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_schema, read_sequence, read_watermark
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.pace import Share
-from stateflow.runtime.shelf import Shelf, Slot
+from stateflow.runtime.rate_limit import Share
+from stateflow.runtime.registry import PartitionRegistry, Slot
 from stateflow.runtime.transfer import base_digest
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
@@ -35,8 +35,8 @@ class Checkpointer:
         sleep: seconds; how it makes way for others.
     """
 
-    def __init__(self, shelf: Shelf, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._shelf = shelf
+    def __init__(self, registry: PartitionRegistry, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._registry = registry
         self._sleep = sleep
         self._proved: dict[PartitionId, float] = {}  # when the state digest was last computed
 
@@ -53,19 +53,19 @@ class Checkpointer:
         Returns None when the partition is not owned here any more, or unchanged since the last periodic one. Raises
         StaleCheckpoint when the store has one of a later owner.
         """
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         with contextlib.suppress(Exception):  # outside the lock, where the store may be closed at any moment
             if not on_demand and self._is_unchanged(slot, store):
                 return None
-            self._shelf.store(slot).flush()  # so that little is left to flush inside
-        directory = self._shelf.snapshots / f"checkpoint-{uuid.uuid4().hex}"
+            self._registry.store(slot).flush()  # so that little is left to flush inside
+        directory = self._registry.snapshots / f"checkpoint-{uuid.uuid4().hex}"
         try:
             with slot.work:
                 with slot.mutex:
                     if slot.lifecycle.state is not State.OWNED:
                         return None
                     epoch = slot.lifecycle.epoch
-                db = self._shelf.store(slot)
+                db = self._registry.store(slot)
                 try:
                     db.snapshot(directory)
                 except Exception as error:
@@ -84,22 +84,22 @@ class Checkpointer:
             slot.checkpointed = (store.url, *saved.manifest.order)
             return saved
         finally:
-            self._shelf.machine.remove_tree(directory)
+            self._registry.environment.remove_tree(directory)
 
     def published(self, store: CheckpointStore) -> set[tuple[PartitionId, tuple[int, int]]]:
         """What this process has put there last, by partition and order."""
-        last = ((slot.id, slot.checkpointed) for slot in self._shelf.slots())
+        last = ((slot.id, slot.checkpointed) for slot in self._registry.slots())
         return {(partition, (epoch, sequence)) for partition, (url, epoch, sequence) in last if url == store.url}
 
     def forget(self, gone: Collection[tuple[PartitionId, tuple[int, int]]]) -> None:
         """These are not there any more: they are taken again, though nothing has changed."""
         for partition, order in gone:
-            slot = self._shelf.look(partition)
+            slot = self._registry.look(partition)
             if slot.checkpointed[1:] == order:
                 slot.checkpointed = ("", 0, 0)
 
     def _describe(self, partition: PartitionId, epoch: int, db: PartitionStore) -> Manifest:
-        spec, cls = self._shelf.operator(partition.operator)
+        spec, cls = self._registry.operator(partition.operator)
         stored = db.get(layout.SCHEMA)
         if stored is None:
             states = {"version": cls.state_version, "states": json.loads(spec.state_schema)}
@@ -116,8 +116,8 @@ class Checkpointer:
             sequence=read_sequence(db),
             digest="",
             positions=positions,
-            created_us=self._shelf.clock.now_us(),
-            replica=self._shelf.info.name,
+            created_us=self._registry.clock.now_us(),
+            replica=self._registry.info.name,
             files=(),
             watermark_us=read_watermark(db),
             schema=states["states"],
@@ -128,7 +128,7 @@ class Checkpointer:
         )
 
     def _hashed(self, manifest: Manifest, directory: Path, *, prove: bool) -> Manifest:
-        files = self._shelf.digests.files(directory)
+        files = self._registry.digests.files(directory)
         manifest = replace(
             manifest,
             digest=base_digest(files, manifest.sequence),
@@ -136,7 +136,7 @@ class Checkpointer:
         )
         if prove:
             manifest = replace(manifest, state_digest=self._state_digest(directory))
-            self._proved[manifest.id] = self._shelf.clock.monotonic()
+            self._proved[manifest.id] = self._registry.clock.monotonic()
         return manifest
 
     @staticmethod
@@ -147,14 +147,14 @@ class Checkpointer:
 
     def _state_digest(self, directory: Path) -> str:
         """Of a snapshot, read for itself: what will be restored is what is digested."""
-        copy = self._shelf.machine.open_read_only(directory)
-        worked_from = self._shelf.clock.monotonic()
+        copy = self._registry.environment.open_read_only(directory)
+        worked_from = self._registry.clock.monotonic()
 
         def rest() -> None:
             nonlocal worked_from
-            now = self._shelf.clock.monotonic()
-            self._sleep(DIGEST_SHARE.wait_s(now, now - worked_from, self._shelf.served_at))
-            worked_from = self._shelf.clock.monotonic()
+            now = self._registry.clock.monotonic()
+            self._sleep(DIGEST_SHARE.wait_s(now, now - worked_from, self._registry.served_at))
+            worked_from = self._registry.clock.monotonic()
 
         try:
             return state_digest(copy.scan(b""), NOT_STATE, rest)
@@ -163,11 +163,11 @@ class Checkpointer:
 
     def _proof_due(self, partition: PartitionId) -> bool:
         last = self._proved.get(partition)
-        interval_s = self._shelf.settings.checkpoint_digest_interval_s
-        return last is None or self._shelf.clock.monotonic() - last >= interval_s
+        interval_s = self._registry.settings.checkpoint_digest_interval_s
+        return last is None or self._registry.clock.monotonic() - last >= interval_s
 
     def _throttle(self, sent: int) -> None:
-        limit = self._shelf.settings.checkpoint_bytes_per_s
+        limit = self._registry.settings.checkpoint_bytes_per_s
         if limit:
             self._sleep(sent / limit)
 

@@ -6,29 +6,29 @@ import contextlib
 import logging
 
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.shelf import Shelf, Slot
+from stateflow.runtime.registry import PartitionRegistry, Slot
 
 log = logging.getLogger(__name__)
 
 
-def drop(shelf: Shelf, operator: str, epoch: int) -> int:
+def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     """Delete the operator's partitions here at ``epoch`` and at older ones, in whatever form they are, and its
     description when nothing of it is left. Returns how many there were.
 
     Cut short, it is done again: what is still here is named at the next registration, and deleted then. What was put
     aside as evidence stays, under another name.
     """
-    slots = [slot for slot in shelf.slots() if slot.id.operator == operator]
-    shelf.evidence.undeployed(operator, epoch)
-    dropped = sum(_drop_slot(shelf, slot, epoch) for slot in slots)
+    slots = [slot for slot in registry.slots() if slot.id.operator == operator]
+    registry.evidence.undeployed(operator, epoch)
+    dropped = sum(_drop_slot(registry, slot, epoch) for slot in slots)
     if all(slot.lifecycle.state is State.ABSENT for slot in slots):
-        shelf.unlearn(operator)
+        registry.unlearn(operator)
     if dropped:
         log.warning("%s was undeployed: %d partitions are deleted", operator, dropped)
     return dropped
 
 
-def _drop_slot(shelf: Shelf, slot: Slot, epoch: int) -> bool:
+def _drop_slot(registry: PartitionRegistry, slot: Slot, epoch: int) -> bool:
     """A batch in hand is finished first; nobody is told of it any more."""
     with slot.work, slot.mutex:
         if slot.lifecycle.state is State.ABSENT or not slot.lifecycle.drop(epoch):
@@ -38,16 +38,16 @@ def _drop_slot(shelf: Shelf, slot: Slot, epoch: int) -> bool:
         incoming, slot.incoming = slot.incoming, None
         slot.directory = slot.kept = slot.since = slot.schema = None
         if host is not None:
-            host.let_go(shelf.machine.aside)
+            host.let_go(registry.environment.aside)
         if store is not None:
             with contextlib.suppress(Exception):  # what could be written is of no use
                 store.close()
         if incoming is not None:
-            shelf.discard(incoming)
+            registry.discard(incoming)
         for move_id in list(slot.logs):
-            shelf.drop_log(slot, move_id)
+            registry.drop_log(slot, move_id)
         for copy in [path for path in slot.home.glob("*") if path.is_dir()]:
-            shelf.remove(copy)
-        shelf.machine.remove_tree(slot.home)
-    shelf.on_change(slot.id)
+            registry.remove(copy)
+        registry.environment.remove_tree(slot.home)
+    registry.on_change(slot.id)
     return True

@@ -6,7 +6,7 @@ import functools
 import logging
 from pathlib import Path
 
-from stateflow.runtime.machine import Machine
+from stateflow.runtime.environment import Environment
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +15,8 @@ class Evidence:
     """``<data directory>/evidence/<operator>/<partition>/<copy>-<number>``. Nothing in it is ever removed here, but for
     ``transfers``: copies that arrived damaged, whose source serves on; a few are kept."""
 
-    def __init__(self, root: Path, machine: Machine) -> None:
-        self._root, self._machine = root, machine
+    def __init__(self, root: Path, environment: Environment) -> None:
+        self._root, self._environment = root, environment
         self._folder = root / "evidence"
         self.transfers = self._folder / ".transfers"
 
@@ -31,7 +31,7 @@ class Evidence:
         ways = [folder]
         while ways[-1] != self._root:
             ways.append(ways[-1].parent)
-        self._machine.sync([*ways, path.parent])
+        self._environment.sync([*ways, path.parent])
         return kept
 
     def has(self, *place: str) -> bool:
@@ -58,7 +58,7 @@ class Evidence:
         for home in homes:
             home.rename(home.parent / f"{home.name}-undeployed-{epoch}")
         if homes:
-            self._machine.sync([self._at(operator)])
+            self._environment.sync([self._at(operator)])
 
     def _at(self, *place: str) -> Path:
         return functools.reduce(lambda folder, name: folder / name, place, self._folder)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stateflow.errors import InvalidArgument
-from stateflow.runtime.machine import Machine
+from stateflow.runtime.environment import Environment
 from stateflow.types import NAME
 
 FILE = "REPLICA"
@@ -27,17 +27,17 @@ class Identity:
     place: str = ""
 
 
-def identify(machine: Machine, root: Path, name: str) -> Identity:
+def identify(environment: Environment, root: Path, name: str) -> Identity:
     """The identity of a claimed data directory, made or upgraded if need be. Raises InvalidArgument.
 
     A directory that holds no operator may be given another name: a replica that was refused under the first one has
     nothing to lose. With state in it, it would be taken for unfinished transfers under another name.
     """
     file = root / FILE
-    place = machine.place(root)
+    place = environment.place(root)
     known = _read(file) if file.exists() else None
     if known is None:
-        return _keep(machine, root, Identity(machine.new_id(), name, place))
+        return _keep(environment, root, Identity(environment.new_id(), name, place))
     if known.name != name:
         if (root / "operators").exists():
             raise InvalidArgument(
@@ -45,15 +45,15 @@ def identify(machine: Machine, root: Path, name: str) -> Identity:
                 remedy=f"start it with --name {known.name}, or give {name!r} its own --data-dir",
                 path=root,
             )
-        return _keep(machine, root, Identity(machine.new_id(), name, place))
+        return _keep(environment, root, Identity(environment.new_id(), name, place))
     if not known.id:
-        return _keep(machine, root, Identity(machine.new_id(), name, place))
+        return _keep(environment, root, Identity(environment.new_id(), name, place))
     return replace(known, place=place)
 
 
-def _keep(machine: Machine, root: Path, identity: Identity) -> Identity:
+def _keep(environment: Environment, root: Path, identity: Identity) -> Identity:
     """Durable when it returns."""
-    machine.write_durably(root / FILE, json.dumps({"id": identity.id, "name": identity.name}))
+    environment.write_durably(root / FILE, json.dumps({"id": identity.id, "name": identity.name}))
     return identity
 
 

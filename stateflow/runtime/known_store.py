@@ -9,17 +9,17 @@ from pathlib import Path
 
 from stateflow.checkpoint import CheckpointStore, Known
 from stateflow.errors import InvalidArgument
-from stateflow.runtime.machine import Machine
+from stateflow.runtime.environment import Environment
 
 NOTE = "CHECKPOINTS"
 
 
-def remember(machine: Machine, data_dir: Path, store: CheckpointStore) -> None:
+def remember(environment: Environment, data_dir: Path, store: CheckpointStore) -> None:
     """Have ``store`` be the one that is noted, or be noted. Raises InvalidArgument for a note that cannot be read."""
     note = data_dir / NOTE
 
     def keep(known: Known) -> None:
-        machine.write_durably(note, json.dumps(asdict(known)))
+        environment.write_durably(note, json.dumps(asdict(known)))
 
     store.remember(_read(note), keep, note)
 

@@ -12,7 +12,7 @@ from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, StateMissing
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.shelf import PART, RECEIVED, Incoming, Shelf, Since, Slot
+from stateflow.runtime.registry import PART, RECEIVED, Incoming, PartitionRegistry, Since, Slot
 from stateflow.runtime.transfer import (
     CHANGES,
     BaseFile,
@@ -35,8 +35,8 @@ EVIDENCE_KEPT = 3
 class Receiver:
     """The target's side of moves. Called from several threads."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, registry: PartitionRegistry) -> None:
+        self._registry = registry
 
     def prepare(
         self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int, newest_epoch: int = 0
@@ -44,52 +44,52 @@ class Receiver:
         """Become the target of a move. A second call for the same move starts its transfer again. Returns what an
         earlier stay of the partition left here, sealed.
         """
-        self._shelf.learn(spec)
-        slot = self._shelf.slot(partition)
+        self._registry.learn(spec)
+        slot = self._registry.slot(partition)
         with slot.work, slot.mutex:
             if slot.incoming is None:
-                self._shelf.expect(1)
+                self._registry.expect(1)
             replace(slot.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises, if it must not be
             slot.snapshots += 1
             directory = slot.home / f"{move_id}-{slot.snapshots}{PART}"
-            self._shelf.machine.remove_tree(directory)
+            self._registry.environment.remove_tree(directory)
             directory.mkdir(parents=True)  # the disk may refuse: nothing has changed then
             former, slot.incoming = slot.incoming, Incoming(move_id, directory)
             slot.lifecycle.prepare(move_id, source_epoch, newest_epoch)
             if former is not None:
-                self._shelf.discard(former)
+                self._registry.discard(former)
             if slot.store is not None:  # what it had before a move away: from now on only files
                 slot.store.close()
                 slot.store = None
-        self._shelf.on_change(partition)
+        self._registry.on_change(partition)
         return slot.kept
 
     def lost(self, partition: PartitionId, move_id: str) -> StateMissing | None:
         """What this move brought here was owned, may have taken batches, and was put aside since. What its source
         sealed is not the whole of it any more, so that the move cannot begin anew: it has ended."""
-        home = self._shelf.slot(partition).home
-        for copy in self._shelf.evidence.of_move(move_id, partition.operator, home.name):
-            if not self._shelf.is_incoming(copy):
+        home = self._registry.slot(partition).home
+        for copy in self._registry.evidence.of_move(move_id, partition.operator, home.name):
+            if not self._registry.is_incoming(copy):
                 return StateMissing(
                     "the move's target owned the partition, and lost it by damage",
                     remedy="mend what was put aside, put it back, and start the replica again; or restore a checkpoint",
                     partition=partition,
-                    replica=self._shelf.info.name,
+                    replica=self._registry.info.name,
                     evidence=copy,
                 )
         return None
 
     def warm_base(self, partition: PartitionId) -> dict[str, Path]:
         """Digest → file, of what an earlier stay of this partition, or a transfer cut short, left here."""
-        slot = self._shelf.slot(partition)
-        found = {self._shelf.digests.of(path): path for path in self._received(slot) if path.suffix != PART}
+        slot = self._registry.slot(partition)
+        found = {self._registry.digests.of(path): path for path in self._received(slot) if path.suffix != PART}
         if slot.directory is not None and slot.directory.is_dir():
-            found |= {file.digest: slot.directory / file.name for file in self._shelf.digests.files(slot.directory)}
+            found |= {file.digest: slot.directory / file.name for file in self._registry.digests.files(slot.directory)}
         return found
 
     def begun(self, partition: PartitionId) -> dict[str, int]:
         """Digest → bytes, of what a transfer cut short left of a file here."""
-        parts = (path for path in self._received(self._shelf.slot(partition)) if path.suffix == PART)
+        parts = (path for path in self._received(self._registry.slot(partition)) if path.suffix == PART)
         return {path.stem: path.stat().st_size for path in parts}
 
     @staticmethod
@@ -99,7 +99,7 @@ class Receiver:
 
     def forget_received(self, partition: PartitionId, digests: Collection[str]) -> None:
         """What transfers cut short left here stays as far as it is one of these."""
-        for path in self._received(self._shelf.slot(partition)):
+        for path in self._received(self._registry.slot(partition)):
             if path.stem not in digests:
                 path.unlink()
 
@@ -108,7 +108,7 @@ class Receiver:
         only :meth:`keep_received` proves that it does."""
         if file.size < KEPT_BYTES_MIN:
             return self.incoming_directory(partition, move_id) / file.name
-        received = self._shelf.slot(partition).home / RECEIVED
+        received = self._registry.slot(partition).home / RECEIVED
         received.mkdir(exist_ok=True)
         return received / (file.digest + PART)
 
@@ -118,7 +118,7 @@ class Receiver:
         if file.size < KEPT_BYTES_MIN:
             return
         arrived = self.arriving(partition, move_id, file)
-        if self._shelf.digests.of(arrived) != file.digest:
+        if self._registry.digests.of(arrived) != file.digest:
             arrived.unlink()
             raise TransferCorrupt(
                 "a base file arrived damaged", remedy="it is sent again", partition=partition, file=file.name
@@ -128,19 +128,19 @@ class Receiver:
 
     def check_room(self, partition: PartitionId, bytes_needed: int) -> None:
         """Raises DiskFull when so much more does not fit here."""
-        reserve = self._shelf.settings.disk_reserve_bytes
-        free = self._shelf.machine.free_bytes(self._shelf.root)
+        reserve = self._registry.settings.disk_reserve_bytes
+        free = self._registry.environment.free_bytes(self._registry.root)
         if bytes_needed + reserve > free:
             raise DiskFull(
                 f"{bytes_needed} bytes are to come, {free} are free",
                 remedy="make room at the target, or move to another replica; nothing was changed",
-                replica=self._shelf.info.name,
+                replica=self._registry.info.name,
                 partition=partition,
                 reserve=reserve,
             )
 
     def is_under_way(self, partition: PartitionId, move_id: str) -> bool:
-        incoming = self._shelf.slot(partition).incoming
+        incoming = self._registry.slot(partition).incoming
         return incoming is not None and incoming.move_id == move_id
 
     def incoming_directory(self, partition: PartitionId, move_id: str) -> Path:
@@ -149,11 +149,13 @@ class Receiver:
     def open_incoming(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> None:
         """All base files are there: prove them and open the copy. Raises DigestMismatch."""
         incoming = self._incoming(partition, move_id)
-        files = self._shelf.digests.files(incoming.directory)
-        self._shelf.machine.sync([*(incoming.directory / file.name for file in files), incoming.directory])
+        files = self._registry.digests.files(incoming.directory)
+        self._registry.environment.sync([*(incoming.directory / file.name for file in files), incoming.directory])
         digest = base_digest(files, base.sequence)
         if digest != base.digest:
-            self._shelf.machine.remove_tree(self._shelf.slot(partition).home / RECEIVED)  # it may be one of those
+            self._registry.environment.remove_tree(
+                self._registry.slot(partition).home / RECEIVED
+            )  # it may be one of those
             raise DigestMismatch(
                 "the base that arrived is not the one that was sent",
                 remedy="the source serves on; see what arrived in the evidence, and start the move again",
@@ -171,20 +173,20 @@ class Receiver:
         What was left stays as it is until the move ends. Raises MoveUnknown or StateMissing when it is gone,
         TransferCorrupt when the changes are not those that were sent.
         """
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         arrived = self._incoming(partition, move_id).directory
-        if kept_digest(base.kept, self._shelf.digests.files(arrived), base.sequence) != base.digest:
+        if kept_digest(base.kept, self._registry.digests.files(arrived), base.sequence) != base.digest:
             raise TransferCorrupt("the changes arrived damaged", remedy="the transfer starts again", move=move_id)
         changes = ChangeSet.decode((arrived / CHANGES).read_bytes()).mutations
         with slot.work:
             incoming, kept = self._incoming(partition, move_id), slot.kept
             if slot.directory is None or kept is None:
                 raise MoveUnknown("what was kept of it is gone", remedy="the transfer starts again", move=move_id)
-            self._shelf.machine.remove_tree(incoming.directory)
-            self._shelf.machine.copy(slot.directory, incoming.directory)
+            self._registry.environment.remove_tree(incoming.directory)
+            self._registry.environment.copy(slot.directory, incoming.directory)
         files = [path for path in incoming.directory.iterdir() if path.is_file()]
         size = sum(path.stat().st_size for path in files)
-        self._shelf.machine.sync([*files, incoming.directory])
+        self._registry.environment.sync([*files, incoming.directory])
         changes.deletes.append(layout.OWNERSHIP)  # it is not this replica's any more
         with slot.work:
             store = self._open(partition, move_id, base)
@@ -205,14 +207,14 @@ class Receiver:
             raise MoveUnknown("what was kept of it is another copy", remedy="the transfer starts again", move=move_id)
 
     def _open(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> PartitionStore:
-        with self._shelf.slot(partition).work:
+        with self._registry.slot(partition).work:
             incoming = self._incoming(partition, move_id)
             home = incoming.directory.parent
-            self._shelf.mark_incoming(incoming.directory)
-            self._shelf.machine.sync([incoming.directory])  # whatever a loss of power leaves, it says what it is
+            self._registry.mark_incoming(incoming.directory)
+            self._registry.environment.sync([incoming.directory])  # whatever a loss of power leaves, it says what it is
             incoming.directory = incoming.directory.rename(home / incoming.directory.name.removesuffix(PART))
-            self._shelf.machine.sync([home, home.parent])
-            incoming.store = self._shelf.machine.open(incoming.directory)
+            self._registry.environment.sync([home, home.parent])
+            incoming.store = self._registry.environment.open(incoming.directory)
             incoming.base = base.digest
             incoming.sequence = base.sequence
             return incoming.store
@@ -225,7 +227,7 @@ class Receiver:
         Args:
             sync: they survive power loss here once this returns; else the end of this process only.
         """
-        with self._shelf.slot(partition).work:
+        with self._registry.slot(partition).work:
             incoming = self._incoming(partition, move_id)
             assert incoming.store is not None
             change_sets = list(change_sets)
@@ -248,11 +250,11 @@ class Receiver:
         milliseconds."""
         incoming = self._incoming(partition, move_id)
         assert incoming.store is not None
-        return self._shelf.settle(incoming.store)
+        return self._registry.settle(incoming.store)
 
     def check_chain(self, partition: PartitionId, move_id: str, sequence: int, changes: bytes) -> None:
         """Compare with the source's chain while a mismatch can still abort the move. Raises DigestMismatch."""
-        with self._shelf.slot(partition).work:
+        with self._registry.slot(partition).work:
             incoming = self._incoming(partition, move_id)
             if incoming.sequence == sequence and incoming.changes != changes:
                 raise DigestMismatch(
@@ -270,7 +272,7 @@ class Receiver:
         standby's, and the seal for somebody else or for a move that was cancelled here; it stays, for a take-over.
         Raises DigestMismatch when the copy is not what the source sealed; nothing is owned then.
         """
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         with slot.work:
             incoming = self._incoming(partition, move_id)
             store = incoming.store
@@ -287,41 +289,41 @@ class Receiver:
                 )
             if seal.move_id != move_id:
                 with slot.mutex:
-                    if seal.owner is not None and seal.owner.name != self._shelf.info.name:
+                    if seal.owner is not None and seal.owner.name != self._registry.info.name:
                         incoming.seal = seal
                         return None
                     if seal.move_id in slot.lifecycle.cancelled:
                         return None
                     slot.lifecycle.adopt(move_id, seal.move_id)
                     incoming.move_id = move_id = seal.move_id
-            ownership = layout.Ownership(self._shelf.info.name, State.OWNED, seal.epoch, move_id)
+            ownership = layout.Ownership(self._registry.info.name, State.OWNED, seal.epoch, move_id)
             store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-            self._shelf.unmark_incoming(incoming.directory)
+            self._registry.unmark_incoming(incoming.directory)
             with slot.mutex:
                 slot.lifecycle.own(move_id, seal.epoch)
                 former, slot.incoming = slot.replace(incoming.directory, store), None
                 beside = [former] if former is not None else []
                 if (received := slot.home / RECEIVED).exists():
                     beside.append(received.rename(slot.home / f"{move_id}-{RECEIVED}{PART}"))
-                limit = self._shelf.settings.return_log_bytes_max
+                limit = self._registry.settings.return_log_bytes_max
                 slot.since = Since(
                     Kept(move_id, seal.epoch, seal.sequence), seal.digest, ChangeLog(move_id, "", seal.sequence, limit)
                 )
-        self._shelf.on_change(partition)
+        self._registry.on_change(partition)
         return beside
 
     def tidy(self, partition: PartitionId, leftovers: Iterable[Path]) -> None:
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         if slot.directory is not None:
             with contextlib.suppress(FileNotFoundError):  # it has gone on
-                self._shelf.machine.sync([slot.directory])  # that it is no copy on its way any more
+                self._registry.environment.sync([slot.directory])  # that it is no copy on its way any more
         for directory in leftovers:
-            self._shelf.remove(directory)
+            self._registry.remove(directory)
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
         """Give an unfinished move in up. What was here before stays as a warm base, or a standby's copy that ends with
         a seal: from there on its owner has the changes."""
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         if slot.incoming is None:  # and nothing waits for a batch in hand
             return
         with slot.work, slot.mutex:
@@ -336,23 +338,23 @@ class Receiver:
             finally:
                 slot.lifecycle.abandon(move_id)  # whatever becomes of its files; nothing, where it is kept
                 if slot.directory != incoming.directory:
-                    self._shelf.discard(incoming)
-            self._shelf.on_change(slot.id)
+                    self._registry.discard(incoming)
+            self._registry.on_change(slot.id)
 
     def _keep(self, slot: Slot, incoming: Incoming, seal: Seal) -> None:
         store, owner = incoming.store, seal.owner
         assert store is not None
         assert owner is not None
         ownership = layout.Ownership(
-            self._shelf.info.name, State.SEALED, seal.epoch, seal.move_id, owner.name, owner.site, owner.address
+            self._registry.info.name, State.SEALED, seal.epoch, seal.move_id, owner.name, owner.site, owner.address
         )
         store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
         slot.lifecycle.keep(incoming.move_id, seal.move_id, seal.epoch, owner)
         former = slot.replace(incoming.directory, store)
         slot.kept = Kept(seal.move_id, seal.epoch, seal.sequence)
-        self._shelf.unmark_incoming(incoming.directory)
+        self._registry.unmark_incoming(incoming.directory)
         if former is not None:
-            self._shelf.remove(former)
+            self._registry.remove(former)
 
     def _keep_evidence(self, incoming: Incoming) -> Path:
         """Put a copy that is not what it should be aside, for whoever looks into it; the oldest go: it is nobody's
@@ -360,17 +362,17 @@ class Receiver:
         if incoming.store is not None:
             incoming.store.close()
             incoming.store = None
-        folder = self._shelf.evidence.transfers
+        folder = self._registry.evidence.transfers
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / f"{incoming.directory.parent.parent.name}-{incoming.directory.parent.name}-{incoming.move_id}"
-        self._shelf.machine.remove_tree(kept)
+        self._registry.environment.remove_tree(kept)
         incoming.directory.rename(kept)
         for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-EVIDENCE_KEPT]:
-            self._shelf.machine.remove_tree(old)
+            self._registry.environment.remove_tree(old)
         return kept
 
     def _incoming(self, partition: PartitionId, move_id: str) -> Incoming:
-        incoming = self._shelf.slot(partition).incoming
+        incoming = self._registry.slot(partition).incoming
         if incoming is None or incoming.move_id != move_id:
             raise MoveUnknown("this move is not under way here", remedy="start it again", move=move_id)
         return incoming

@@ -8,7 +8,7 @@ from stateflow.errors import DecodeError, StateDamaged, StateMissing
 from stateflow.runtime import layout
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.shelf import PART, RECEIVED, UNFINISHED, Shelf
+from stateflow.runtime.registry import PART, RECEIVED, UNFINISHED, PartitionRegistry
 from stateflow.runtime.transfer import Kept
 from stateflow.storage.faults import damage
 from stateflow.types import PartitionId, ReplicaInfo
@@ -17,8 +17,8 @@ from stateflow.types import PartitionId, ReplicaInfo
 class Recovery:
     """Done once, before anything else is asked of the data directory."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, registry: PartitionRegistry) -> None:
+        self._registry = registry
         self._given_up = False
 
     def give_up(self) -> None:
@@ -27,57 +27,59 @@ class Recovery:
 
     def run(self) -> None:
         """Find what is here. Nothing that might be state is removed: what cannot be used is put aside, and said."""
-        shelf = self._shelf
-        shelf.evidence.say()
-        for folder in sorted(path for path in (shelf.root / "operators").glob("*") if path.is_dir()):
+        registry = self._registry
+        registry.evidence.say()
+        for folder in sorted(path for path in (registry.root / "operators").glob("*") if path.is_dir()):
             # what is seen here may not be durable yet: the process may have been killed before it saw to that
-            shelf.machine.sync([folder, folder.parent, shelf.root])
-            shelf.recover_operator(folder)
+            registry.environment.sync([folder, folder.parent, registry.root])
+            registry.recover_operator(folder)
             for home in sorted(folder.glob("p[0-9][0-9][0-9][0-9][0-9]")):
                 if self._given_up:
                     return
                 rests = list(home.glob("*" + PART))
                 if rests:
-                    shelf.machine.sync([home])  # else a half removed one may come back under the name of a whole one
+                    registry.environment.sync(
+                        [home]
+                    )  # else a half removed one may come back under the name of a whole one
                 for rest in rests:
-                    shelf.machine.remove_tree(rest)
+                    registry.environment.remove_tree(rest)
                 self._recover(PartitionId(folder.name, int(home.name[1:])), home)
-        shelf.expect(0)
+        registry.expect(0)
 
     def _recover(self, partition: PartitionId, home: Path) -> None:
         """Of the copies on disk the newest that is this replica's own counts.
 
         They are only looked at here, which takes a third of what opening them takes: that is done when they are needed.
         """
-        shelf = self._shelf
+        registry = self._registry
         found: list[tuple[layout.Ownership, bool, Path, int, bytes | None]] = []
         for directory in sorted(path for path in home.iterdir() if path.is_dir() and path.name != RECEIVED):
             if (directory / UNFINISHED).exists():
-                shelf.remove(directory)
+                registry.remove(directory)
                 continue
             try:
                 ownership, sequence, schema = self._look_at(directory)
             except (StateMissing, StateDamaged, DecodeError) as error:
                 if _held_nothing(directory):
-                    shelf.remove(directory)
+                    registry.remove(directory)
                 else:
-                    shelf.put_aside(partition, directory, str(error))
+                    registry.put_aside(partition, directory, str(error))
                 continue
-            incoming = shelf.is_incoming(directory)
-            if ownership is not None and ownership.replica == shelf.info.name:
+            incoming = registry.is_incoming(directory)
+            if ownership is not None and ownership.replica == registry.info.name:
                 found.append((ownership, not incoming, directory, sequence, schema))
             elif incoming:
-                shelf.remove(directory)
+                registry.remove(directory)
             else:
                 owner = "nobody" if ownership is None else repr(ownership.replica)
-                shelf.put_aside(partition, directory, f"it says that it is {owner}'s copy")
+                registry.put_aside(partition, directory, f"it says that it is {owner}'s copy")
         if not found:
             return
         found.sort(key=lambda copy: (copy[0].epoch, copy[1]))  # a copy of what is sealed comes before that
         *older, (ownership, _, directory, sequence, schema) = found
         for _, _, superseded, *_ in older:  # as is done when a newer copy is owned
-            shelf.remove(superseded)
-        slot = shelf.slot(partition)
+            registry.remove(superseded)
+        slot = registry.slot(partition)
         successor = ReplicaInfo(ownership.target, ownership.target_site, ownership.target_address)
         slot.lifecycle.recover(
             State(ownership.state),
@@ -91,7 +93,7 @@ class Recovery:
 
     def _look_at(self, directory: Path) -> tuple[layout.Ownership | None, int, bytes | None]:
         """Whose a copy is, its sequence and its states. Raises StateMissing, StateDamaged, DecodeError."""
-        store = self._shelf.machine.open_read_only(directory)
+        store = self._registry.environment.open_read_only(directory)
         try:
             record = store.get(layout.OWNERSHIP)
             ownership = layout.Ownership.decode(record) if record else None

@@ -27,21 +27,21 @@ from stateflow.runtime import layout
 from stateflow.runtime.authority import Authority, Command
 from stateflow.runtime.checkpointing import Checkpointer
 from stateflow.runtime.dropping import drop
+from stateflow.runtime.environment import Environment
 from stateflow.runtime.failures import failure
 from stateflow.runtime.host import Applied, PartitionHost, is_evolved, read_watermark
 from stateflow.runtime.identity import Identity
 from stateflow.runtime.known_store import remember
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
-from stateflow.runtime.machine import Machine
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.reading import At, StateColumns, declaration_of, entries_of
 from stateflow.runtime.receiving import Receiver
 from stateflow.runtime.recovering import Recovery
+from stateflow.runtime.registry import UNFINISHED, PartitionRegistry, Slot
 from stateflow.runtime.restoring import Restorer
 from stateflow.runtime.retirement import Retention, Retired, SourceView, sources_in
 from stateflow.runtime.sending import Sender
-from stateflow.runtime.shelf import UNFINISHED, Shelf, Slot
 from stateflow.runtime.takeover import Successor
 from stateflow.runtime.watchdog import InHand, Interrupted
 from stateflow.settings import ReplicaSettings
@@ -66,7 +66,7 @@ class ReplicaNode:
         lease: without one it needs no controller to serve.
         recover: at once; else :meth:`recover` is to be called.
 
-    Raises what :class:`~stateflow.runtime.shelf.Shelf` raises for its data directory.
+    Raises what :class:`~stateflow.runtime.registry.PartitionRegistry` raises for its data directory.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ReplicaNode:
         data_dir: Path,
         settings: ReplicaSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        machine: Machine | None = None,
+        environment: Environment | None = None,
         lease: Lease | None = None,
         *,
         recover: bool = True,
@@ -85,16 +85,16 @@ class ReplicaNode:
         self.settings = settings or ReplicaSettings()
         self._clock = clock
         self.cache = CachePool(self.settings.cache_bytes)
-        self._shelf = Shelf(info, data_dir, self.settings, clock, machine)
-        self._recovery = Recovery(self._shelf)
+        self._registry = PartitionRegistry(info, data_dir, self.settings, clock, environment)
+        self._recovery = Recovery(self._registry)
         self.lost_some = False
-        self._shelf.on_lost = self._note_loss
-        self.authority = Authority(self._shelf.read_term(), self._shelf.keep_term, alone=lease is None)
-        self.sender = Sender(self._shelf, self.authority)
-        self.receiver = Receiver(self._shelf)
-        self.checkpointer = Checkpointer(self._shelf)
-        self.restorer = Restorer(self._shelf, self.authority)
-        self.successor = Successor(self._shelf, self.lease, self.authority, clock)
+        self._registry.on_lost = self._note_loss
+        self.authority = Authority(self._registry.read_term(), self._registry.keep_term, alone=lease is None)
+        self.sender = Sender(self._registry, self.authority)
+        self.receiver = Receiver(self._registry)
+        self.checkpointer = Checkpointer(self._registry)
+        self.restorer = Restorer(self._registry, self.authority)
+        self.successor = Successor(self._registry, self.lease, self.authority, clock)
         self._retention = Retention(
             round(self.settings.source_idle_s * 1e6),
             self.settings.sources_max,
@@ -121,40 +121,40 @@ class ReplicaNode:
     @property
     def served_at(self) -> float:
         """When a batch was last in hand, monotonic seconds; minus infinity: never."""
-        return self._shelf.served_at
+        return self._registry.served_at
 
     def operators(self) -> list[OperatorSpec]:
         """Those it knows."""
-        return self._shelf.operators()
+        return self._registry.operators()
 
     @property
     def identity(self) -> Identity:
         """Of its data directory."""
-        return self._shelf.identity
+        return self._registry.identity
 
     def on_change(self, listener: Callable[[PartitionId], None]) -> None:
         """Have ``listener`` called, from any thread, after each change of a partition's lifecycle."""
-        self._shelf.on_change = listener
+        self._registry.on_change = listener
 
     def remember(self, store: CheckpointStore) -> None:
         """Keep checkpoints in this store from now on, and in no other that is there in its place."""
-        remember(self._shelf.machine, self._shelf.root, store)
+        remember(self._registry.environment, self._registry.root, store)
 
     # -- operators and partitions -----------------------------------------------------------------------
 
     def learn(self, spec: OperatorSpec) -> None:
         """Know an operator: load its code and keep its description. Raises OperatorNotImportable."""
-        self._shelf.learn(spec)
+        self._registry.learn(spec)
 
     def check(self, spec: OperatorSpec, total: int) -> None:
         """Could this version of an operator, and so many of its partitions, be here? Nothing is changed. Raises
         OperatorNotImportable, OperatorOutdated, TooFewFiles."""
-        self._shelf.check(spec)
-        self._shelf.expect(max(0, total - len(self._here(spec.name))))
+        self._registry.check(spec)
+        self._registry.expect(max(0, total - len(self._here(spec.name))))
 
     def _here(self, operator: str) -> set[int]:
         """Partitions that have a database here."""
-        return {slot.id.partition for slot in self._shelf.slots() if slot.id.operator == operator and slot.directory}
+        return {slot.id.partition for slot in self._registry.slots() if slot.id.operator == operator and slot.directory}
 
     def create(self, spec: OperatorSpec, partitions: Iterable[int], epoch: int, total: int = 0) -> None:
         """Empty partitions owned from ``epoch`` on. Those that are there already at this epoch stay as they are.
@@ -167,13 +167,13 @@ class ReplicaNode:
         self.learn(spec)
         partitions = list(partitions)
         here = self._here(spec.name)
-        self._shelf.expect(max(len(set(partitions) - here), total - len(here)))
+        self._registry.expect(max(len(set(partitions) - here), total - len(here)))
         for number in partitions:
-            slot = self._shelf.slot(PartitionId(spec.name, number))
+            slot = self._registry.slot(PartitionId(spec.name, number))
             with slot.work, slot.mutex:
                 if slot.lifecycle.state is State.OWNED and slot.lifecycle.epoch == epoch:
                     continue
-                if slot.lifecycle.state is State.ABSENT and self._shelf.evidence.has(spec.name, slot.home.name):
+                if slot.lifecycle.state is State.ABSENT and self._registry.evidence.has(spec.name, slot.home.name):
                     raise StateMissing(
                         "the partition was here, and what is left of it was put aside",
                         remedy="restore it from a checkpoint; to begin empty, remove the evidence first",
@@ -190,68 +190,68 @@ class ReplicaNode:
                 slot.directory = slot.home / f"created-{epoch}"
                 slot.directory.mkdir(parents=True, exist_ok=True)
                 (slot.directory / UNFINISHED).write_bytes(b"")  # cut short, it is created again …
-                self._shelf.machine.sync([slot.directory])  # … which a loss of power may not make it forget
-                slot.store = self._shelf.machine.open(slot.directory, create=True)
-                self._shelf.machine.sync([slot.home, slot.home.parent])
+                self._registry.environment.sync([slot.directory])  # … which a loss of power may not make it forget
+                slot.store = self._registry.environment.open(slot.directory, create=True)
+                self._registry.environment.sync([slot.home, slot.home.parent])
                 ownership = layout.Ownership(self.info.name, State.OWNED, epoch)
                 slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
                 (slot.directory / UNFINISHED).unlink()
-                self._shelf.machine.sync([slot.directory])
+                self._registry.environment.sync([slot.directory])
                 slot.lifecycle.create(epoch)
-            self._shelf.on_change(slot.id)
+            self._registry.on_change(slot.id)
 
     def drop(self, operator: str, epoch: int) -> int:
         """See :func:`~stateflow.runtime.dropping.drop`."""
-        return drop(self._shelf, operator, epoch)
+        return drop(self._registry, operator, epoch)
 
     def lifecycle(self, partition: PartitionId) -> Lifecycle:
         """What this replica holds of a partition. To be read, not changed."""
-        return self._shelf.look(partition).lifecycle
+        return self._registry.look(partition).lifecycle
 
     def begin_session(self, command: Command, adopted: str = "") -> None:
         """Obey this controller, in this session. What was asked for in an earlier one is refused from now on, or done
         when this returns. Raises StaleTerm, ForeignLedger."""
         self.authority.obey(command, adopted)
-        for slot in self._shelf.slots():
+        for slot in self._registry.slots():
             with slot.mutex:
                 pass
 
     def inventory(self) -> Iterator[tuple[Lifecycle, int]]:
         """(lifecycle, sequence) of every partition that is here in some form."""
-        for slot in self._shelf.slots():
+        for slot in self._registry.slots():
             if slot.lifecycle.state is not State.ABSENT:
                 yield slot.lifecycle, slot.host.sequence if slot.host else 0
 
     @property
     def is_empty(self) -> bool:
         """Is nothing here of any partition, served or put aside?"""
-        return next(self.inventory(), None) is None and not self._shelf.evidence.any
+        return next(self.inventory(), None) is None and not self._registry.evidence.any
 
     def quiet_in(self, partition: PartitionId, pause_s: float) -> float:
         """How long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
-        return self._shelf.look(partition).rhythm.wait_s(self._clock.monotonic(), pause_s)
+        return self._registry.look(partition).cadence.wait_s(self._clock.monotonic(), pause_s)
 
     def batch_rate(self, partition: PartitionId) -> float:
         """Batches a second, as averaged while they came."""
-        rhythm = self._shelf.look(partition).rhythm
-        return rhythm.rate if self._clock.monotonic() - rhythm.began_at < RATE_FORGOTTEN_S else 0.0
+        cadence = self._registry.look(partition).cadence
+        return cadence.rate if self._clock.monotonic() - cadence.began_at < RATE_FORGOTTEN_S else 0.0
 
     def bytes_on_disk(self, partition: PartitionId) -> int:
-        directory = self._shelf.look(partition).directory
+        directory = self._registry.look(partition).directory
         if directory is None or not directory.is_dir():
             return 0
         return sum(path.stat().st_size for path in directory.iterdir() if path.name.endswith(".sst"))
 
     def sequence(self, partition: PartitionId) -> int:
         """Of the last commit, as far as the partition is at work here; else 0."""
-        host = self._shelf.look(partition).host
+        host = self._registry.look(partition).host
         return host.sequence if host else 0
 
     def owned(self, operator: str | None = None) -> list[PartitionId]:
         return sorted(
             (
                 slot.id
-                for slot in self._shelf.slots()
+                for slot in self._registry.slots()
                 if slot.lifecycle.state in (State.OWNED, State.FENCING) and operator in (None, slot.id.operator)
             ),
             key=lambda partition: (partition.operator, partition.partition),
@@ -266,9 +266,9 @@ class ReplicaNode:
             )
         self._held[operator] = self._clock.monotonic() + seconds
         if not seconds:
-            for slot in self._shelf.slots():
+            for slot in self._registry.slots():
                 if slot.id.operator == operator:
-                    self._shelf.on_change(slot.id)
+                    self._registry.on_change(slot.id)
 
     def _is_held(self, operator: str) -> bool:
         return self._held.get(operator, 0.0) > self._clock.monotonic() if self._held else False
@@ -301,7 +301,7 @@ class ReplicaNode:
         again after the next ``on_change``. Raises LeaseLost, and what is wrong with sender, rows or operator.
         ``after``: see :meth:`~stateflow.runtime.host.PartitionHost.apply`.
         """
-        slot = self._shelf.look(partition)
+        slot = self._registry.look(partition)
         self.lease.check(self._clock.monotonic())
         if self._is_held(partition.operator):
             return None
@@ -327,14 +327,14 @@ class ReplicaNode:
                 verdict = slot.lifecycle.begin(epoch)
             if verdict is not Verdict.SERVE:
                 return slot.lifecycle.successor if verdict is Verdict.MOVED else None
-            self._shelf.served_at = began = self._clock.monotonic()
-            slot.rhythm.began(began)
+            self._registry.served_at = began = self._clock.monotonic()
+            slot.cadence.began(began)
             hand = self._take_in_hand(slot, began)
             try:
                 applied = self._host(slot).apply(batch, input_schema, rows, self._clock.now_us(), after, hand)
                 now = self._clock.monotonic()
-                slot.rhythm.ended(now)
-                self._shelf.served_at = now
+                slot.cadence.ended(now)
+                self._registry.served_at = now
                 # the process may have been stopped meanwhile: what was committed after the lease is not said
                 self.lease.check(now)
                 return applied
@@ -358,7 +358,7 @@ class ReplicaNode:
                 sealing = slot.lifecycle.finish()
                 if slot.host is not None and slot.host.is_unsure:
                     # what is on disk is read anew, and followers begin anew: they may not have been told of all of it
-                    self._shelf.close_store(slot)
+                    self._registry.close_store(slot)
                 if sealing:
                     self.sender.seal(slot)
             return
@@ -368,7 +368,7 @@ class ReplicaNode:
             if slot.stuck is hand:
                 slot.stuck = None
         log.warning("%s is served again: its operator came back", slot.id)
-        self._shelf.on_change(slot.id)
+        self._registry.on_change(slot.id)
 
     def in_hand(self) -> list[InHand]:
         """Batches that are being worked on."""
@@ -381,7 +381,7 @@ class ReplicaNode:
 
     def refusal(self, partition: PartitionId) -> OperatorStuck | None:
         """Why a partition's batches are refused, since one of them was taken away; None: they are not."""
-        stuck = self._shelf.look(partition).stuck
+        stuck = self._registry.look(partition).stuck
         return None if stuck is None else stuck.refusal()
 
     def overdue(self, limit_s: float) -> InHand | None:
@@ -393,7 +393,7 @@ class ReplicaNode:
         """Give a batch up that cannot be interrupted: it never commits, and its partition is not served here before its
         thread comes back. It may move away, be checkpointed, and taken over, as it was before the batch. False: it has
         ended, or is just being committed."""
-        slot = self._shelf.slot(hand.partition)
+        slot = self._registry.slot(hand.partition)
         with slot.mutex:
             if not hand.take_away():
                 return False
@@ -401,7 +401,7 @@ class ReplicaNode:
             slot.work.take_away()
             if slot.lifecycle.finish():
                 self.sender.seal(slot)
-        self._shelf.on_change(slot.id)
+        self._registry.on_change(slot.id)
         return True
 
     def open_source(self, partition: PartitionId, source: str, session: layout.Session) -> None:
@@ -414,7 +414,7 @@ class ReplicaNode:
 
     def _beside_batches(self, partition: PartitionId, work: Callable[[PartitionHost], T]) -> T:
         """What commits to a partition and is no batch."""
-        slot = self._shelf.look(partition)
+        slot = self._registry.look(partition)
         try:
             return self._commit_beside(slot, work)
         except Exception as error:
@@ -456,23 +456,23 @@ class ReplicaNode:
         meant = meaning(error)
         if isinstance(meant, StateDamaged) and meant is not slot.lost:
             meant.located(partition=slot.id)
-            self._shelf.lose(slot, meant)
+            self._registry.lose(slot, meant)
         elif isinstance(meant, DiskFull | DiskRefused | TooFewFiles):
-            self._shelf.close_store(slot)
+            self._registry.close_store(slot)
         if meant is not None and meant is not error:
             raise meant from error
 
     def _host(self, slot: Slot) -> PartitionHost:
         """At work, with the code that is deployed by now. Called with ``work`` held."""
-        spec, cls = self._shelf.operator(slot.id.operator)
+        spec, cls = self._registry.operator(slot.id.operator)
         if slot.host is not None and not slot.host.runs(cls):
-            slot.host.let_go(self._shelf.machine.aside)
+            slot.host.let_go(self._registry.environment.aside)
             slot.host = None
         if slot.host is None:
             slot.host = PartitionHost(
                 cls,
                 slot.id,
-                self._shelf.store(slot),
+                self._registry.store(slot),
                 slot.lifecycle.epoch,
                 cached_keys=self.settings.cached_keys,
                 cache=self.cache,
@@ -481,7 +481,7 @@ class ReplicaNode:
                 on_commit=partial(self._committed, slot),
                 clock=self._clock,
                 retention=self._retention,
-                deployed=partial(self._shelf.deployed, slot.id.operator),
+                deployed=partial(self._registry.deployed, slot.id.operator),
                 partitions=spec.partitions,
             )
         return slot.host
@@ -511,30 +511,30 @@ class ReplicaNode:
             keys: as they are stored; none: all.
         """
         store = self._owned_store(partition)  # first: one that has lost its data knows no operator either
-        _, cls = self._shelf.operator(partition.operator)
+        _, cls = self._registry.operator(partition.operator)
         declaration = declaration_of(cls, state, partition.operator)
-        if not is_evolved(cls, store, self._shelf.deployed(partition.operator)):
+        if not is_evolved(cls, store, self._registry.deployed(partition.operator)):
             store = self._evolved(partition)
-        host = self._shelf.slot(partition).host
+        host = self._registry.slot(partition).host
         latest_us = 0 if host is None else host.latest_us  # time does not go back: what is gone stays gone
         at = At(max(self._clock.now_us(), latest_us), read_watermark(store))
         try:
             yield from entries_of(declaration, store, at, keys)
         except Exception as error:
             self._owned_store(partition)  # it left in the middle: NotOwner says it better
-            self._judge(self._shelf.slot(partition), error)
+            self._judge(self._registry.slot(partition), error)
             raise
 
     def scan_pages(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[list[bytes]]:
         """The same as Arrow IPC streams, see :class:`~stateflow.runtime.reading.StateColumns`."""
         self._owned_store(partition)
-        _, cls = self._shelf.operator(partition.operator)
+        _, cls = self._registry.operator(partition.operator)
         columns = StateColumns(cls, state, partition.operator)
         yield from columns.pages(self.scan(partition, state, keys), partition.partition)
 
     def _evolved(self, partition: PartitionId) -> PartitionStore:
         """Its states as they are declared now, which else its first batch would see to. Raises what that raises."""
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         with slot.work:
             self.lease.check(self._clock.monotonic())
             self._owned_store(partition)
@@ -546,7 +546,7 @@ class ReplicaNode:
         memory: None also where one of them is not at work here."""
         times: list[int] = []
         for number in partitions:
-            slot = self._shelf.slot(PartitionId(operator, number))
+            slot = self._registry.slot(PartitionId(operator, number))
             reached = slot.host.reached(source) if slot.host is not None else None
             if reached is None or reached.batch < batch - 1 or slot.lifecycle.state is not State.OWNED:
                 return None
@@ -570,19 +570,19 @@ class ReplicaNode:
         return sources_in(self._owned_store(partition))
 
     def _owned_store(self, partition: PartitionId) -> PartitionStore:
-        slot = self._shelf.look(partition)
+        slot = self._registry.look(partition)
         if slot.lifecycle.state is not State.OWNED:
             raise slot.lost or NotOwner(
                 "the partition is not owned here", remedy="refresh the assignment", partition=partition
             )
         try:
-            return self._shelf.store(slot)
+            return self._registry.store(slot)
         except StateDamaged as error:
             self._judge(slot, error)
             raise
 
     def close(self) -> None:
-        self._shelf.close()
+        self._registry.close()
 
 
 def _stuck(hand: InHand, error: Interrupted) -> OperatorFailed:

@@ -28,7 +28,7 @@ from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import Operator
-from stateflow.runtime.shelf import UNFINISHED, Restoring, Shelf, Slot
+from stateflow.runtime.registry import UNFINISHED, PartitionRegistry, Restoring, Slot
 from stateflow.state import DeployedStates, Evolution, declarations_of
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
@@ -61,8 +61,8 @@ class Restored:
 class Restorer:
     """Called from several threads."""
 
-    def __init__(self, shelf: Shelf, authority: Authority) -> None:
-        self._shelf, self._authority = shelf, authority
+    def __init__(self, registry: PartitionRegistry, authority: Authority) -> None:
+        self._registry, self._authority = registry, authority
 
     def prepare(
         self,
@@ -82,12 +82,12 @@ class Restorer:
         Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
         one of another operator, and what the store raises.
         """
-        self._shelf.learn(spec)
-        slot = self._shelf.slot(partition)
+        self._registry.learn(spec)
+        slot = self._registry.slot(partition)
         if _is_owned_by(slot, restore_id):
             return self._as_it_is(slot)
         self.abandon(partition)
-        self._shelf.expect(1)
+        self._registry.expect(1)
         for _ in range(LISTED_AGAIN):
             collected, restored = self._prepare(spec, slot, restore_id, store, own, wanted)
             if restored is not None:
@@ -114,15 +114,15 @@ class Restorer:
         collected = False
         passed_over: list[StateflowError] = []
         for manifest in self._candidates(store, spec, partition, wanted, passed_over):
-            check_fits(manifest, *self._shelf.operator(spec.name))
+            check_fits(manifest, *self._registry.operator(spec.name))
             slot.snapshots += 1
             directory = slot.home / f"restored-{restore_id}-{slot.snapshots}"
             try:
                 directory.mkdir(parents=True)
                 (directory / UNFINISHED).touch()
-                self._shelf.machine.sync([directory, slot.home, slot.home.parent])
+                self._registry.environment.sync([directory, slot.home, slot.home.parent])
                 store.restore(manifest, directory, durable=True)
-                self._shelf.machine.sync([directory])
+                self._registry.environment.sync([directory])
                 # before it is opened, which changes files
                 adoption = None if own is None else own.adopt(manifest, directory)
                 try:
@@ -132,7 +132,7 @@ class Restorer:
                         adoption.release()
                     raise
             except CheckpointCorrupt as error:
-                self._shelf.remove(directory)
+                self._registry.remove(directory)
                 if not wanted.savepoint and not store.has(manifest):
                     collected = True
                     continue
@@ -142,17 +142,17 @@ class Restorer:
                 passed_over.append(error)
                 continue
             except OSError as error:
-                self._shelf.remove(directory)
+                self._registry.remove(directory)
                 raise Unavailable(
                     f"the data directory refuses: {error.strerror}", remedy="free space there", path=directory
                 ) from error
             except BaseException:
-                self._shelf.remove(directory)
+                self._registry.remove(directory)
                 raise
             newest = [manifest.epoch, *_newest_epoch(store, partition)]
             if own is not None:
                 newest += _newest_epoch(own, partition)
-            owning = self._shelf.machine.mutex()
+            owning = self._registry.environment.mutex()
             slot.restoring = Restoring(restore_id, directory, db, manifest, max(newest) + 1, adoption, owning)
             return collected, Restored(
                 max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over
@@ -185,7 +185,7 @@ class Restorer:
     def _open(self, manifest: Manifest, directory: Path) -> PartitionStore:
         """It opens, and is at the sequence it is said to be. Raises CheckpointCorrupt."""
         try:
-            db = self._shelf.machine.open(directory)
+            db = self._registry.environment.open(directory)
         except Exception as error:
             raise CheckpointCorrupt(
                 f"its files are no database: {error}", remedy="an older one is used", partition=manifest.id
@@ -206,7 +206,7 @@ class Restorer:
         Raises MoveUnknown when nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint when
         a later owner published meanwhile, LeaseLost when the controller may have given this restore up.
         """
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         restoring = slot.restoring
         if _is_owned_by(slot, restore_id):
             return self._as_it_is(slot)
@@ -223,11 +223,11 @@ class Restorer:
         self._check_still(slot)
         # durable before it is published, and without effect while the copy is unfinished: an owner whose disk is full
         # goes on at its epoch, and were the newer one published by then, it could never publish a checkpoint again
-        ownership = layout.Ownership(self._shelf.info.name, State.OWNED, epoch, restore_id)
+        ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, restore_id)
         puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(restoring.store)]
         restoring.store.apply(Mutations(puts=puts), sync=True)
         if restoring.adoption is not None:  # from here on nothing of an earlier epoch can become the newest
-            restoring.adoption.publish(epoch, self._shelf.info.name)
+            restoring.adoption.publish(epoch, self._registry.info.name)
         with slot.work, slot.mutex:
             if _is_owned_by(slot, restore_id):
                 return self._as_it_is(slot)
@@ -237,7 +237,7 @@ class Restorer:
             self._check_still(slot)
             replace(slot.lifecycle).restore(restore_id, epoch)  # raises if it must not be, before anything is done
             (restoring.directory / UNFINISHED).unlink()
-            self._shelf.machine.sync([restoring.directory])
+            self._registry.environment.sync([restoring.directory])
             slot.lifecycle.restore(restore_id, epoch)
             host, store = slot.host, slot.store
             old = slot.replace(restoring.directory, restoring.store)
@@ -248,12 +248,12 @@ class Restorer:
                 else (restoring.adoption.url, epoch, restoring.manifest.sequence)
             )
             if host is not None:
-                host.let_go(self._shelf.machine.aside)
+                host.let_go(self._registry.environment.aside)
             if store is not None:
                 store.close()
-        self._shelf.on_change(partition)
+        self._registry.on_change(partition)
         if old is not None:
-            self._shelf.remove(old)
+            self._registry.remove(old)
         if restoring.adoption is not None:
             restoring.adoption.release()
         manifest = restoring.manifest
@@ -261,12 +261,12 @@ class Restorer:
 
     def abandon(self, partition: PartitionId) -> None:
         """Forget what was prepared."""
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         with slot.mutex:
             restoring, slot.restoring = slot.restoring, None
         if restoring is not None:
             restoring.store.close()
-            self._shelf.remove(restoring.directory)
+            self._registry.remove(restoring.directory)
             if restoring.adoption is not None:
                 restoring.adoption.release()
 
@@ -282,7 +282,7 @@ class Restorer:
 
     def _as_it_is(self, slot: Slot) -> Restored:
         """It was done before: the answer did not arrive."""
-        db = self._shelf.store(slot)
+        db = self._registry.store(slot)
         positions = {
             key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
             for key, value in db.scan(layout.POSITION)

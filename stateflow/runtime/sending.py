@@ -12,7 +12,7 @@ from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lifecycle import FenceAnswer, State
-from stateflow.runtime.shelf import Shelf, Slot
+from stateflow.runtime.registry import PartitionRegistry, Slot
 from stateflow.runtime.transfer import (
     CHANGES,
     ChangeLog,
@@ -29,8 +29,8 @@ from stateflow.types import PartitionId, ReplicaInfo
 class Sender:
     """The source's side of moves. Called from several threads."""
 
-    def __init__(self, shelf: Shelf, authority: Authority) -> None:
-        self._shelf, self._authority = shelf, authority
+    def __init__(self, registry: PartitionRegistry, authority: Authority) -> None:
+        self._registry, self._authority = registry, authority
 
     def snapshot(
         self, partition: PartitionId, move_id: str, standby: bool = False, kept: Kept | None = None
@@ -40,7 +40,7 @@ class Sender:
         Args:
             kept: what the target has of the partition. It is the base where every change since is known here.
         """
-        slot = self._shelf.look(partition)
+        slot = self._registry.look(partition)
         goes_back = kept is not None and slot.since is not None and slot.since.kept == kept
         if slot.lifecycle.state is State.OWNED and slot.store is not None and not goes_back:
             slot.store.flush()  # outside the lock: what is left to flush inside is little
@@ -55,33 +55,33 @@ class Sender:
                     partition=partition,
                     move=move_id,
                 )
-            store = self._shelf.store(slot)
+            store = self._registry.store(slot)
             slot.snapshots += 1
             snapshot_id = f"{partition.operator}-{partition.partition}-{move_id}-{slot.snapshots}"
             sequence, epoch = read_sequence(store), lifecycle.epoch
-            limit = self._shelf.settings.change_log_bytes_max
+            limit = self._registry.settings.change_log_bytes_max
             since = slot.since
-            directory = self._shelf.snapshots / snapshot_id
+            directory = self._registry.snapshots / snapshot_id
             if since is not None and since.kept == kept and not since.changes.overflowed:
                 known, written = since.digest, since.changes.entries()
             else:
                 known = ""
                 store.snapshot(directory)
             changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby)
-            changes.read_at = self._shelf.clock.monotonic()
-            self._shelf.drop_log(slot, move_id)
+            changes.read_at = self._registry.clock.monotonic()
+            self._registry.drop_log(slot, move_id)
             slot.logs[move_id] = changes
         # the rest while the stream goes on
         try:
             if known:
                 directory.mkdir()
                 (directory / CHANGES).write_bytes(_net(partition, epoch, sequence, written).encode())
-            files = self._shelf.digests.files(directory)
+            files = self._registry.digests.files(directory)
         except FileNotFoundError:
             if not changes.closed:
                 raise
         if changes.closed:  # and what it was made of is gone, but for what came after that
-            self._shelf.machine.remove_tree(directory)
+            self._registry.environment.remove_tree(directory)
             raise MoveUnknown("the move was cancelled, or began anew, meanwhile", remedy="start it again", move=move_id)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
@@ -91,13 +91,13 @@ class Sender:
         return changes.base
 
     def snapshot_file(self, snapshot_id: str, name: str) -> Path:
-        path = self._shelf.snapshots / snapshot_id / name
-        if path.parent.parent != self._shelf.snapshots or not path.is_file():
+        path = self._registry.snapshots / snapshot_id / name
+        if path.parent.parent != self._registry.snapshots or not path.is_file():
             raise MoveUnknown("there is no such base file", remedy="the transfer starts again", path=path)
         return path
 
     def change_log(self, snapshot_id: str) -> ChangeLog:
-        for slot in self._shelf.slots():
+        for slot in self._registry.slots():
             for changes in list(slot.logs.values()):
                 if changes.snapshot_id == snapshot_id:
                     return changes
@@ -112,41 +112,41 @@ class Sender:
             yield changes
         finally:
             changes.readers -= 1
-            changes.read_at = self._shelf.clock.monotonic()
+            changes.read_at = self._registry.clock.monotonic()
 
     def drop_unread(self) -> None:
         """Let go of snapshots and logs that nobody has read from for ``transfer_timeout_s``: the word that their move
         is over was lost. A target that comes back after that begins with a new snapshot."""
-        before = self._shelf.clock.monotonic() - self._shelf.settings.transfer_timeout_s
-        for slot in self._shelf.slots():
+        before = self._registry.clock.monotonic() - self._registry.settings.transfer_timeout_s
+        for slot in self._registry.slots():
             for move_id, changes in list(slot.logs.items()):
                 if not changes.readers and changes.base is not None and changes.read_at < before:
                     with slot.mutex:
                         if slot.logs.get(move_id) is changes:
-                            self._shelf.drop_log(slot, move_id)
+                            self._registry.drop_log(slot, move_id)
 
     def is_followed(self, partition: PartitionId, *moves: str) -> bool:
         """Does the target of one of these moves read the change log now?"""
-        logs = self._shelf.look(partition).logs
+        logs = self._registry.look(partition).logs
         return any(move_id in logs and logs[move_id].readers > 0 for move_id in moves)
 
     def confirm(self, snapshot_id: str, sequence: int) -> None:
         changes = self.change_log(snapshot_id)
         changes.confirm(sequence)
-        for slot in self._shelf.slots():
+        for slot in self._registry.slots():
             if changes in slot.logs.values():
-                self._shelf.on_change(slot.id)
+                self._registry.on_change(slot.id)
 
     def confirmed(self, partition: PartitionId, sequence: int) -> bool:
         """Has a standby of this partition everything up to ``sequence``?"""
-        logs = list(self._shelf.look(partition).logs.values())
+        logs = list(self._registry.look(partition).logs.values())
         return any(changes.standby and changes.confirmed >= sequence for changes in logs)
 
     def settle(self, partition: PartitionId) -> float:
         """Force what the partition has to disk while it is served, so that its seal has only itself to write. Returns
         what that took, milliseconds."""
-        store = self._shelf.look(partition).store
-        return 0.0 if store is None else self._shelf.settle(store)
+        store = self._registry.look(partition).store
+        return 0.0 if store is None else self._registry.settle(store)
 
     def fence(
         self,
@@ -166,8 +166,8 @@ class Sender:
 
         Raises when the move cannot seal; the partition is then served as before.
         """
-        slot = self._shelf.slot(partition)
-        with self._shelf.reopening(slot), slot.mutex:
+        slot = self._registry.slot(partition)
+        with self._registry.reopening(slot), slot.mutex:
             self._authority.check(command)
             logs = [slot.logs[each] for each in (move_id, standby_move) if each in slot.logs]
             follows = any(changes.base is not None and not changes.overflowed for changes in logs)
@@ -193,8 +193,8 @@ class Sender:
         False: will be when the batch in hand is done.
 
         Raises MoveConflict while a move is being fenced, StaleEpoch where it is owned at this epoch or a newer one."""
-        slot = self._shelf.slot(partition)
-        with self._shelf.reopening(slot), slot.mutex:
+        slot = self._registry.slot(partition)
+        with self._registry.reopening(slot), slot.mutex:
             self._authority.check(command)
             lifecycle = slot.lifecycle
             if lifecycle.state not in (State.OWNED, State.FENCING):
@@ -208,10 +208,10 @@ class Sender:
         """Durable first, then said. Called with ``mutex`` held and no batch in hand."""
         lifecycle, target = slot.lifecycle, slot.lifecycle.successor
         assert target is not None
-        store = self._shelf.store(slot)
+        store = self._registry.store(slot)
         epoch = lifecycle.granted
         ownership = layout.Ownership(
-            self._shelf.info.name, State.SEALED, epoch, lifecycle.move_id, target.name, target.site, target.address
+            self._registry.info.name, State.SEALED, epoch, lifecycle.move_id, target.name, target.site, target.address
         )
         store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
         lifecycle.sealed()
@@ -221,35 +221,35 @@ class Sender:
             if changes.base is not None:  # else it ends when that is known
                 self._end(slot, changes, slot.kept)
         if slot.host is not None:
-            slot.host.let_go(self._shelf.machine.aside)
+            slot.host.let_go(self._registry.environment.aside)
             slot.host = None
-        self._shelf.on_change(slot.id)
+        self._registry.on_change(slot.id)
 
     def _end(self, slot: Slot, changes: ChangeLog, kept: Kept) -> None:
         assert changes.base is not None
         digest = cutover_digest(changes.base.digest, changes.changes)
-        now_us = self._shelf.clock.now_us()
+        now_us = self._registry.clock.now_us()
         changes.end(Seal(kept.move_id, kept.epoch, kept.sequence, digest, now_us, slot.lifecycle.successor))
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
         """Never seal for this move. False: it has sealed already and goes forward. Raises StateMissing.
 
         A batch in hand is not waited for."""
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         with slot.mutex:
             possible = slot.lifecycle.cancel(move_id, owned_at)
             if possible:
-                self._shelf.drop_log(slot, move_id)
-        self._shelf.on_change(partition)
+                self._registry.drop_log(slot, move_id)
+        self._registry.on_change(partition)
         return possible
 
     def release(self, partition: PartitionId, move_id: str) -> None:
         """The target owns: nothing of the move is needed any more, its files stay as a warm base for a return."""
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.store is not None:
             slot.store.flush()  # else opening it reads its log, and holds up every thread of the process
         with slot.work, slot.mutex:
-            self._shelf.drop_log(slot, move_id)
+            self._registry.drop_log(slot, move_id)
             if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id:
                 slot.since = None
                 if slot.store is not None:

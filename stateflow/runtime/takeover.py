@@ -20,7 +20,7 @@ from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.shelf import PART, Shelf, Slot
+from stateflow.runtime.registry import PART, PartitionRegistry, Slot
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -40,8 +40,8 @@ class TakenOver:
 class Successor:
     """Called from several threads."""
 
-    def __init__(self, shelf: Shelf, lease: Lease, authority: Authority, clock: Clock) -> None:
-        self._shelf, self._lease, self._authority, self._clock = shelf, lease, authority, clock
+    def __init__(self, registry: PartitionRegistry, lease: Lease, authority: Authority, clock: Clock) -> None:
+        self._registry, self._lease, self._authority, self._clock = registry, lease, authority, clock
 
     def _check_asked(self, command: Command) -> None:
         """Raises LeaseLost, StaleTerm where the controller may have given this take-over up."""
@@ -52,7 +52,7 @@ class Successor:
         self, partition: PartitionId, move_id: str, epoch: int, standby_move: str, command: Command = NOBODY
     ) -> TakenOver:
         """Serve the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch, LeaseLost."""
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         with slot.work:
             if not self._owns(slot, epoch):
                 incoming = slot.incoming
@@ -69,13 +69,13 @@ class Successor:
 
     def from_local(self, partition: PartitionId, move_id: str, epoch: int, command: Command = NOBODY) -> TakenOver:
         """Serve again what was sealed here. Raises StateMissing, StaleEpoch, LeaseLost."""
-        slot = self._shelf.slot(partition)
+        slot = self._registry.slot(partition)
         with slot.work:
             if not self._owns(slot, epoch):
                 try:
-                    store = self._shelf.store(slot)
+                    store = self._registry.store(slot)
                 except StateDamaged as error:  # else it would be asked for it again and again
-                    self._shelf.lose(slot, error)
+                    self._registry.lose(slot, error)
                     raise
                 assert slot.directory is not None
                 self._check_asked(command)
@@ -94,7 +94,7 @@ class Successor:
                     with slot.mutex:
                         if slot.lifecycle.state is State.WARMING:
                             slot.lifecycle.seal_again(sealed)
-                    self._shelf.close_store(slot)
+                    self._registry.close_store(slot)
                     raise
             return self._view(slot, epoch)
 
@@ -116,28 +116,28 @@ class Successor:
         Raises StateMissing when there is none, CheckpointStoreMissing when there is no store, StaleEpoch when a newer
         owner has checkpointed already, LeaseLost.
         """
-        self._shelf.learn(spec)
-        slot = self._shelf.slot(partition)
+        self._registry.learn(spec)
+        slot = self._registry.slot(partition)
         with slot.work:
             if self._owns(slot, epoch):
                 return self._view(slot, epoch)
             self._check_asked(command)
-            self._shelf.expect(1)
+            self._registry.expect(1)
             with slot.mutex:
                 slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
             try:
                 slot.snapshots += 1
                 part = slot.home / f"{move_id}-{slot.snapshots}{PART}"
                 manifest = self._restore(partition, (oldest_epoch, epoch), checkpoints, part)
-                self._shelf.mark_incoming(part)
-                self._shelf.machine.sync([*part.iterdir(), part])
+                self._registry.mark_incoming(part)
+                self._registry.environment.sync([*part.iterdir(), part])
                 directory = part.rename(part.with_name(part.name.removesuffix(PART)))
-                self._shelf.machine.sync([slot.home, slot.home.parent])
+                self._registry.environment.sync([slot.home, slot.home.parent])
                 self._check_asked(command)  # that may have taken minutes
                 if slot.store is not None:
                     slot.store.close()
                     slot.store = None
-                self._own(slot, move_id, epoch, self._shelf.machine.open(directory), directory)
+                self._own(slot, move_id, epoch, self._registry.environment.open(directory), directory)
             except BaseException:
                 with slot.mutex:
                     slot.lifecycle.abandon(move_id)
@@ -157,7 +157,7 @@ class Successor:
                     remedy="ask for the status, and plan again",
                     partition=partition,
                 )
-            self._shelf.machine.remove_tree(directory)
+            self._registry.environment.remove_tree(directory)
             try:
                 checkpoints.restore(manifest, directory, durable=True)
             except CheckpointCorrupt as error:
@@ -167,7 +167,7 @@ class Successor:
                 continue
             if manifest.epoch < epoch:
                 with checkpoints.adopt(manifest, directory) as adoption:
-                    adoption.publish(epoch, self._shelf.info.name)
+                    adoption.publish(epoch, self._registry.info.name)
             return manifest
         raise StateMissing(
             "there is no checkpoint to restore it from",
@@ -181,20 +181,20 @@ class Successor:
 
     def _own(self, slot: Slot, move_id: str, epoch: int, store: PartitionStore, directory: Path) -> None:
         """Durable first, then served."""
-        ownership = layout.Ownership(self._shelf.info.name, State.OWNED, epoch, move_id)
+        ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, move_id)
         with slot.mutex:
             slot.lifecycle.check_own(move_id, epoch)
             puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(store)]
             store.apply(Mutations(puts=puts), sync=True)
             slot.lifecycle.own(move_id, epoch)
             old, slot.incoming = slot.replace(directory, store), None
-        self._shelf.unmark_incoming(directory)
+        self._registry.unmark_incoming(directory)
         if old is not None:
-            self._shelf.remove(old)
-        self._shelf.on_change(slot.id)
+            self._registry.remove(old)
+        self._registry.on_change(slot.id)
 
     def _view(self, slot: Slot, epoch: int, manifest: Manifest | None = None) -> TakenOver:
-        store = self._shelf.store(slot)
+        store = self._registry.store(slot)
         return TakenOver(epoch, read_sequence(store), layout.positions(store), manifest)
 
     # -- the old owner ------------------------------------------------------------------------------------
@@ -202,19 +202,19 @@ class Successor:
     def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, burnt: int = 0) -> bool:
         """The partition is ``owner``'s at ``epoch``: what is here is only a warm base. Durable before it is said.
         False: nothing of it was here."""
-        slot = self._shelf.slot(partition)
-        with self._shelf.reopening(slot), slot.work, slot.mutex:
+        slot = self._registry.slot(partition)
+        with self._registry.reopening(slot), slot.work, slot.mutex:
             if not replace(slot.lifecycle).supersede(epoch, owner, burnt):
                 return False
             ownership = layout.Ownership(
-                self._shelf.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address
+                self._registry.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address
             )
-            self._shelf.store(slot).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            self._registry.store(slot).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
             slot.lifecycle.supersede(epoch, owner, burnt)
             if slot.host is not None:
-                slot.host.let_go(self._shelf.machine.aside)
+                slot.host.let_go(self._registry.environment.aside)
             slot.host = slot.kept = slot.since = None
             for follower in list(slot.logs):
-                self._shelf.drop_log(slot, follower)
-        self._shelf.on_change(partition)
+                self._registry.drop_log(slot, follower)
+        self._registry.on_change(partition)
         return True

@@ -69,7 +69,7 @@ class HoldContract:
             assert (again.term, again.grace_s) == (3, 0.0), "it was given back: nothing is granted any more"
 
     def test_what_was_decided_in_an_earlier_term_is_not_recorded_in_a_later_one(self, fresh: Ledger) -> None:
-        """Of one process: a write of its last term was still on its way when it led again, and its new book, which had
+        """Of one process: a write of its last term was still on its way when it led again, and its new state, which had
         been read by then, did not know it."""
         late = fresh.take_hold(ONE, LONG_S).term
         again = fresh.take_hold(ONE, LONG_S).term

@@ -22,9 +22,9 @@ import pytest
 from stateflow.checkpoint import CheckpointStore, Codec, Retention, collect
 from stateflow.checkpoint.backend import Backend, LocalBackend
 from stateflow.errors import StaleCheckpoint
+from stateflow.runtime.environment import Environment
 from stateflow.runtime.host import Applied
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.machine import Machine
 from stateflow.runtime.offline import verify
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
@@ -181,9 +181,9 @@ def kill_at_local_step(at: int) -> None:
         return run
 
     RocksEngine.open = counted(RocksEngine.open)  # type: ignore[method-assign]
-    Machine.sync = counted(Machine.sync)  # type: ignore[method-assign]
+    Environment.sync = counted(Environment.sync)  # type: ignore[method-assign]
     Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
-    Machine.remove_tree = counted(Machine.remove_tree)  # type: ignore[method-assign]
+    Environment.remove_tree = counted(Environment.remove_tree)  # type: ignore[method-assign]
 
 
 # -- the process that forks -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from reconfig.controller.book import APP, Book, Home
+from reconfig.controller.cluster_state import APP, ClusterState, Home
 from reconfig.policies import StrategyName
 from reconfig.work import PlannedMove, to_payload
 from stateflow.client import Cluster
@@ -34,9 +34,9 @@ PARTITIONS = sized(1024)
 def fill(ledger: Ledger) -> None:
     """With a deployment, and with moves that are over, each a reconfiguration of its own. Written directly."""
     spec = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
-    book = Book(ledger)
-    book.register(ReplicaInfo("a", "x", "127.0.0.1:1"), Home("d", "p"))
-    book.finish_deployment(book.plan_deployment(spec, dict.fromkeys(range(4), "a")))
+    cluster = ClusterState(ledger)
+    cluster.register(ReplicaInfo("a", "x", "127.0.0.1:1"), Home("d", "p"))
+    cluster.finish_deployment(cluster.plan_deployment(spec, dict.fromkeys(range(4), "a")))
     rows: list[dict[str, Any]] = []
     for number in range(RECONFIGURATIONS):
         epoch = 1 + number // 4

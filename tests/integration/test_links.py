@@ -23,7 +23,7 @@ from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient
 from stateflow.rpc.wire import OPTIONS, connect
-from stateflow.runtime.pace import Pace
+from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.transfer import BaseFile
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Blob
@@ -193,7 +193,7 @@ async def _fetch_from_a_silent_source(path: Path) -> None:
     try:
         async with connect(f"127.0.0.1:{port}") as channel:
             stub = replica_pb2_grpc.ReplicaServiceStub(channel)
-            peer = Peer(stub, "s", "there:1", Pace(0), SYSTEM_CLOCK, 0.5, arrived.append)
+            peer = Peer(stub, "s", "there:1", RateLimit(0), SYSTEM_CLOCK, 0.5, arrived.append)
             with pytest.raises(Unavailable, match=r"sent nothing of a base file for 0.5 s .*arrived=3 of 9 bytes"):
                 await peer.fetch(BaseFile("1.sst", 9, "-"), path)
     finally:

@@ -23,14 +23,14 @@ from stateflow.ledger import Hold, Holder
 from stateflow.router import reached
 from stateflow.runtime import layout
 from stateflow.runtime.authority import Authority
+from stateflow.runtime.environment import Environment as RealMachine
 from stateflow.runtime.host import PartitionHost, read_sequence
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
-from stateflow.runtime.machine import Machine as RealMachine
 from stateflow.runtime.positions import Batch, Positions
+from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.sending import Sender
-from stateflow.runtime.shelf import Shelf
 from stateflow.runtime.timers import BY_NAME, BY_TIME
 from stateflow.runtime.transfer import ChangeLog, SnapshotInfo, base_digest
 from stateflow.storage import MemoryStore
@@ -140,9 +140,9 @@ def unfence_on_timeout(patch: pytest.MonkeyPatch) -> None:
         def unfence() -> None:
             if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.logs:
                 slot.lifecycle.state, slot.lifecycle.epoch = State.OWNED, epoch - 1
-                self._shelf.on_change(slot.id)
+                self._registry.on_change(slot.id)
 
-        self._shelf.machine.process.loop.call_later(2.0, unfence)  # type: ignore[attr-defined]
+        self._registry.environment.process.loop.call_later(2.0, unfence)  # type: ignore[attr-defined]
 
     patch.setattr(Sender, "seal", broken)
 
@@ -166,7 +166,7 @@ def zombie_commit(patch: pytest.MonkeyPatch) -> None:
     host = ReplicaNode._host
 
     def reopened(self: ReplicaNode, slot: Any) -> Any:
-        self._shelf.store(slot)
+        self._registry.store(slot)
         return host(self, slot)
 
     patch.setattr(ReplicaNode, "_host", reopened)
@@ -192,16 +192,16 @@ def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
     """The base is copied without holding batches off: what is committed meanwhile is in neither copy nor log."""
 
     def racing(self: Sender, partition: Any, move_id: str) -> SnapshotInfo:
-        shelf, slot = self._shelf, self._shelf.slot(partition)
+        registry, slot = self._registry, self._registry.slot(partition)
         slot.snapshots += 1
         snapshot_id = f"{partition}-{move_id}-{slot.snapshots}".replace("/", "-")
-        store = shelf.store(slot)
-        store.snapshot(shelf.snapshots / snapshot_id)
-        shelf.machine.process.loop.may_switch()  # type: ignore[attr-defined]
+        store = registry.store(slot)
+        store.snapshot(registry.snapshots / snapshot_id)
+        registry.environment.process.loop.may_switch()  # type: ignore[attr-defined]
         sequence = read_sequence(store)
         changes = ChangeLog(move_id, snapshot_id, sequence, 1 << 20)
         slot.logs[move_id] = changes
-        files = shelf.digests.files(shelf.snapshots / snapshot_id)
+        files = registry.digests.files(registry.snapshots / snapshot_id)
         changes.base = SnapshotInfo(snapshot_id, sequence, slot.lifecycle.epoch, base_digest(files, sequence), files)
         if slot.lifecycle.state is State.SEALED:
             changes.end(self._seal_of(changes, slot.lifecycle.epoch, sequence))
@@ -299,7 +299,7 @@ def a_gap_that_no_client_tells_of(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_damaged_is_removed(patch: pytest.MonkeyPatch) -> None:
     """A copy without CURRENT is taken for an unfinished one."""
-    patch.setattr(Shelf, "put_aside", lambda self, _partition, directory, _why: self.remove(directory))
+    patch.setattr(PartitionRegistry, "put_aside", lambda self, _partition, directory, _why: self.remove(directory))
 
 
 def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A book rebuilt from what replicas say."""
+"""The cluster's state rebuilt from what replicas say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reconfig.adoption import EPOCHS_SKIPPED, Claim, Held, assignment, claimants, find
-from reconfig.controller.book import Book, Home
+from reconfig.controller.cluster_state import ClusterState, Home
 from stateflow.errors import ForeignLedger, StaleTerm
 from stateflow.ledger import Ledger
 from stateflow.runtime.authority import Authority, Command
@@ -81,17 +81,17 @@ def test_copies_on_their_way_claim_nothing() -> None:
 
 def test_an_adopted_operator_is_folded_and_its_epochs_go_on_beyond(tmp_path: Path) -> None:
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        book = Book(ledger)
+        cluster = ClusterState(ledger)
         claims = [claim("a", p0=("OWNED", 7), p2=("OWNED", 1)), claim("b", p1=("OWNED", 3))]
         for name in ("a", "b"):
-            book.register(ReplicaInfo(name, "x", f"{name}:1"), Home(f"d-{name}", "here"))
+            cluster.register(ReplicaInfo(name, "x", f"{name}:1"), Home(f"d-{name}", "here"))
         (found,) = find(claims, set())
-        book.adopt(SPEC, assignment(found, claims), found.granted)
-        book.adopt_ledger("l1")
-        book.adopt_ledger("l1")
-        again = Book.read(ledger)
+        cluster.adopt(SPEC, assignment(found, claims), found.granted)
+        cluster.adopt_ledger("l1")
+        cluster.adopt_ledger("l1")
+        again = ClusterState.read(ledger)
         assert again.adopted == {"l1"}
-        for each in (book, again):
+        for each in (cluster, again):
             assert each.operator("Op").spec == SPEC
             assert each.operator("Op").assignment.owners == ("a", "b", "a")
             assert each.operator("Op").assignment.epochs == (7, 3, 1)

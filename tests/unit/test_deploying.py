@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.book import Book, Home
+from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.controller.service import ControllerServer
 from stateflow.errors import CodeRefused, OperatorNotImportable, Unavailable
 from stateflow.ledger import Ledger
@@ -32,7 +32,7 @@ class Cluster:
     def __init__(self, ledger: Ledger) -> None:
         self._loop = asyncio.Runner()
         self.server = self._loop.run(_made(ledger))
-        self.book = self.server._book
+        self.cluster = self.server._cluster
         self.asked: list[tuple[str, Any]] = []
         #: (replica, creates partitions) → what it refuses with
         self.refuses: dict[tuple[str, bool], Exception] = {}
@@ -41,10 +41,12 @@ class Cluster:
         self.may_serve: set[str] = set()
         self.silent: set[str] = set()
         for name in ("a", "b"):
-            self._loop.run(self.server._desk.record(Book.register, ReplicaInfo(name, "site", f"{name}:1"), Home()))
+            self._loop.run(
+                self.server._context.record(ClusterState.register, ReplicaInfo(name, "site", f"{name}:1"), Home())
+            )
             self.server._members.issue(name, "ticket", {})
             self.server._members.registered(name, "incarnation", "ticket")
-        self.server._desk.call = self._call  # type: ignore[method-assign]
+        self.server._context.call = self._call  # type: ignore[method-assign]
 
     async def _call(self, name: str, method: Any, request: Any, timeout_s: float | None = None) -> None:
         self.asked.append((name, request))
@@ -90,7 +92,7 @@ class Cluster:
     def close(self) -> None:
         self._loop.run(self.server.close())
         self._loop.close()
-        self.book.ledger.close()
+        self.cluster.ledger.close()
 
     def sent(self, kind: type) -> list[tuple[str, Any]]:
         return [(name, request) for name, request in self.asked if isinstance(request, kind)]
@@ -111,8 +113,8 @@ def test_what_a_replica_refuses_when_it_is_asked_is_not_begun(cluster: Cluster) 
     cluster.refuses["b", False] = OperatorNotImportable("ModuleNotFoundError", remedy="install it")
     with pytest.raises(OperatorNotImportable):
         cluster.deploy()
-    assert not cluster.book.planned
-    assert not cluster.book.deployed
+    assert not cluster.cluster.planned
+    assert not cluster.cluster.deployed
     assert all(request.asked for _, request in cluster.sent(rpb.CreateRequest)), "nothing is kept of it anywhere"
 
 
@@ -121,15 +123,15 @@ def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
     cluster.refuses["b", True] = Unavailable("no answer from b", remedy="see it")
     with pytest.raises(Unavailable, match="no answer from b"):
         cluster.deploy()
-    for book in (cluster.book, Book.read(cluster.book.ledger)):
-        assert not book.planned
-        assert not book.deployed
-        assert book.undeployed == {"Count": 1}, "who does not answer deletes what it has when it registers"
+    for state in (cluster.cluster, ClusterState.read(cluster.cluster.ledger)):
+        assert not state.planned
+        assert not state.deployed
+        assert state.undeployed == {"Count": 1}, "who does not answer deletes what it has when it registers"
     assert {(name, request.epoch) for name, request in cluster.sent(rpb.DropRequest)} == {("a", 1), ("b", 1)}
     cluster.refuses.clear()
     cluster.deploy(replace(SPEC, partitions=8))
-    assert set(cluster.book.operator("Count").assignment.epochs) == {2}
-    assert Book.read(cluster.book.ledger).operator("Count").spec.partitions == 8
+    assert set(cluster.cluster.operator("Count").assignment.epochs) == {2}
+    assert ClusterState.read(cluster.cluster.ledger).operator("Count").spec.partitions == 8
 
 
 def test_what_was_taken_back_is_nowhere_served_when_it_is_deployed_again(cluster: Cluster) -> None:
@@ -141,7 +143,7 @@ def test_what_was_taken_back_is_nowhere_served_when_it_is_deployed_again(cluster
     assert cluster.server._members.may_serve("b")
     cluster.may_serve.clear()
     cluster.deploy()
-    assert set(cluster.book.operator("Count").assignment.owners) == {"a"}
+    assert set(cluster.cluster.operator("Count").assignment.owners) == {"a"}
     assert not cluster.may_serve
 
 
@@ -168,7 +170,7 @@ def test_a_version_that_a_replica_refuses_does_not_serve_anywhere(cluster: Clust
     cluster.refuses["b", False] = OperatorNotImportable("SyntaxError", remedy="correct it")
     with pytest.raises(OperatorNotImportable):
         cluster.deploy(TEXT)
-    assert cluster.book.operator("Count").spec == SPEC
+    assert cluster.cluster.operator("Count").spec == SPEC
     assert all(request.asked for _, request in cluster.sent(rpb.CreateRequest))
 
 
@@ -179,7 +181,7 @@ def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
     cluster.deploy(TEXT)  # twice is no error, and no other version
     told = [name for name, request in cluster.sent(rpb.CreateRequest) if not request.asked]
     assert told == ["a", "b"]
-    assert cluster.book.upgrades == {"Count": 1}
+    assert cluster.cluster.upgrades == {"Count": 1}
 
 
 # -- the key --------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.book import Book, Recorded
+from reconfig.controller.cluster_state import ClusterState, Recorded
 from reconfig.controller.history import past
-from reconfig.controller.underway import Running, Underway
+from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import StrategyName
 from reconfig.work import MoveOptions, PlannedMove, PlannedStandby
 from stateflow.errors import MoveConflict, MoveUnknown
@@ -52,30 +52,30 @@ def test_what_is_told_of_one() -> None:
 
 def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    book = Book(ledger)
-    book.finish_deployment(book.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
+    cluster = ClusterState(ledger)
+    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
     for name, partition in (("old", 1), ("known", 2), ("new", 3), ("old", 4)):
         planned = PlannedMove(name, PartitionId("Op", partition), "a", "b", 1, 2, StrategyName.WARM_UP)
-        book.plan_move(planned)
-        book.move_owned(planned, {})
+        cluster.plan_move(planned)
+        cluster.move_owned(planned, {})
     copy = PlannedStandby("standby", PartitionId("Op", 5), "a", "b", 1)
-    book.plan_move(copy)
-    book.move_aborted(copy, {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
-    underway = Underway(book)
-    underway.keep(Running(cpb.Reconfiguration(id="known", state="COMPLETED")))
-    assert [message.id for message in underway.history()] == ["known", "old", "new"]
-    assert [move.partition for move in underway.found("old").refresh().moves] == [1, 4]
-    assert [message.id for message in underway.history(2)] == ["known", "old"]
-    assert underway.found("known").refresh().state == "COMPLETED"
+    cluster.plan_move(copy)
+    cluster.move_aborted(copy, {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
+    runs = RunRegistry(cluster)
+    runs.keep(Running(cpb.Reconfiguration(id="known", state="COMPLETED")))
+    assert [message.id for message in runs.history()] == ["known", "old", "new"]
+    assert [move.partition for move in runs.found("old").refresh().moves] == [1, 4]
+    assert [message.id for message in runs.history(2)] == ["known", "old"]
+    assert runs.found("known").refresh().state == "COMPLETED"
     with pytest.raises(MoveUnknown):
-        underway.found("standby")
+        runs.found("standby")
     ledger.close()
 
 
 def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    book = Book(ledger)
-    book.finish_deployment(book.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
+    cluster = ClusterState(ledger)
+    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
     moves = [
         PlannedMove(
             "old", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.WARM_UP, MoveOptions(25.0, patience_s=5.0), 5.0
@@ -83,18 +83,18 @@ def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
         for n in (0, 1)
     ]
     for planned in moves:
-        book.plan_move(planned)
-    book.move_owned(moves[0], {})
-    book.move_aborted(moves[1], {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
-    underway = Underway(book)
-    assert underway.failed("old") == [moves[1]]
-    for command in (underway.pause, underway.resume):
+        cluster.plan_move(planned)
+    cluster.move_owned(moves[0], {})
+    cluster.move_aborted(moves[1], {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
+    runs = RunRegistry(cluster)
+    assert runs.failed("old") == [moves[1]]
+    for command in (runs.pause, runs.resume):
         with pytest.raises(MoveConflict, match="the reconfiguration is FAILED"):
             command("old")
-    assert [move.phase for move in underway.cancel("old").moves] == ["COMPLETED", "ABORTED"]
+    assert [move.phase for move in runs.cancel("old").moves] == ["COMPLETED", "ABORTED"]
 
     async def watched() -> list[str]:
-        return [message.state async for message in underway.watch("old")]
+        return [message.state async for message in runs.watch("old")]
 
     assert asyncio.run(watched()) == ["FAILED"]
     ledger.close()

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from stateflow.errors import InvalidArgument
+from stateflow.runtime.environment import Environment
 from stateflow.runtime.identity import FILE, Identity, identify
-from stateflow.runtime.machine import Machine
 from stateflow.settings import ReplicaSettings
 
-MACHINE = Machine(ReplicaSettings())
+ENVIRONMENT = Environment(ReplicaSettings())
 
 
 def opened(root: Path, name: str = "a") -> Identity:
-    claim = MACHINE.claim(root)
+    claim = ENVIRONMENT.claim(root)
     try:
-        return identify(MACHINE, root, name)
+        return identify(ENVIRONMENT, root, name)
     finally:
         claim.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.book import Book
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerServer
 from stateflow.clock import ManualClock
@@ -65,7 +65,7 @@ class Terms:
         ledger: Any = self.ledger
         self.leading = Leading(ledger, ME, lambda _: False, SETTINGS, self.clock, self._make)
 
-    def _make(self, tenure: Any, books: Any, grace_s: float) -> Any:
+    def _make(self, tenure: Any, states: Any, grace_s: float) -> Any:
         async def close() -> None: ...
 
         self.graces.append(grace_s)
@@ -139,12 +139,12 @@ def test_a_record_waits_for_a_ledger_that_can_only_be_read(tmp_path: Path) -> No
             server = ControllerServer(ledger, ControllerSettings(retry_interval_s=0.001))
             refusals = [READ_ONLY, AWAY, READ_ONLY]
 
-            def work(_: Book) -> str:
+            def work(_: ClusterState) -> str:
                 if refusals:
                     raise refusals.pop()
                 return "done"
 
-            assert await server._desk.record(work) == "done"
+            assert await server._context.record(work) == "done"
             assert not server.over.done()
             await server.close()
 
@@ -183,11 +183,11 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
             refused = asyncio.Event()
             loop = asyncio.get_running_loop()
 
-            def work(_: Book) -> None:
+            def work(_: ClusterState) -> None:
                 loop.call_soon_threadsafe(refused.set)
                 raise READ_ONLY
 
-            record = asyncio.ensure_future(server._desk.record(work))
+            record = asyncio.ensure_future(server._context.record(work))
             await refused.wait()
             terms.clock.advance(SETTINGS.hold_s)
             assert isinstance(await terms.leading._lead(server), HoldLost)

@@ -10,8 +10,8 @@ import pytest
 
 from reconfig import migration as m
 from reconfig.budget import FixedCost
-from reconfig.controller.errand import Hooks
-from reconfig.controller.runner import MoveRunner
+from reconfig.controller.move_runner import MoveRunner
+from reconfig.controller.runner import Hooks
 from reconfig.policies import StrategyName
 from reconfig.work import MoveOptions, PlannedMove
 from stateflow.clock import SYSTEM_CLOCK

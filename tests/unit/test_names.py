@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.book import Book, Home
+from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.controller.members import Members
 from reconfig.controller.names import Names
 from reconfig.policies import StrategyName
@@ -29,18 +29,18 @@ LAPSED_S = 11.1
 class Controller:
     def __init__(self, ledger: Ledger) -> None:
         self.clock = ManualClock()
-        self.book = Book.read(ledger)
-        self.members = Members(self.book.replicas, SETTINGS, self.clock)
-        self.names = Names(self.book, self.members, SETTINGS, self.clock)
+        self.cluster = ClusterState.read(ledger)
+        self.members = Members(self.cluster.replicas, SETTINGS, self.clock)
+        self.names = Names(self.cluster, self.members, SETTINGS, self.clock)
 
     def registered(self, info: ReplicaInfo = A, home: Home = HOME) -> None:
         self.names.check(info, home, ())
-        self.book.register(info, home)
+        self.cluster.register(info, home)
         self.members.issue(info.name, "t", {})
         self.members.registered(info.name, "i", "t")
 
     def deployed(self, owner: str = "a") -> None:
-        self.book.finish_deployment(self.book.plan_deployment(SPEC, dict.fromkeys(range(4), owner)))
+        self.cluster.finish_deployment(self.cluster.plan_deployment(SPEC, dict.fromkeys(range(4), owner)))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_another_directory_is_refused_before_and_after_the_lease(controller: Con
 
 
 def test_a_command_gives_the_name_to_the_one_that_asks(controller: Controller, ledger: Ledger) -> None:
-    names, book, clock = controller.names, controller.book, controller.clock
+    names, cluster, clock = controller.names, controller.cluster, controller.clock
     with pytest.raises(InvalidArgument, match="no replica 'z'"):
         names.successor("z", "")
     with pytest.raises(InvalidArgument, match="no other data directory asks"):
@@ -99,7 +99,7 @@ def test_a_command_gives_the_name_to_the_one_that_asks(controller: Controller, l
     with pytest.raises(InvalidArgument, match="no other data directory asks"):
         names.successor("a", "d1")
     assert names.successor("a", "d2") == "d2"
-    book.replace("a", "d2")
+    cluster.replace("a", "d2")
     names.check(ELSEWHERE, OTHER, ())
     controller.registered(ELSEWHERE, OTHER)
     with pytest.raises(NameTaken, match="belongs_to=d2"):
@@ -117,15 +117,15 @@ def test_a_replica_that_was_forgotten_comes_back_as_a_new_one(ledger: Ledger) ->
     with pytest.raises(NameTaken):
         controller.names.check(ELSEWHERE, OTHER)
     controller.clock.advance(LAPSED_S)
-    controller.book.forget("a")
+    controller.cluster.forget("a")
     controller.members.forget("a")
     controller.names.replaced("a")
     assert controller.names.refused() == []
     assert not controller.members.may_serve("a")
     assert not controller.members.lapsed("a"), "nobody waits for it"
     controller.registered(ELSEWHERE, OTHER)
-    assert controller.book.homes == {"a": OTHER}
-    assert Controller(ledger).book.replicas == {"a": ELSEWHERE}
+    assert controller.cluster.homes == {"a": OTHER}
+    assert Controller(ledger).cluster.replicas == {"a": ELSEWHERE}
 
 
 def test_of_two_copies_the_second_waits_for_the_lease_of_the_first(controller: Controller) -> None:
@@ -157,7 +157,7 @@ def test_a_copy_beside_its_original_needs_a_command(controller: Controller) -> N
             names.check(ELSEWHERE, COPY)
     names.check(A, HOME)
     assert names.successor("a", "") == "d1"
-    controller.book.replace("a", "d1")
+    controller.cluster.replace("a", "d1")
     names.replaced("a")
     names.check(ELSEWHERE, COPY)
 
@@ -179,7 +179,7 @@ def test_a_name_that_has_nothing_to_lose_needs_no_command(ledger: Ledger) -> Non
     controller.deployed("b")
     controller.names.check(ELSEWHERE, OTHER)
     move = PlannedMove("r", PartitionId("Op", 1), "b", "a", 1, 2, StrategyName.WARM_UP)
-    controller.book.plan_move(move)
+    controller.cluster.plan_move(move)
     with pytest.raises(NameTaken, match="which has its state"):
         controller.names.check(ELSEWHERE, OTHER)
 
@@ -187,7 +187,7 @@ def test_a_name_that_has_nothing_to_lose_needs_no_command(ledger: Ledger) -> Non
 def test_a_deployment_that_was_not_finished_is_something_to_lose(ledger: Ledger) -> None:
     controller = Controller(ledger)
     controller.registered()
-    controller.book.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    controller.cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
     controller.clock.advance(LAPSED_S)
     with pytest.raises(NameTaken):
         controller.names.check(ELSEWHERE, OTHER)
@@ -198,7 +198,7 @@ def test_a_name_without_a_known_directory_is_for_who_brings_its_partitions(ledge
     controller = Controller(ledger)
     controller.registered()
     controller.deployed()
-    controller.book.homes.clear()
+    controller.cluster.homes.clear()
     controller.names.check(A, OTHER)
     with pytest.raises(NameTaken, match="none of the replica's partitions"):
         controller.names.check(A, OTHER, {PartitionId("Op", 9)})

@@ -26,7 +26,7 @@ def takeovers(epoch: int) -> Takeovers:
             raise OperatorNotDeployed(f"{name} is not deployed", remedy="deploy it")
         return deployed[name]
 
-    book: Any = SimpleNamespace(
+    cluster: Any = SimpleNamespace(
         replicas={},
         finished=[],
         failed_restores=[],
@@ -40,9 +40,9 @@ def takeovers(epoch: int) -> Takeovers:
         assigned=lambda _: {PartitionId("Op", n): epoch for n in (0, 1)},
     )
     clock = SimpleNamespace(monotonic=lambda: 0.0)
-    desk: Any = SimpleNamespace(book=book, members=SimpleNamespace(session=lambda _: "s"), clock=clock)
+    context: Any = SimpleNamespace(cluster=cluster, members=SimpleNamespace(session=lambda _: "s"), clock=clock)
     nothing: Any = SimpleNamespace()
-    return Takeovers(desk, nothing, nothing, nothing)
+    return Takeovers(context, nothing, nothing, nothing)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -68,11 +68,11 @@ def test_an_operator_that_is_undeployed_while_a_source_is_asked_whether_it_seale
 
     async def call(*_: object) -> rpb.FenceReply:
         if gone:
-            made._desk.book.deployed.clear()
+            made._context.cluster.deployed.clear()
             made.undeployed("Op")
         return rpb.FenceReply(sealed=True)
 
-    made._desk.call = call  # type: ignore[method-assign]
+    made._context.call = call  # type: ignore[method-assign]
     asyncio.run(made._settle_fence("a", FIRST, 1, "m1"))
     assert made._orphans == ({} if gone else {FIRST: Orphan(1, f.Why.SEALED)})
 
@@ -123,7 +123,7 @@ def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
         planned = SimpleNamespace(partition=partition, source=source)
         return SimpleNamespace(planned=planned, source_gone=lambda: told.append((partition, source)))
 
-    made._underway.moving = lambda: [moving(FIRST, "a"), moving(SECOND, "a"), moving(FIRST, "b")]  # type: ignore[method-assign]
+    made._runs.moving = lambda: [moving(FIRST, "a"), moving(SECOND, "a"), moving(FIRST, "b")]  # type: ignore[method-assign]
     made.registered("a", [rpb.PartitionView(operator="Op", partition=1, epoch=1, state="OWNED")])
     assert told == [(FIRST, "a")]
     assert made._orphans == {FIRST: Orphan(1, f.Why.MISSING)}

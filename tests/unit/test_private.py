@@ -11,7 +11,7 @@ import pytest
 from stateflow.errors import InvalidArgument
 from stateflow.masking import masked, names_a_secret
 from stateflow.private import keep_private, url_of
-from stateflow.runtime.machine import Machine
+from stateflow.runtime.environment import Environment
 from stateflow.settings import ReplicaSettings
 
 
@@ -38,7 +38,7 @@ def test_a_claimed_data_directory_is_its_owners(tmp_path: Path) -> None:
     old.mkdir()
     old.chmod(0o755)
     for folder in (old, tmp_path / "new"):
-        Machine(ReplicaSettings()).claim(folder).close()
+        Environment(ReplicaSettings()).claim(folder).close()
         assert mode(folder) == 0o700
 
 

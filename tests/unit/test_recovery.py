@@ -15,8 +15,8 @@ from stateflow.runtime.host import Applied
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
+from stateflow.runtime.registry import INCOMING, UNFINISHED
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shelf import INCOMING, UNFINISHED
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import RocksEngine
 from stateflow.types import PartitionId, ReplicaInfo
@@ -162,7 +162,7 @@ def test_damage_met_by_a_batch_seals_the_partition_off(place: Place) -> None:
     assert node is not None
     for number in range(3):
         send(node, number)
-    node.checkpointer._shelf.store(node._shelf.slot(P)).flush()
+    node.checkpointer._registry.store(node._registry.slot(P)).flush()
     place.stop()
     sst = next((place.home / "created-1").glob("*.sst"))
     node = place.start()
@@ -187,7 +187,7 @@ def test_an_operator_that_speaks_of_corruption_costs_nothing(place: Place) -> No
     def process(*_: object) -> None:
         raise Exception("Corruption: of the youth")
 
-    host = node._shelf.slot(P).host
+    host = node._registry.slot(P).host
     assert host is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(host._operator), "process", process)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.book import PlannedRestore
+from reconfig.controller.cluster_state import PlannedRestore
 from reconfig.controller.restores import Restores
 from stateflow.errors import HoldLost, MoveConflict, StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
@@ -37,13 +37,13 @@ def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> rpb
     members = SimpleNamespace(alive=lambda _: True, lapsed=lambda _: False)
     settings = SimpleNamespace(restore_patience_s=0.0, retry_interval_s=0.0)
     clock = SimpleNamespace(monotonic=lambda: 0.0)
-    desk: Any = SimpleNamespace(
-        call=call, members=members, settings=settings, clock=clock, book=SimpleNamespace(), check_leads=leads
+    context: Any = SimpleNamespace(
+        call=call, members=members, settings=settings, clock=clock, cluster=SimpleNamespace(), check_leads=leads
     )
 
     async def own() -> rpb.RestoreReply:
         request = rpb.RestoreRequest(restore_id="r", epoch=2)
-        result, _ = await Restores(desk, end)._own(PLANNED, request, rpb.RestoreReply(epoch=2))
+        result, _ = await Restores(context, end)._own(PLANNED, request, rpb.RestoreReply(epoch=2))
         return result
 
     result = asyncio.run(own())

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from reconfig import migration as m
-from reconfig.controller.book import Book
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.controller.underway import Running, Underway
+from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import STRATEGIES, StrategyName
 from reconfig.work import Cause, MoveOptions, PlannedMove
 from stateflow.ledger import Ledger
@@ -26,36 +26,36 @@ OPTIONS = MoveOptions(0.0, 4e6, 0.0, "fluid", "hot-last")
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
+def cluster(tmp_path: Path) -> Iterator[ClusterState]:
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        made = Book(ledger)
+        made = ClusterState(ledger)
         made.finish_deployment(made.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
         yield made
 
 
-def plan(book: Book) -> list[PlannedMove]:
+def plan(cluster: ClusterState) -> list[PlannedMove]:
     moves = [
         PlannedMove(
             "r", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.FLUID, OPTIONS, 30.0, 4e6, Cause.DRAIN, "b", number
         )
         for number, n in enumerate((3, 1, 2, 0))
     ]
-    book.plan_moves(moves)
+    cluster.plan_moves(moves)
     return moves
 
 
 class Again:
     """A controller's reconfigurations, read from the ledger."""
 
-    def __init__(self, book: Book) -> None:
-        self.book = Book.read(book.ledger)
-        self.underway = Underway(self.book)
+    def __init__(self, cluster: ClusterState) -> None:
+        self.cluster = ClusterState.read(cluster.ledger)
+        self.registry = RunRegistry(self.cluster)
         self.runs: list[tuple[Running, dict[str, list[m.Instruction]]]] = []
         self.started: list[Any] = []
         members = SimpleNamespace(alive=lambda _: True)
-        desk: Any = SimpleNamespace(book=self.book, spawn=lambda _: None, members=members, planning=NoLock())
-        carrier: Any = SimpleNamespace(run=lambda *run: self.runs.append(run), runner=self._runner)
-        self.reconfigurations = Reconfigurations(desk, self.underway, carrier)
+        context: Any = SimpleNamespace(cluster=self.cluster, spawn=lambda _: None, members=members, planning=NoLock())
+        executor: Any = SimpleNamespace(run=lambda *run: self.runs.append(run), runner=self._runner)
+        self.reconfigurations = Reconfigurations(context, self.registry, executor)
         self.reconfigurations.resume_all()
 
     @staticmethod
@@ -70,12 +70,12 @@ class NoLock:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-def test_rounds_strategy_and_what_has_ended(book: Book) -> None:
-    moves = plan(book)
-    book.grant(moves[0])
-    book.move_owned(moves[0], {"pause_ms": 3.0})
-    book.grant(moves[1])
-    again = Again(book)
+def test_rounds_strategy_and_what_has_ended(cluster: ClusterState) -> None:
+    moves = plan(cluster)
+    cluster.grant(moves[0])
+    cluster.move_owned(moves[0], {"pause_ms": 3.0})
+    cluster.grant(moves[1])
+    again = Again(cluster)
     ((running, first),) = again.runs
     assert running.strategy is STRATEGIES[StrategyName.FLUID]
     assert [[runner.planned for runner in round_] for round_ in running.rounds] == [[move] for move in moves[1:]]
@@ -88,14 +88,14 @@ def test_rounds_strategy_and_what_has_ended(book: Book) -> None:
         (0, "WAITING"),
     ]
     assert (report.kind, report.strategy, report.state) == ("drain", "fluid", "RUNNING")
-    assert report.created_us == book.history["r"].created_us
+    assert report.created_us == cluster.history["r"].created_us
     assert {runner.machine.kind for round_ in running.rounds[1:] for runner in round_} == {m.Kind.COLD}
 
 
-def test_retry_has_all_that_was_asked(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    for move in plan(book):
-        book.move_aborted(move, ERROR, {})
-    again = Again(book)
+def test_retry_has_all_that_was_asked(cluster: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
+    for move in plan(cluster):
+        cluster.move_aborted(move, ERROR, {})
+    again = Again(cluster)
     assert again.runs == []
 
     async def start(_: Any, *arguments: Any) -> None:

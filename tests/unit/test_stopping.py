@@ -17,9 +17,9 @@ from stateflow import Context, Operator, state
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.replica.applying import Applier, _Call, _Part
-from stateflow.runtime import shelf
+from stateflow.runtime import registry
+from stateflow.runtime.environment import WorkLock
 from stateflow.runtime.host import Applied, PartitionHost
-from stateflow.runtime.machine import WorkLock
 from stateflow.runtime.operator import BatchOperator, describe
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
@@ -139,8 +139,8 @@ def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
 def test_a_batch_that_is_in_hand_for_longer_than_a_replica_stops_is_not_committed(
     node: ReplicaNode, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf, "RELEASE_S_MAX", 0.01)
-    store = node._shelf.store(node._shelf.slot(P))
+    monkeypatch.setattr(registry, "RELEASE_S_MAX", 0.01)
+    store = node._registry.store(node._registry.slot(P))
     thread, came = in_thread(lambda: applied_to(node, 0))
     assert held.entered.wait(LONG_S)
     node.close()
@@ -156,7 +156,7 @@ def test_a_batch_that_is_in_hand_for_longer_than_a_replica_stops_is_not_committe
 def test_a_replica_that_stops_waits_for_whoever_has_a_partition(
     node: ReplicaNode, held: Held, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(shelf, "RELEASE_S_MAX", LONG_S)
+    monkeypatch.setattr(registry, "RELEASE_S_MAX", LONG_S)
     asked = threading.Event()
     acquire = WorkLock.acquire
 
@@ -183,7 +183,7 @@ def test_a_replica_that_stops_waits_for_whoever_has_a_partition(
 
 def test_nothing_is_opened_in_a_replica_that_has_stopped(node: ReplicaNode) -> None:
     node.close()
-    slot = node._shelf.slot(P)
+    slot = node._registry.slot(P)
     slot.host = slot.store = None
     with pytest.raises(Unavailable, match="the replica stops"):
         applied_to(node, 0)

@@ -110,14 +110,14 @@ def test_a_sealed_owner_serves_again_when_its_move_can_never_end(two: Two) -> No
 def moved_to_its_standby(two: Two) -> None:
     """``a`` seals for the move m1 to ``b``, which follows as standby s1."""
     followed(two)
-    snapshot = two.a._shelf.slot(P).logs["s1"].snapshot_id
+    snapshot = two.a._registry.slot(P).logs["s1"].snapshot_id
     with two.a.sender.reading(snapshot):
         assert two.a.sender.is_followed(P, "m1", "s1")
     assert two.a.sender.fence(P, "m1", 2, two.b.info, standby_move="s1")
 
 
 def end_of_standby(two: Two) -> Seal:
-    seal = two.a._shelf.slot(P).logs["s1"].seal
+    seal = two.a._registry.slot(P).logs["s1"].seal
     assert seal is not None
     return seal
 
@@ -168,13 +168,13 @@ def test_a_standby_that_began_before_the_seal_and_was_copied_behind_it_hears_of_
 ) -> None:
     two.send(two.a, 1)
     base = two.a.sender.snapshot(P, "m1")
-    digests = two.a._shelf.digests.files
+    digests = two.a._registry.digests.files
 
     def sealed_meanwhile(directory: Path) -> tuple[BaseFile, ...]:
         assert two.a.sender.fence(P, "m1", 2, C)
         return digests(directory)
 
-    monkeypatch.setattr(two.a._shelf.digests, "files", sealed_meanwhile)
+    monkeypatch.setattr(two.a._registry.digests, "files", sealed_meanwhile)
     standby = two.a.sender.snapshot(P, "s1", True)
     seal = two.a.sender.change_log(standby.snapshot_id).seal
     assert seal is not None
@@ -352,7 +352,7 @@ def test_a_log_that_nobody_reads_is_dropped(two: Two) -> None:
 
 
 def test_a_flush_after_the_close_is_no_error(two: Two) -> None:
-    slot = two.a._shelf.slot(P)
+    slot = two.a._registry.slot(P)
     assert slot.store is not None
     slot.store.apply(Mutations(puts=[(b"a", b"b")]))
     store, slot.store = slot.store, None

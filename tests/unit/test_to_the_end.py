@@ -65,6 +65,6 @@ def test_what_was_begun_is_done_though_its_caller_has_left(
         go_on.set()
         await asyncio.wait_for(done.wait(), 5)
         await server.close()
-        server._book.ledger.close()
+        server._cluster.ledger.close()
 
     asyncio.run(scenario())

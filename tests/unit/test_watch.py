@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.book import Book
-from reconfig.controller.underway import Running, Underway
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.work import ReconfigurationState
 from stateflow.ledger import Ledger
 from stateflow.rpc import controller_pb2 as cpb
@@ -18,19 +18,19 @@ from stateflow.rpc import controller_pb2 as cpb
 def test_the_last_report_is_the_final_one(tmp_path: Path, ends_while: str) -> None:
     """A report is awaited onto the wire, and the reconfiguration may end in that very moment."""
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    underway = Underway(Book(ledger))
+    runs = RunRegistry(ClusterState(ledger))
     running = Running(cpb.Reconfiguration(id="r", state="RUNNING"))
-    underway.running = {"r": running}
+    runs.running = {"r": running}
 
     async def watch() -> list[str]:
         said: list[str] = []
-        async for report in underway.watch("r"):
+        async for report in runs.watch("r"):
             said.append(report.state)
             if report.state == "RUNNING":
                 if ends_while == "the first report is sent":
-                    underway.settle(running, ReconfigurationState.COMPLETED)
+                    runs.settle(running, ReconfigurationState.COMPLETED)
                 else:
-                    asyncio.get_running_loop().call_soon(underway.settle, running, ReconfigurationState.COMPLETED)
+                    asyncio.get_running_loop().call_soon(runs.settle, running, ReconfigurationState.COMPLETED)
         return said
 
     async def in_time() -> list[str]:

@@ -16,8 +16,8 @@ from stateflow import Context, Operator, state
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import OperatorStuck
 from stateflow.replica.lane import Lane, LeftBehind
+from stateflow.runtime.environment import WorkLock
 from stateflow.runtime.host import Applied
-from stateflow.runtime.machine import WorkLock
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode

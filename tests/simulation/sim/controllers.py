@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from reconfig.controller.desk import Books
+from reconfig.controller.context import ClusterStates
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerServer
 from reconfig.tenure import Tenure
@@ -46,7 +46,7 @@ class Controllers:
             for each in self.leading.values()
             if each.serving is not None and each._ledger.id == self._world.ledger.id
         ]
-        newest = max(serving, key=lambda each: each.serving._desk.term, default=None)  # type: ignore[union-attr]
+        newest = max(serving, key=lambda each: each.serving._context.term, default=None)  # type: ignore[union-attr]
         return None if newest is None else newest.serving
 
     def addresses(self) -> str:
@@ -67,11 +67,11 @@ class Controllers:
         def gone(other: Holder) -> bool:
             return other.host == name and other.id != me.id
 
-        def make(tenure: Tenure, books: Books, grace_s: float) -> ControllerServer:
+        def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> ControllerServer:
             world.log(f"{name} leads, term {tenure.term}")
             connect: Any = world.net.connect
             server = ControllerServer(
-                ledger, CONTROLLER, clock, connect, world.new_id, tenure=tenure, books=books, grace_s=grace_s
+                ledger, CONTROLLER, clock, connect, world.new_id, tenure=tenure, states=states, grace_s=grace_s
             )
             register = server._members.registered
 

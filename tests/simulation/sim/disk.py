@@ -21,7 +21,7 @@ import msgpack
 
 from stateflow.changes import Mutations
 from stateflow.errors import DataDirLocked, StateDamaged, StateMissing
-from stateflow.runtime.shelf import INCOMING, UNFINISHED
+from stateflow.runtime.registry import INCOMING, UNFINISHED
 from stateflow.storage.store import prefix_end
 from tests.simulation.sim.loop import Crashed, Mutex, Process
 
@@ -99,8 +99,8 @@ class Disk:
                 node.data = node.synced = whole[: self.random.randint(0, len(whole))] or node.synced
 
 
-class Machine:
-    """Stands in for stateflow.runtime.machine.Machine, for one process on one disk.
+class Environment:
+    """Stands in for stateflow.runtime.environment.Environment, for one process on one disk.
 
     ``wrote`` is told of every write to a database, when it is in its log.
     """
@@ -220,13 +220,13 @@ class Machine:
 class Path:
     """As much of pathlib as the product uses."""
 
-    __slots__ = ("_machine", "parts")
+    __slots__ = ("_environment", "parts")
 
-    def __init__(self, machine: Machine, parts: tuple[str, ...]) -> None:
-        self._machine, self.parts = machine, parts
+    def __init__(self, environment: Environment, parts: tuple[str, ...]) -> None:
+        self._environment, self.parts = environment, parts
 
     def __truediv__(self, name: str) -> Path:
-        return Path(self._machine, (*self.parts, *name.split("/")))
+        return Path(self._environment, (*self.parts, *name.split("/")))
 
     def __str__(self) -> str:
         return "/" + "/".join(self.parts)
@@ -256,12 +256,12 @@ class Path:
 
     @property
     def parent(self) -> Path:
-        return Path(self._machine, self.parts[:-1])
+        return Path(self._environment, self.parts[:-1])
 
     def find(self) -> File | Dir | None:
-        if not self._machine.process.alive:
+        if not self._environment.process.alive:
             raise Crashed
-        node: File | Dir | None = self._machine.disk.root
+        node: File | Dir | None = self._environment.disk.root
         for part in self.parts:
             if not isinstance(node, Dir):
                 return None
@@ -304,12 +304,12 @@ class Path:
                     yield from path.glob(rest)
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        self._machine.write()
+        self._environment.write()
         if self.exists():
             if not exist_ok:
                 raise FileExistsError(str(self))
             return
-        node = self._machine.disk.root
+        node = self._environment.disk.root
         for part in self.parts[:-1]:
             found = node.entries.get(part)
             if found is None and not parents:
@@ -321,7 +321,7 @@ class Path:
         node.entries[self.name] = Dir()
 
     def rename(self, other: Path) -> Path:
-        self._machine.write()
+        self._environment.write()
         node = self.find()
         assert node is not None
         del self.parent.directory().entries[self.name]
@@ -332,12 +332,12 @@ class Path:
         """What the database in this directory holds, which nobody has open."""
         found = self.directory()
         opened_by = found.opened_by
-        store = Store(self._machine, found)
+        store = Store(self._environment, found)
         found.opened_by = opened_by
         return store.entries()
 
     def unlink(self) -> None:
-        self._machine.write()
+        self._environment.write()
         self.file()
         del self.parent.directory().entries[self.name]
 
@@ -352,30 +352,30 @@ class Path:
         return self.file().data
 
     def write_bytes(self, data: bytes) -> None:
-        self._machine.write()
-        file = self.parent.directory().entries[self.name] = self._machine.disk.new()
+        self._environment.write()
+        file = self.parent.directory().entries[self.name] = self._environment.disk.new()
         file.data = data
 
     def hardlink_to(self, other: Path) -> None:
-        self._machine.write()
+        self._environment.write()
         self.parent.directory().entries[self.name] = other.file()
 
     def open(self, mode: str) -> Any:
         if mode == "rb":
             return io.BytesIO(self.file().data)
         assert mode == "ab"
-        self._machine.write()
+        self._environment.write()
         entries = self.parent.directory().entries
         file = entries.get(self.name)
         if file is None:
-            file = entries[self.name] = self._machine.disk.new()
+            file = entries[self.name] = self._environment.disk.new()
         assert isinstance(file, File)
-        return _Appending(self._machine, file)
+        return _Appending(self._environment, file)
 
 
 class _Appending:
-    def __init__(self, machine: Machine, file: File) -> None:
-        self._machine, self._file = machine, file
+    def __init__(self, environment: Environment, file: File) -> None:
+        self._environment, self._file = environment, file
 
     def __enter__(self) -> _Appending:
         return self
@@ -384,7 +384,7 @@ class _Appending:
         pass
 
     def write(self, data: bytes) -> None:
-        self._machine.write()
+        self._environment.write()
         self._file.data += data
 
     def tell(self) -> int:
@@ -405,8 +405,8 @@ def check(directory: Dir) -> None:
 class Store:
     """A partition's database. Ordered bytes → bytes over a log and immutable files."""
 
-    def __init__(self, machine: Machine, directory: Dir) -> None:
-        self._machine, self._dir = machine, directory
+    def __init__(self, environment: Environment, directory: Dir) -> None:
+        self._environment, self._dir = environment, directory
         self._entries: dict[bytes, bytes] = {}
         self._keys: list[bytes] | None = []
         self.closed = False
@@ -424,7 +424,7 @@ class Store:
             directory.log = Log()
         for record in directory.log.records:
             self._change(*record)
-        directory.opened_by = machine.process
+        directory.opened_by = environment.process
         directory.next_file = max([directory.next_file, *(1 + int(n[:6]) for n in entries if n.endswith(".sst"))])
 
     def _ssts(self) -> list[str]:
@@ -435,7 +435,7 @@ class Store:
         return manifest.data.decode().split()
 
     def _manifest(self, ssts: list[str]) -> None:
-        directory, disk = self._dir, self._machine.disk
+        directory, disk = self._dir, self._environment.disk
         old = directory.entries.get("CURRENT")
         name = f"MANIFEST-{directory.next_file:06}"
         directory.next_file += 1
@@ -465,7 +465,7 @@ class Store:
         return keys[bisect_left(keys, start) : None if end is None else bisect_left(keys, end)]
 
     def _check(self) -> None:
-        if not self._machine.process.alive:
+        if not self._environment.process.alive:
             raise Crashed
         if self.closed:
             raise RuntimeError("the database is closed")
@@ -482,7 +482,7 @@ class Store:
 
     def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
         self._check()
-        self._machine.write()
+        self._environment.write()
         self._check()
         log = self._dir.log
         assert log is not None
@@ -491,20 +491,20 @@ class Store:
         if sync:
             log.synced = len(log.records)
         self._change(*record)
-        self._machine.wrote(self, mutations)
-        self._machine.write()
+        self._environment.wrote(self, mutations)
+        self._environment.write()
 
     def sync(self) -> None:
         self._check()
-        self._machine.write()
+        self._environment.write()
         log = self._dir.log
         assert log is not None
         log.synced = len(log.records)
-        self._machine.write()
+        self._environment.write()
 
     def flush(self) -> None:
         self._check()
-        self._machine.write()
+        self._environment.write()
         log, directory = self._dir.log, self._dir
         assert log is not None
         if not log.records:
@@ -515,7 +515,7 @@ class Store:
         if len(ssts) >= SSTS_MAX:
             ssts, dropped = [], ssts
             records = (((), (), tuple(sorted(self._entries.items()))),)
-        file = self._machine.disk.new(msgpack.packb(records))
+        file = self._environment.disk.new(msgpack.packb(records))
         name = f"{directory.next_file:06}.sst"
         directory.next_file += 1
         directory.put(name, file)
@@ -526,7 +526,7 @@ class Store:
 
     def snapshot(self, directory: Path) -> None:
         self.flush()
-        self._machine.write()
+        self._environment.write()
         parent = directory.parent.directory()
         assert directory.name not in parent.entries
         copy = parent.entries[directory.name] = Dir(next_file=self._dir.next_file)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from reconfig.controller.book import Book
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.service import ControllerServer
 from reconfig.work import ReconfigurationState
 from stateflow.errors import StateflowError
@@ -30,13 +30,13 @@ from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
+from stateflow.runtime.registry import Slot
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shelf import Slot
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim import flow
 from tests.simulation.sim.controllers import NAMES, Controllers
-from tests.simulation.sim.disk import Disk, Machine, Path, Store
+from tests.simulation.sim.disk import Disk, Environment, Path, Store
 from tests.simulation.sim.ledger import MemoryLedger
 from tests.simulation.sim.loop import Crashed, Process, SimLoop
 from tests.simulation.sim.net import Methods, Network
@@ -85,15 +85,15 @@ class Clock:
 class Node(ReplicaNode):
     """A replica that is watched."""
 
-    def __init__(self, world: World, process: Process, info: ReplicaInfo, machine: Machine) -> None:
+    def __init__(self, world: World, process: Process, info: ReplicaInfo, environment: Environment) -> None:
         self._world, self._process = world, process
         settings = REPLICA[world.acknowledge]
         super().__init__(
             info,
-            machine.home,
+            environment.home,
             settings,
             Clock(process),
-            machine,
+            environment,
             Lease.none(),
             recover=False,  # type: ignore[arg-type]
         )
@@ -287,9 +287,9 @@ class World:
         """Args: asks_for: the name that it registers under."""
         name = process.name
         info = ReplicaInfo(asks_for, asks_for.rpartition("-")[0], f"{name}:1")
-        machine = Machine(process, self.disks[name])
-        machine.wrote = lambda store, mutations: self._wrote(process, store, mutations)
-        node = Node(self, process, info, machine)
+        environment = Environment(process, self.disks[name])
+        environment.wrote = lambda store, mutations: self._wrote(process, store, mutations)
+        node = Node(self, process, info, environment)
         service = ReplicaService(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
         if self._slow.random() < SLOW_STARTS:
             saying = self.loop.create_task(say_opening(service.member(info), self.controllers.addresses()))
@@ -297,7 +297,7 @@ class World:
             saying.cancel()
         await recover(service, info, self.controllers.addresses(), asyncio.Event())
         self.nodes[name] = node
-        for slot in node._shelf.slots():
+        for slot in node._registry.slots():
             if slot.lifecycle.state is State.OWNED:
                 epoch, entries = slot.lifecycle.epoch, contents(slot)
                 sequence = int.from_bytes(entries.get(layout.SEQUENCE, b""), "big")
@@ -334,7 +334,7 @@ class World:
         lifecycle = node.lifecycle(partition)
         self.log(f"{node.info.name} {partition} {lifecycle.state} {lifecycle.epoch} {lifecycle.move_id}")
         if lifecycle.state is State.OWNED:
-            entries, plan = contents(node._shelf.slot(partition)), self._plan_of(partition, lifecycle.epoch)
+            entries, plan = contents(node._registry.slot(partition)), self._plan_of(partition, lifecycle.epoch)
             self._check(lambda: self.oracle.owned(partition, node.info.name, lifecycle.epoch, entries, plan))
         self._check(lambda: self.oracle.changed(partition, self.nodes))
 
@@ -392,32 +392,32 @@ class World:
             return False  # one still looks what it has …
         if not all(self.nodes[name].leased for name in REPLICAS if name in self.nodes):
             return False  # … or has not heard what it owns no more
-        book = self.controller._book
-        if any(book.changes()):
+        cluster = self.controller._cluster
+        if any(cluster.changes()):
             return False
-        if book.planned or "Flow" not in book.deployed or not self._copies_follow:
+        if cluster.planned or "Flow" not in cluster.deployed or not self._copies_follow:
             return False
-        return not any(r.state is ReconfigurationState.RUNNING for r in self.controller._underway.running.values())
+        return not any(r.state is ReconfigurationState.RUNNING for r in self.controller._runs.running.values())
 
     @property
     def _copies_follow(self) -> bool:
         """Every standby that is wanted has what its owner has."""
         assert self.controller is not None
-        if self.controller._book.standbys.get("Flow", 0) != self.standbys:
+        if self.controller._cluster.standbys.get("Flow", 0) != self.standbys:
             return False
         return all(len(self._copies(PartitionId("Flow", p))) == self.standbys for p in range(flow.PARTITIONS))
 
     def _copies(self, partition: PartitionId) -> list[tuple[str, Store]]:
         """(replica, store) of the standbys that have all their owner has."""
         assert self.controller is not None
-        owner = self.controller._book.operator("Flow").assignment.owner(partition.partition)[0]
-        serving = self.nodes[owner]._shelf.slot(partition).store if owner in self.nodes else None
+        owner = self.controller._cluster.operator("Flow").assignment.owner(partition.partition)[0]
+        serving = self.nodes[owner]._registry.slot(partition).store if owner in self.nodes else None
         if not isinstance(serving, Store) or serving.closed:
             return []
         found = []
         for copy in self.controller._standbys.copies(partition):
             if copy.replica in self.nodes:
-                incoming = self.nodes[copy.replica]._shelf.slot(partition).incoming
+                incoming = self.nodes[copy.replica]._registry.slot(partition).incoming
                 if incoming is None or incoming.move_id != copy.move_id or not isinstance(incoming.store, Store):
                     continue
                 if not incoming.store.closed and read_sequence(incoming.store) == read_sequence(serving):
@@ -427,16 +427,16 @@ class World:
     def check_end(self, sent: dict[int, dict[tuple[str, int], bytes]], mended: Collection[str]) -> None:
         """Raises Violation. ``sent``: partition → (source, number) → rows; ``mended``: see :meth:`Oracle.compare`."""
         assert self.controller is not None
-        book = self.controller._book
-        assignment = book.operator("Flow").assignment
+        cluster = self.controller._cluster
+        assignment = cluster.operator("Flow").assignment
         self._check_ended()
-        folded = Book.read(self.ledger)  # type: ignore[arg-type]
+        folded = ClusterState.read(self.ledger)  # type: ignore[arg-type]
         if (folded.replicas, folded.epochs_granted, folded.operator("Flow").assignment) != (
-            book.replicas,
-            book.epochs_granted,
+            cluster.replicas,
+            cluster.epochs_granted,
             assignment,
         ):
-            raise Violation("the controller's book is not the fold of its ledger")
+            raise Violation("the controller's cluster is not the fold of its ledger")
         for number in range(flow.PARTITIONS):
             partition = PartitionId("Flow", number)
             owners = [
@@ -451,7 +451,7 @@ class World:
                 if node.lifecycle(partition).state in (State.WARMING, State.FENCING) and name not in copies:
                     raise Violation(f"{name} still has {partition} {node.lifecycle(partition).state}")
             self.serving(partition)  # also where it took no batch since it came back
-            slot = self.nodes[owners[0][0]]._shelf.slot(partition)
+            slot = self.nodes[owners[0][0]]._registry.slot(partition)
             self.oracle.compare(partition, contents(slot), sent[number], mended)
             if len(copies) != self.standbys:
                 raise Violation(f"{partition} has {sorted(copies)} as standbys, {self.standbys} are wanted")
@@ -462,10 +462,10 @@ class World:
     def _check_ended(self) -> None:
         """Nothing that was begun is open for ever, in the ledger or as who leads tells of it. Raises Violation."""
         assert self.controller is not None
-        book = self.controller._book
-        moves = [item for item, move in book.open_moves.items() if move.planned.strategy != "standby"]
-        reports = [name for name, running in self.controller._underway.running.items() if not running.over]
-        if stranded := [*moves, *book.open_restores, *book.planned, *reports]:
+        cluster = self.controller._cluster
+        moves = [item for item, move in cluster.open_moves.items() if move.planned.strategy != "standby"]
+        reports = [name for name, running in self.controller._runs.running.items() if not running.over]
+        if stranded := [*moves, *cluster.open_restores, *cluster.planned, *reports]:
             raise Violation(f"never ended: {stranded}")
 
 

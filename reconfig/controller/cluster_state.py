@@ -92,10 +92,10 @@ class Recorded:
 
 
 @dataclass(slots=True)
-class Book:
+class ClusterState:
     """Fold on start, append and fold alike afterwards. Not thread-safe.
 
-    ``on_record`` is called with every record that was appended: a second book that folds them is the same.
+    ``on_record`` is called with every record that was appended: a second one that folds them is the same.
     """
 
     ledger: Ledger
@@ -126,14 +126,14 @@ class Book:
     check: Callable[[], None] = lambda: None
 
     @classmethod
-    def read(cls, ledger: Ledger, mirror: Book | None = None, term: int | None = None) -> Book:
-        """``mirror``: an empty book that folds the same records."""
-        book = cls(ledger, term=term)
+    def read(cls, ledger: Ledger, mirror: ClusterState | None = None, term: int | None = None) -> ClusterState:
+        """``mirror``: an empty one that folds the same records."""
+        cluster = cls(ledger, term=term)
         for record in ledger.records(archived=True):
-            book.fold(record)
+            cluster.fold(record)
             if mirror is not None:
                 mirror.fold(record)
-        return book
+        return cluster
 
     def _append(self, item: str, state: RecordState, previous: Record | None, payload: Any = None) -> Record:
         return self._write(_entry(item, state, previous, payload))[-1]
@@ -452,17 +452,17 @@ def _spec_of(name: str, payload: Mapping[str, Any]) -> OperatorSpec:
 
 
 #: how a record is known, by the kind of its item
-FOLDS: Mapping[str, Callable[[Book, str, Record], None]] = {
-    "replica": Book._fold_replica,
-    "directory": Book._fold_directory,
-    "forget": Book._fold_forget,
-    "operator": Book._fold_operator,
-    "upgrade": Book._fold_upgrade,
-    "undeploy": Book._fold_undeploy,
-    "move": Book._fold_move,
-    "restore": Book._fold_restore,
-    "grant": Book._fold_grant,
-    "adopt": Book._fold_adopt,
-    "adopted": Book._fold_adopted,
-    "standbys": Book._fold_standbys,
+FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
+    "replica": ClusterState._fold_replica,
+    "directory": ClusterState._fold_directory,
+    "forget": ClusterState._fold_forget,
+    "operator": ClusterState._fold_operator,
+    "upgrade": ClusterState._fold_upgrade,
+    "undeploy": ClusterState._fold_undeploy,
+    "move": ClusterState._fold_move,
+    "restore": ClusterState._fold_restore,
+    "grant": ClusterState._fold_grant,
+    "adopt": ClusterState._fold_adopt,
+    "adopted": ClusterState._fold_adopted,
+    "standbys": ClusterState._fold_standbys,
 }

@@ -61,7 +61,7 @@ class WorkLock:
         self._lock = threading.RLock()
 
 
-class Machine:
+class Environment:
     """The real one."""
 
     def __init__(self, settings: ReplicaSettings) -> None:

@@ -9,31 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.errors import BudgetUnreachable
-from stateflow.runtime.pace import Pace, Share
-from stateflow.runtime.rhythm import LOOK_S, QUIET_SYNC_MS, WAIT_S_MAX, QuietDisk, QuietMoment, Rhythm, disk_is_quiet
+from stateflow.runtime.cadence import LOOK_S, QUIET_SYNC_MS, WAIT_S_MAX, Cadence, QuietDisk, QuietMoment, disk_is_quiet
+from stateflow.runtime.rate_limit import RateLimit, Share
 from stateflow.types import PartitionId
 
 
-def beating(interval_s: float, busy_s: float, count: int = 8) -> Rhythm:
-    rhythm = Rhythm()
+def beating(interval_s: float, busy_s: float, count: int = 8) -> Cadence:
+    cadence = Cadence()
     for number in range(count):
-        rhythm.began(number * interval_s)
-        rhythm.ended(number * interval_s + busy_s)
-    return rhythm
+        cadence.began(number * interval_s)
+        cadence.ended(number * interval_s + busy_s)
+    return cadence
 
 
 def test_a_fence_that_would_meet_the_next_batch_waits_for_it() -> None:
-    rhythm = beating(1.0, 0.2)  # the last began at 7.0
-    assert rhythm.wait_s(7.3, 0.02) == 0.0, "it ends long before the next"
-    assert rhythm.wait_s(7.99, 0.02) == pytest.approx(1.5)
-    assert rhythm.rate == pytest.approx(1.0)
+    cadence = beating(1.0, 0.2)  # the last began at 7.0
+    assert cadence.wait_s(7.3, 0.02) == 0.0, "it ends long before the next"
+    assert cadence.wait_s(7.99, 0.02) == pytest.approx(1.5)
+    assert cadence.rate == pytest.approx(1.0)
 
 
 def test_what_is_not_waited_for() -> None:
     assert beating(1.0, 0.2, count=3).wait_s(2.99, 0.02) == 0.0, "too little is known"
     assert beating(0.010, 0.009).wait_s(0.079, 0.02) == 0.0, "there is no gap that holds the pause"
     assert beating(1.0, 0.2).wait_s(9.5, 0.02) == 0.0, "the source has stopped"
-    irregular = Rhythm()
+    irregular = Cadence()
     for at in (0.0, 0.1, 2.0, 2.1, 5.0, 5.1, 9.0):
         irregular.began(at)
         irregular.ended(at + 0.01)
@@ -77,15 +77,15 @@ def test_a_fence_comes_right_behind_the_next_commit() -> None:
 
 @given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=50), st.floats(1e5, 1e9))
 def test_a_pace_is_kept(sizes: list[int], rate: float) -> None:
-    pace, now = Pace(rate), 100.0
+    rate_limit, now = RateLimit(rate), 100.0
     for size in sizes:
-        now += pace.wait_s(now, size)
-    assert now - 100.0 >= sum(sizes) / rate - pace.burst_s - 1e-6
+        now += rate_limit.wait_s(now, size)
+    assert now - 100.0 >= sum(sizes) / rate - rate_limit.burst_s - 1e-6
     assert now - 100.0 <= sum(sizes) / rate + 1e-6
 
 
 def test_no_limit_and_no_other_work_cost_nothing() -> None:
-    assert Pace(0.0).wait_s(1.0, 1 << 30) == 0.0
+    assert RateLimit(0.0).wait_s(1.0, 1 << 30) == 0.0
     share = Share(0.5)
     assert share.wait_s(10.0, 0.004, -math.inf) == 0.0
     assert share.wait_s(10.1, 0.004, 10.0) == pytest.approx(0.004)

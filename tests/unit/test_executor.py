@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from reconfig import migration as m
-from reconfig.controller.book import Book
-from reconfig.controller.carrying import Carrier
-from reconfig.controller.runner import MoveRunner
-from reconfig.controller.underway import Running, Underway
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.executor import Executor
+from reconfig.controller.move_runner import MoveRunner
+from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import STRATEGIES, StrategyName
 from reconfig.work import PlannedMove
 from stateflow.clock import ManualClock
@@ -33,17 +33,17 @@ class Carried:
     """Three moves: two in the first round, one in the second. The first one fails once by ``fails``."""
 
     def __init__(self, ledger: Ledger, strategy: StrategyName, fails: Fails) -> None:
-        self.book = Book(ledger)
-        self.book.finish_deployment(self.book.plan_deployment(SPEC, dict.fromkeys(range(3), "a")))
+        self.cluster = ClusterState(ledger)
+        self.cluster.finish_deployment(self.cluster.plan_deployment(SPEC, dict.fromkeys(range(3), "a")))
         moves = [
             PlannedMove("r", PartitionId("Op", n), "a", "b", 1, 2, strategy, round=number)
             for n, number in ((0, 0), (1, 0), (2, 1))
         ]
-        self.book.plan_moves(moves)
+        self.cluster.plan_moves(moves)
         self.fails, self.attempts, self.checkpoint_fails = fails, [0, 0, 0], False
         self.over: asyncio.Future[StateflowError] = asyncio.get_running_loop().create_future()
-        desk: Any = SimpleNamespace(
-            book=self.book,
+        context: Any = SimpleNamespace(
+            cluster=self.cluster,
             settings=ControllerSettings(takeover_retry_s=0.001),
             clock=ManualClock(1),
             over=self.over,
@@ -51,9 +51,9 @@ class Carried:
             alive=dict,
             call=self._call,
         )
-        self.underway = Underway(self.book)
-        self.carrier = Carrier(desk, self.underway)
-        self.carrier.runner = self._runner  # type: ignore[method-assign]
+        self.runs = RunRegistry(self.cluster)
+        self.executor = Executor(context, self.runs)
+        self.executor.runner = self._runner  # type: ignore[method-assign]
         self.running = Running(cpb.Reconfiguration(id="r", operator="Op", state="RUNNING"), STRATEGIES[strategy])
         runners = [self._runner(self.running, move, MoveRunner.machine_for(move)) for move in moves]
         self.running.runners = list(runners)
@@ -69,13 +69,13 @@ class Carried:
             number = planned.partition.partition
             self.attempts[number] += 1
             if machine.error is not None:
-                self.book.move_aborted(planned, machine.error.to_wire(), {})
+                self.cluster.move_aborted(planned, machine.error.to_wire(), {})
                 return
             await asyncio.sleep(0.001)
             if number == 0 and self.attempts[0] == 1:
                 self.fails(self, number)
-            self.book.grant(planned)
-            self.book.move_owned(planned, {})
+            self.cluster.grant(planned)
+            self.cluster.move_owned(planned, {})
             machine.phase = m.Phase.COMPLETED
 
         return SimpleNamespace(planned=planned, machine=machine, report=cpb.Move(), run=run)
@@ -103,9 +103,9 @@ def refused(_: Carried, __: int) -> None:
 @pytest.mark.parametrize("strategy", [StrategyName.FLUID, StrategyName.WARM_UP, StrategyName.STOP_AND_RESTART])
 def test_a_move_begins_again_and_the_others_go_on(tmp_path: Path, fails: Fails, strategy: StrategyName) -> None:
     async def scenario(it: Carried) -> None:
-        await asyncio.wait_for(it.carrier.run(it.running), 10)
+        await asyncio.wait_for(it.executor.run(it.running), 10)
         assert it.attempts == [2, 1, 1]
-        assert it.book.open_moves == {}
+        assert it.cluster.open_moves == {}
         assert it.running.message.state == "COMPLETED"
 
     carried(tmp_path, fails, scenario, strategy)
@@ -118,7 +118,7 @@ def test_a_term_that_ends_settles_nothing(tmp_path: Path) -> None:
         raise error
 
     async def scenario(it: Carried) -> None:
-        await asyncio.wait_for(it.carrier.run(it.running), 10)
+        await asyncio.wait_for(it.executor.run(it.running), 10)
         assert it.running.message.state == "RUNNING"
         assert it.attempts == [1, 1, 0]
 
@@ -128,8 +128,8 @@ def test_a_term_that_ends_settles_nothing(tmp_path: Path) -> None:
 def test_a_checkpoint_that_fails_ends_the_moves(tmp_path: Path) -> None:
     async def scenario(it: Carried) -> None:
         it.checkpoint_fails = True
-        await asyncio.wait_for(it.carrier.run(it.running), 10)
-        assert it.book.open_moves == {}
+        await asyncio.wait_for(it.executor.run(it.running), 10)
+        assert it.cluster.open_moves == {}
         assert it.running.message.state == "FAILED"
 
     carried(tmp_path, fault, scenario, StrategyName.STOP_AND_RESTART)

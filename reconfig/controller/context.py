@@ -1,4 +1,4 @@
-"""What the parts of a controller share: the book and its one writer, members, channels, tasks."""
+"""What the parts of a controller share: the cluster's state and its one writer, members, channels, tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc.aio
 
-from reconfig.controller.book import Book
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.members import Members
 from reconfig.controller.names import Names
 from reconfig.tenure import Tenure
@@ -43,21 +43,21 @@ Method = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class ClusterStates:
     """The same records folded twice: one to be read by the event loop, one that appends in a thread."""
 
-    read_by_loop: Book
-    writer: Book
+    read_by_loop: ClusterState
+    writer: ClusterState
 
     @classmethod
-    def read(cls, ledger: Ledger, term: int | None = None) -> Books:
+    def read(cls, ledger: Ledger, term: int | None = None) -> ClusterStates:
         """``term``: of the hold that it is read and written in. A write of an earlier one may still be on its way."""
-        mirror = Book(ledger)
-        return cls(mirror, Book.read(ledger, mirror, term))
+        mirror = ClusterState(ledger)
+        return cls(mirror, ClusterState.read(ledger, mirror, term))
 
 
-class Desk:
-    """``book`` is read by the event loop and changed by it alone: a second book appends to the ledger in a thread, and
+class ControllerContext:
+    """``cluster`` is read by the event loop and changed by it alone. Another one appends to the ledger in a thread, and
     each of its records is folded here before whoever asked for it goes on.
 
     ``over`` is done when the term has ended early, with the reason: nothing more can be recorded.
@@ -71,18 +71,18 @@ class Desk:
         connect: Callable[[str], grpc.aio.Channel],
         new_id: Callable[[], str],
         tenure: Tenure,
-        books: Books,
+        states: ClusterStates,
         grace_s: float,
     ) -> None:
         self.settings, self.clock, self.new_id = settings, clock, new_id
         self.ledger_id, self._tenure = ledger.id, tenure
-        self.book, self._writer = books.read_by_loop, books.writer
+        self.cluster, self._writer = states.read_by_loop, states.writer
         self._writer.on_record = self._fold_in_loop
         self._writer.check = self.check_leads  # again: a database that is locked lets it wait
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")  # one: the writer is not thread-safe
-        self.members = Members(self.book.replicas, settings, clock, grace_s)
-        self.names = Names(self.book, self.members, settings, clock)
+        self.members = Members(self.cluster.replicas, settings, clock, grace_s)
+        self.names = Names(self.cluster, self.members, settings, clock)
         self._connect = connect
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -93,10 +93,10 @@ class Desk:
         self.planning = asyncio.Lock()
 
     def _fold_in_loop(self, record: Record) -> None:
-        self._loop.call_soon_threadsafe(self.book.fold, record)
+        self._loop.call_soon_threadsafe(self.cluster.fold, record)
 
-    async def record(self, work: Callable[Concatenate[Book, P], T], *arguments: P.args, **_: P.kwargs) -> T:
-        """One durable step of the book, e.g. ``record(Book.grant, move)``. They happen one after another, off the event
+    async def record(self, work: Callable[Concatenate[ClusterState, P], T], *arguments: P.args, **_: P.kwargs) -> T:
+        """One durable step, e.g. ``record(ClusterState.grant, move)``. They happen one after another, off the event
         loop, to the end even where the caller is cancelled.
 
         A ledger that is away, or can only be read, as one is whose database fails over, delays it for as long as this
@@ -199,25 +199,25 @@ class Desk:
         return named
 
     def _stub(self, name: str) -> replica_pb2_grpc.ReplicaServiceStub:
-        address = self.book.replicas[name].address
+        address = self.cluster.replicas[name].address
         if address not in self._channels:
             self._channels[address] = self._connect(address)
         return replica_pb2_grpc.ReplicaServiceStub(self._channels[address])
 
     async def _connected(self, name: str) -> None:
         self._stub(name)
-        await connected(self._channels[self.book.replicas[name].address], self._shown(name))
+        await connected(self._channels[self.cluster.replicas[name].address], self._shown(name))
 
     def _shown(self, name: str) -> str:
-        return f"{name} ({self.book.replicas[name].address})"
+        return f"{name} ({self.cluster.replicas[name].address})"
 
     def alive(self) -> dict[str, ReplicaInfo]:
-        return {name: info for name, info in self.book.replicas.items() if self.members.alive(name)}
+        return {name: info for name, info in self.cluster.replicas.items() if self.members.alive(name)}
 
     def owned_counts(self) -> dict[str, int]:
         """Partitions by replica, of all operators."""
         counts: dict[str, int] = {}
-        for deployed in self.book.deployed.values():
+        for deployed in self.cluster.deployed.values():
             for owner in deployed.assignment.owners:
                 counts[owner] = counts.get(owner, 0) + 1
         return counts
@@ -233,9 +233,9 @@ class Desk:
 
     def check_site(self, name: str) -> None:
         """Raises UnknownSite."""
-        sites = sorted({info.site for info in self.book.replicas.values()})
+        sites = sorted({info.site for info in self.cluster.replicas.values()})
         if name not in sites:
-            replicas = sorted(self.book.replicas)
+            replicas = sorted(self.cluster.replicas)
             raise UnknownSite(
                 f"there is no site or replica {name!r}",
                 remedy=f"use a site ({', '.join(sites) or 'none'}) or a replica ({', '.join(replicas) or 'none'})",
@@ -243,7 +243,7 @@ class Desk:
 
     def check_not_restored(self, partition: PartitionId) -> None:
         """Raises MoveConflict while a restore of the partition is under way."""
-        for planned, _ in self.book.open_restores.values():
+        for planned, _ in self.cluster.open_restores.values():
             if planned.partition == partition:
                 raise MoveConflict(
                     "the partition is being restored",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Pace:
+class RateLimit:
     """Keeps a stream of pieces at or below ``bytes_per_s``; 0: no limit. Time that was not used is not saved up
     beyond ``burst_s``."""
 

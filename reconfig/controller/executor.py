@@ -10,11 +10,11 @@ from functools import partial
 
 from reconfig import migration as m
 from reconfig.budget import Experience, FixedCost
-from reconfig.controller.book import Book
-from reconfig.controller.desk import Desk
-from reconfig.controller.errand import Hooks
-from reconfig.controller.runner import MoveRunner
-from reconfig.controller.underway import Running, Underway
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.move_runner import MoveRunner
+from reconfig.controller.run_registry import Running, RunRegistry
+from reconfig.controller.runner import Hooks
 from reconfig.work import Copy, Planned
 from stateflow.errors import BudgetUnreachable, StateflowError
 from stateflow.rpc import replica_pb2 as rpb
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 HOLD_S = 3.0
 
 
-class Carrier:
+class Executor:
     """``bandwidth``: bytes a second, as the last move saw it; 0: none has yet. ``change_rates``: bytes a second."""
 
-    def __init__(self, desk: Desk, underway: Underway) -> None:
-        self._desk, self._underway = desk, underway
+    def __init__(self, context: ControllerContext, runs: RunRegistry) -> None:
+        self._context, self._runs = context, runs
         self.bandwidth = 0.0
         self.change_rates: dict[PartitionId, float] = {}
-        self._slots = asyncio.Semaphore(desk.settings.concurrent_moves)
+        self._slots = asyncio.Semaphore(context.settings.concurrent_moves)
         self._experience = Experience()
         self._cutovers: dict[str, asyncio.Lock] = {}  # by source
         #: the standby of a partition that a replica is, as its move; and who is told of a new owner
@@ -43,18 +43,18 @@ class Carrier:
         self.on_lost: Callable[[PartitionId, int, StateflowError], None] = lambda *_: None
 
     def cost(self) -> FixedCost:
-        return self._experience.cost(self._desk.clock.monotonic())
+        return self._experience.cost(self._context.clock.monotonic())
 
     def hooks(self, running: Running, planned: Planned) -> Hooks:
         async def record_grant() -> None:
-            await self._desk.record(Book.grant, planned)
+            await self._context.record(ClusterState.grant, planned)
 
         async def record_owned(report: dict[str, object]) -> None:
-            await self._desk.record(Book.move_owned, planned, report)
+            await self._context.record(ClusterState.move_owned, planned, report)
             self.on_owned(planned.partition)
 
         async def record_aborted(error: StateflowError, report: dict[str, object]) -> None:
-            await self._desk.record(Book.move_aborted, planned, error.to_wire(), report)
+            await self._context.record(ClusterState.move_aborted, planned, error.to_wire(), report)
 
         cutover = self._cutovers.setdefault(planned.source, asyncio.Lock())
         lost = partial(self.on_lost, planned.partition, planned.granted_epoch)
@@ -63,14 +63,14 @@ class Carrier:
     def runner(self, running: Running, planned: Copy, machine: m.Move) -> MoveRunner:
         return MoveRunner(
             planned=planned,
-            spec=self._desk.book.operator(planned.partition.operator).spec,
-            source=self._desk.book.replicas[planned.source],
-            target=self._desk.book.replicas[planned.target],
-            replicas=self._desk,
+            spec=self._context.cluster.operator(planned.partition.operator).spec,
+            source=self._context.cluster.replicas[planned.source],
+            target=self._context.cluster.replicas[planned.target],
+            replicas=self._context,
             hooks=self.hooks(running, planned),
-            settings=self._desk.settings,
-            clock=self._desk.clock,
-            newest_epoch=lambda: self._desk.book.next_epoch(planned.partition) - 1,
+            settings=self._context.settings,
+            clock=self._context.clock,
+            newest_epoch=lambda: self._context.cluster.next_epoch(planned.partition) - 1,
             standby_move=lambda: self.standby_move(planned.partition, planned.target),
             machine=machine,
             cost=self.cost,
@@ -86,8 +86,8 @@ class Carrier:
             await self._run_stopped(running, dict(first or {}))
         else:
             await self._run_rounds(running, first or {})
-        if not self._desk.over.done():
-            self._underway.settle(running, self._desk.book.history[running.message.id].state)
+        if not self._context.over.done():
+            self._runs.settle(running, self._context.cluster.history[running.message.id].state)
 
     async def _run_rounds(self, running: Running, first: Mapping[str, list[m.Instruction]]) -> None:
         for round_ in running.rounds:
@@ -102,18 +102,18 @@ class Carrier:
         """An error that is no event of the machine ends no sibling: the move begins again with what the ledger says of
         it, as after a restart."""
         resumed = first.get(round_[number].planned.item_id)
-        while not self._desk.over.done():
+        while not self._context.over.done():
             runner = round_[number]
             try:
                 await self._run_in_turn(running, runner, resumed)
                 self._learn(runner)
                 return
             except Exception:
-                if self._desk.over.done():
+                if self._context.over.done():
                     return
                 log.exception("move %s begins again", runner.planned.move_id)
-            await asyncio.sleep(self._desk.settings.takeover_retry_s)
-            open_move = self._desk.book.open_moves.get(runner.planned.item_id)
+            await asyncio.sleep(self._context.settings.takeover_retry_s)
+            open_move = self._context.cluster.open_moves.get(runner.planned.item_id)
             if open_move is None:
                 return
             machine, resumed = MoveRunner.resumed(runner.planned, open_move.granted)
@@ -139,7 +139,7 @@ class Carrier:
     def _learn(self, runner: MoveRunner) -> None:
         report, machine = runner.report, runner.machine
         if isinstance(machine.error, BudgetUnreachable) and machine.predicted_pause_ms <= machine.max_pause_ms:
-            self._experience.kept_out(self._desk.clock.monotonic())
+            self._experience.kept_out(self._context.clock.monotonic())
         if machine.phase is not m.Phase.COMPLETED:
             return
         self.bandwidth = report.bandwidth or self.bandwidth
@@ -147,15 +147,15 @@ class Carrier:
         predicted = report.predicted_pause_ms
         if predicted and math.isfinite(predicted):
             explained_ms = predicted - machine.fixed_ms
-            self._experience.completed(self._desk.clock.monotonic(), explained_ms, report.pause_ms)
+            self._experience.completed(self._context.clock.monotonic(), explained_ms, report.pause_ms)
 
     async def _run_stopped(self, running: Running, first: dict[str, list[m.Instruction]]) -> None:
         """Nothing of the operator is served from here until every move has ended, as where a job is stopped, its state
         restored elsewhere, and the job started again."""
         operator = running.message.operator
         moves = [runner for round_ in running.rounds for runner in round_]
-        began = self._desk.clock.monotonic()
-        holding = self._desk.spawn(self._keep_holding(operator))
+        began = self._context.clock.monotonic()
+        holding = self._context.spawn(self._keep_holding(operator))
         try:
             await self._hold(operator, HOLD_S)
             if not (first or running.ended):  # else it was taken before the first move
@@ -169,16 +169,16 @@ class Carrier:
         finally:
             holding.cancel()
             await self._hold(operator, 0.0)
-        stood_ms = (self._desk.clock.monotonic() - began) * 1e3
+        stood_ms = (self._context.clock.monotonic() - began) * 1e3
         for runner in (runner for round_ in running.rounds for runner in round_):
             if runner.machine.phase is m.Phase.COMPLETED:
                 runner.report.pause_ms = stood_ms
         running.wake()
 
     async def _checkpoint(self, operator: str) -> None:
-        owners = sorted(set(self._desk.book.operator(operator).assignment.owners))
+        owners = sorted(set(self._context.cluster.operator(operator).assignment.owners))
         request = rpb.CheckpointRequest(operator=operator)
-        await asyncio.gather(*(self._desk.call(n, lambda s: s.Checkpoint, request, 3600) for n in owners))
+        await asyncio.gather(*(self._context.call(n, lambda s: s.Checkpoint, request, 3600) for n in owners))
 
     async def _keep_holding(self, operator: str) -> None:
         while True:
@@ -187,7 +187,7 @@ class Carrier:
 
     async def _hold(self, operator: str, seconds: float) -> None:
         request = rpb.HoldRequest(operator=operator, seconds=seconds)
-        calls = (self._desk.call(name, lambda s: s.Hold, request) for name in sorted(self._desk.alive()))
+        calls = (self._context.call(name, lambda s: s.Hold, request) for name in sorted(self._context.alive()))
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, StateflowError):
                 log.warning("a replica was not told to hold %s: %s", operator, result)  # it ends by itself

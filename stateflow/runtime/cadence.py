@@ -74,7 +74,7 @@ class QuietMoment:
 
 
 @dataclass(slots=True)
-class Rhythm:
+class Cadence:
     """Times on one monotonic clock, seconds."""
 
     interval_s: float = 0.0  # between the begins of two batches, averaged

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from reconfig import migration as m
-from reconfig.controller.book import Book
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.history import past
-from reconfig.controller.runner import MoveRunner
+from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.policies import Strategy
 from reconfig.work import PlannedMove, ReconfigurationState
@@ -56,11 +56,11 @@ class Running:
         return self.state.over
 
 
-class Underway:
+class RunRegistry:
     """Every reconfiguration that this process began, over or not, and those that the ledger tells of."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
         self.running: dict[str, Running] = {}
 
     def keep(self, running: Running) -> None:
@@ -80,13 +80,13 @@ class Underway:
         running = self.running.get(reconfiguration)
         if running is not None:
             return running
-        if reconfiguration in self._book.history:
-            return Running(past(self._book.history[reconfiguration]))
+        if reconfiguration in self._cluster.history:
+            return Running(past(self._cluster.history[reconfiguration]))
         raise MoveUnknown(f"there is no reconfiguration {reconfiguration!r}", remedy="see `stateflow reconfig list`")
 
     def failed(self, reconfiguration: str) -> list[PlannedMove]:
         """Its moves that ended so, whichever process began them."""
-        recorded = self._book.history.get(reconfiguration)
+        recorded = self._cluster.history.get(reconfiguration)
         return [planned for planned in recorded.failed if isinstance(planned, PlannedMove)] if recorded else []
 
     def cancel(self, reconfiguration: str) -> cpb.Reconfiguration:
@@ -169,6 +169,6 @@ class Underway:
         what there is now."""
         known = list(reversed(self.running.values()))
         names = {running.message.id for running in known}
-        earlier = [moves for name, moves in reversed(self._book.history.items()) if name not in names]
+        earlier = [moves for name, moves in reversed(self._cluster.history.items()) if name not in names]
         everything = itertools.chain((running.refresh() for running in known), map(past, earlier))
         return itertools.islice(everything, limit or None)

@@ -31,13 +31,13 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.runtime import layout
+from stateflow.runtime.cadence import Cadence
+from stateflow.runtime.environment import Environment, WorkLock
 from stateflow.runtime.evidence import Evidence
 from stateflow.runtime.host import PartitionHost, evolution_of
 from stateflow.runtime.identity import identify
 from stateflow.runtime.lifecycle import Lifecycle, State
-from stateflow.runtime.machine import Machine, WorkLock
 from stateflow.runtime.operator import Operator, class_of, describe
-from stateflow.runtime.rhythm import Rhythm
 from stateflow.runtime.rows import get_ready
 from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests, Kept, Seal
 from stateflow.runtime.watchdog import InHand
@@ -80,7 +80,7 @@ class Slot:
     snapshots: int = 0
     restoring: Restoring | None = None
     checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
-    rhythm: Rhythm = field(default_factory=Rhythm)
+    cadence: Cadence = field(default_factory=Cadence)
     kept: Kept | None = None  # what ``directory`` is, once it was sealed for a move
     since: Since | None = None  # it moved in, and might move back
     lost: StateDamaged | None = None  # it was here, and cannot be read
@@ -131,7 +131,7 @@ class Restoring:
     owning: AbstractContextManager[Any]
 
 
-class Shelf:
+class PartitionRegistry:
     """Owns a data directory.
 
     Raises DataDirLocked when another process does, InvalidArgument when it is another replica's.
@@ -142,20 +142,25 @@ class Shelf:
     """
 
     def __init__(
-        self, info: ReplicaInfo, root: Path, settings: ReplicaSettings, clock: Clock, machine: Machine | None = None
+        self,
+        info: ReplicaInfo,
+        root: Path,
+        settings: ReplicaSettings,
+        clock: Clock,
+        environment: Environment | None = None,
     ) -> None:
         self.info = info
         self.settings = settings
         self.clock = clock
         self.root = root
-        self.machine = machine or Machine(settings)
-        self._claim = self.machine.claim(root)
-        self.identity = identify(self.machine, root, info.name)
+        self.environment = environment or Environment(settings)
+        self._claim = self.environment.claim(root)
+        self.identity = identify(self.environment, root, info.name)
         self.digests = FileDigests()
         self._operators: dict[str, tuple[OperatorSpec, type[Operator]]] = {}
         self._deployed: dict[str, DeployedStates] = {}
         self._unloadable: dict[str, StateflowError] = {}
-        self._learning = self.machine.mutex()
+        self._learning = self.environment.mutex()
         self._slots: dict[PartitionId, Slot] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
@@ -164,9 +169,9 @@ class Shelf:
         self._closed = False
         self.served_at = -math.inf  # when a batch was last in hand, monotonic
         self.snapshots = root / "snapshots"
-        self.machine.remove_tree(self.snapshots)
+        self.environment.remove_tree(self.snapshots)
         self.snapshots.mkdir(parents=True)
-        self.evidence = Evidence(root, self.machine)
+        self.evidence = Evidence(root, self.environment)
 
     def recover_operator(self, folder: Path) -> None:
         """Its description and code. Without them its partitions are here all the same: the controller knows it, too."""
@@ -215,7 +220,7 @@ class Shelf:
             slot.kept = slot.since = None
             slot.lost = why
             if host is not None:
-                host.let_go(self.machine.aside)
+                host.let_go(self.environment.aside)
             if store is not None:
                 with contextlib.suppress(Exception):  # what could be written is written
                     store.close()
@@ -245,7 +250,7 @@ class Shelf:
             ) from None
 
     def keep_term(self, ledger: str, term: int) -> None:
-        self.machine.write_durably(self.root / TERM, json.dumps({"ledger": ledger, "term": term}))
+        self.environment.write_durably(self.root / TERM, json.dumps({"ledger": ledger, "term": term}))
 
     def expect(self, more: int) -> None:
         """So many databases are to be opened beside those that are here. Raises TooFewFiles when they cannot be."""
@@ -253,7 +258,7 @@ class Shelf:
             (slot.directory is not None) + (slot.incoming is not None) + (slot.restoring is not None)
             for slot in self.slots()
         )
-        self.machine.expect(here + more)
+        self.environment.expect(here + more)
 
     def learn(self, spec: OperatorSpec) -> None:
         """Know an operator: load its code and keep its description.
@@ -269,8 +274,8 @@ class Shelf:
             get_ready()
             folder = self.root / "operators" / spec.name
             folder.mkdir(parents=True, exist_ok=True)
-            self.machine.write_durably(folder / "operator.json", json.dumps(spec.to_json()))
-            self.machine.sync([folder.parent, self.root])  # a file is only as durable as the way to it
+            self.environment.write_durably(folder / "operator.json", json.dumps(spec.to_json()))
+            self.environment.sync([folder.parent, self.root])  # a file is only as durable as the way to it
             self._know(spec, cls)
             self._unloadable.pop(spec.name, None)
 
@@ -295,7 +300,7 @@ class Shelf:
             self._operators.pop(operator, None)
             self._deployed.pop(operator, None)
             self._unloadable.pop(operator, None)
-            self.machine.remove_tree(self.root / "operators" / operator)
+            self.environment.remove_tree(self.root / "operators" / operator)
 
     def _load(self, spec: OperatorSpec) -> type[Operator]:
         """Raises OperatorNotImportable, which says that it is here where it cannot be imported."""
@@ -346,7 +351,7 @@ class Shelf:
 
     def _empty(self, partition: PartitionId) -> Slot:
         home = self.root / "operators" / partition.operator / f"p{partition.partition:05d}"
-        return Slot(partition, Lifecycle(partition), home, self.machine.work_lock(), self.machine.mutex())
+        return Slot(partition, Lifecycle(partition), home, self.environment.work_lock(), self.environment.mutex())
 
     def slots(self) -> Iterator[Slot]:
         return iter(list(self._slots.values()))
@@ -362,7 +367,7 @@ class Shelf:
                         raise Unavailable("the replica stops", remedy="it is asked for again", partition=slot.id)
                     if slot.directory is None:
                         raise StateMissing("the partition is not here", remedy="ask its owner", partition=slot.id)
-                    store = slot.store = self.machine.open(slot.directory)
+                    store = slot.store = self.environment.open(slot.directory)
         return store
 
     def close_store(self, slot: Slot) -> None:
@@ -378,7 +383,7 @@ class Shelf:
             for move_id in list(slot.logs):
                 self.drop_log(slot, move_id)
             if host is not None:
-                host.let_go(self.machine.aside)
+                host.let_go(self.environment.aside)
             with contextlib.suppress(Exception):
                 store.close()
 
@@ -405,7 +410,7 @@ class Shelf:
         changes = slot.logs.pop(move_id, None)
         if changes is not None:
             changes.close()
-            self.machine.remove_tree(self.snapshots / changes.snapshot_id)
+            self.environment.remove_tree(self.snapshots / changes.snapshot_id)
 
     def close(self) -> None:
         """Takes bounded time. A partition that somebody still writes to is left as after a kill, and commits no batch
@@ -418,7 +423,7 @@ class Shelf:
                 if slot.host is not None:
                     slot.host.let_go(closing.append)
             if closing:  # operators that never come back from it keep nothing open
-                self.machine.aside(partial(_all, closing), CLOSE_S_MAX)
+                self.environment.aside(partial(_all, closing), CLOSE_S_MAX)
             for slot in free:
                 if slot.incoming is not None:
                     self.discard(slot.incoming)
@@ -450,8 +455,8 @@ class Shelf:
         """A copy of a partition. Renamed first: half removed, it would be opened at the next start, in vain."""
         if not directory.name.endswith(PART) and directory.exists():
             directory = directory.rename(directory.parent / (directory.name + PART))
-            self.machine.sync([directory.parent])
-        self.machine.remove_tree(directory)
+            self.environment.sync([directory.parent])
+        self.environment.remove_tree(directory)
 
     def mark_incoming(self, directory: Path) -> None:
         """Nothing to anybody before it is owned; what an ownership makes of it is decided by the database in it."""

@@ -1,0 +1,359 @@
+"""Carries one move out: instructions of the machine become calls, their results events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from reconfig import migration as m
+from reconfig import policies
+from reconfig.budget import FixedCost, Measured
+from reconfig.controller.runner import Runner
+from reconfig.work import Copy, PlannedMove, PlannedStandby
+from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, StateMissing, Unavailable
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import error_of, fault_of, replica_to_pb, spec_to_pb
+from stateflow.types import ReplicaInfo
+
+log = logging.getLogger(__name__)
+PATIENCE_S_DEFAULT = 30.0
+#: a cutover waits for the one before it at its source
+TURN_S_MAX = 0.5
+#: what the source says of a fence may come behind what the target says, which had the seal from it
+ANSWER_S_MAX = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class MoveRunner(Runner):
+    planned: Copy
+    source: ReplicaInfo
+    machine: m.Move
+    newest_epoch: Callable[[], int]  # granted to anybody, of the partition
+    cost: Callable[[], FixedCost] | None = None  # of a cutover, as recent moves show it
+    standby_move: Callable[[], str] = lambda: ""  # of the standby that follows at the target now
+    _joined: str = ""  # the standby whose copy is to be the move's
+    _joined_s: float = 0.0  # how long it had been there
+    _fenced_at: float | None = None
+    _in_hand_ms: float = 0.0
+    _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # or was not reached
+    distrusted: bool = False  # by command: what the source sealed
+    lost: StateflowError | None = None  # the target owned, and has it no more: why
+    sequence: int = 0  # that the target has reached, as last reported
+    _source_told: bool = False
+    _has_turn: bool = False
+    _retry_s: float = 0.25
+
+    @classmethod
+    def machine_for(cls, planned: Copy) -> m.Move:
+        if isinstance(planned, PlannedStandby):
+            return m.Move(planned.epoch, planned.granted_epoch, kind=m.Kind.STANDBY)
+        return m.Move(
+            planned.epoch,
+            planned.granted_epoch,
+            planned.max_pause_ms,
+            patience_s=planned.patience_s or PATIENCE_S_DEFAULT,
+            kind=policies.STRATEGIES[planned.strategy].kind,
+        )
+
+    @classmethod
+    def resumed(cls, planned: Copy, granted: bool) -> tuple[m.Move, list[m.Instruction] | None]:
+        """What was granted asks its source whether it sealed; what was not begins again, and joins what its target has
+        copied by now: nobody can have sealed."""
+        if granted:
+            return m.Move.resumed(planned.epoch, planned.granted_epoch, planned.max_pause_ms)
+        return cls.machine_for(planned), None
+
+    def __post_init__(self) -> None:
+        self._begin_report(self.machine.phase)
+
+    def cancel(self) -> None:
+        self._events.put_nowait(m.Cancel())
+
+    def source_gone(self) -> None:
+        """The source's lease has lapsed, or it came back without the partition. Telling it once is enough."""
+        if self._source_told:
+            return
+        self._source_told = True
+        self._events.put_nowait(m.SourceGone())
+
+    def give_up(self, distrusted: bool = False) -> None:
+        """By command: the target is to promise that it never owns, and then the partition is free for a take-over,
+        by anybody but its source where what that sealed is ``distrusted``."""
+        self.distrusted = distrusted
+        self._events.put_nowait(m.GivenUp())
+
+    def taken_over(self) -> None:
+        """The target's copy is to serve as it is."""
+        self._events.put_nowait(m.TakenOver())
+
+    async def run(self, first: list[m.Instruction] | None = None) -> cpb.Move:
+        """Until the move has ended. ``first``: instructions of a machine that was resumed."""
+        started = self.clock.monotonic()
+        try:
+            await self._carry_out(self.machine.handle(m.Begin()) if first is None else first)
+            while self.machine.phase not in m.TERMINAL:
+                event = await self._events.get()
+                if isinstance(event, m.TargetOwned) and self._fenced_at is not None:
+                    elapsed_ms = (self.clock.monotonic() - self._fenced_at) * 1e3
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._source_answered.wait(), ANSWER_S_MAX)
+                    self.report.pause_ms = max(0.0, elapsed_ms - self._in_hand_ms)
+                if isinstance(event, m.TargetFailed):
+                    self._note_proof(event.error)
+                if isinstance(event, m.CaughtUp):
+                    self._expect()
+                await self._carry_out(self.machine.handle(event))
+                self._report_promise()
+                if self.machine.phase not in (m.Phase.CATCHING_UP, m.Phase.FENCED):
+                    self._end_turn()
+                self._say(self.machine.phase, started)
+        finally:
+            self._end_turn()
+            self._end()
+        return self.report
+
+    def _expect(self) -> None:
+        """By all that is known now: other moves may have ended since this one began."""
+        if self.cost is not None and not self.machine.granting:
+            cost = self.cost()
+            self.machine.fixed_ms, self.machine.margin_ms = cost.expected_ms, cost.margin_ms
+
+    def _report_promise(self) -> None:
+        self.report.predicted_pause_ms, self.report.rounds = self.machine.predicted_pause_ms, self.machine.rounds
+        self.report.margin_ms = self.machine.margin_now_ms
+
+    def _note_proof(self, error: StateflowError) -> None:
+        """A seal that cannot be proved is asked for again, and each time all is copied: not at once, and said."""
+        self._retry_s = self.settings.retry_interval_s
+        if self.machine.phase is m.Phase.FENCED and isinstance(error, DigestMismatch):
+            self._retry_s = self.settings.takeover_retry_s
+            if not self.report.note:
+                log.error(
+                    "move %s cannot be proved; see `stateflow reconfig resolve %s`: %s",
+                    self.planned.move_id,
+                    self.planned.reconfiguration,
+                    error,
+                )
+            self.report.note = (
+                f"{error.what}: the partition is not served; see `stateflow reconfig resolve "
+                f"{self.planned.reconfiguration} --help`"
+            )
+
+    async def _cutover_turn(self) -> None:
+        """Not for ever: another move may be fenced while its source does not answer."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.hooks.cutover.acquire(), TURN_S_MAX)
+            self._has_turn = True
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self.hooks.cutover.release()
+
+    def _summary(self) -> dict[str, object]:
+        r = self.report
+        return {
+            "bytes_warm": r.bytes_warm,
+            "bytes_reused": r.bytes_reused,
+            "bytes_delta": r.bytes_delta,
+            "rounds": r.rounds,
+            "predicted_pause_ms": round(r.predicted_pause_ms, 3) if math.isfinite(r.predicted_pause_ms) else None,
+            "pause_ms": round(r.pause_ms, 3),
+            "duration_s": round(r.duration_s, 3),
+            "digest": self.machine.digest,
+        }
+
+    # -- instructions -------------------------------------------------------------------------------------
+
+    async def _carry_out(self, instructions: list[m.Instruction]) -> None:
+        for instruction in instructions:
+            await self._carry_out_one(instruction)
+
+    async def _carry_out_one(self, instruction: m.Instruction) -> None:
+        match instruction:
+            case m.Prepare():
+                self._start(self._prepare())
+            case m.RecordGrant(_, takes_turn):
+                if takes_turn:
+                    await self._cutover_turn()
+                try:
+                    await self.hooks.record_grant()
+                except Locked as error:
+                    self._events.put_nowait(m.TargetFailed(error))
+                else:
+                    self._events.put_nowait(m.GrantRecorded())
+            case m.Fence():
+                self.report.fenced_us = self.clock.now_us()
+                self._fenced_at = self.clock.monotonic()
+                self._start(self._fence(instruction))
+            case m.CancelSource(owned_at, tidies=True):
+                await self._cancel_at_source(owned_at)
+            case m.CancelSource(owned_at):
+                self._start(self._cancel_source(owned_at))
+            case m.CancelTarget():
+                self._start(self._cancel_target())
+            case m.AbandonTarget():
+                await self._cancel_at(self.target, self.planned.move_id)
+            case m.RecordOwned(epoch, digest):
+                self.report.epoch, self.report.digest = epoch, digest
+                await self.hooks.record_owned(self._summary())
+                if self.lost is not None:
+                    self.hooks.lost(self.lost)
+                self._events.put_nowait(m.OwnedRecorded())
+            case m.RecordAborted(error):
+                self.report.fault.CopyFrom(fault_of(error))
+                distrust = {"distrusted": True} if self.distrusted else {}
+                await self.hooks.record_aborted(error, self._summary() | distrust)
+            case m.Publish():
+                pass  # whoever asks for the assignment is given what the ledger says
+            case m.Release(epoch):
+                await self._release(epoch)
+            case m.Retry(m.Prepare()):
+                self._start(self._later(self._prepare, self._retry_s))
+            case m.Retry(m.Fence() as fence):
+                self._start(self._later(lambda: self._fence(fence)))
+            case m.Retry(m.CancelSource(owned_at)):
+                self._start(self._later(lambda: self._cancel_source(owned_at)))
+            case m.Retry(m.CancelTarget()):
+                self._start(self._later(self._cancel_target))
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        move = self.planned if isinstance(self.planned, PlannedMove) else None
+        request = rpb.PrepareRequest(
+            move_id=self.planned.move_id,
+            spec=spec_to_pb(self.spec),
+            partition=self.planned.partition.partition,
+            source=replica_to_pb(self.source),
+            source_epoch=self.planned.epoch,
+            bandwidth_max=move.bandwidth_max if move else 0.0,
+            standby=self.machine.kind is m.Kind.STANDBY,
+            on_demand=move is not None and policies.STRATEGIES[move.strategy].on_demand,
+            newest_epoch=self.newest_epoch(),
+            standby_move=self._join(),
+        )
+        warm = False
+        try:
+            async for progress in self.replicas.stream(self.target.name, lambda stub: stub.Prepare, request):
+                self._take_over(progress)
+                match progress.phase:
+                    case rpb.MoveProgress.CATCHING_UP:
+                        if not warm:
+                            warm, self._joined_s = True, progress.waited_s if self._joined else 0.0
+                            self._events.put_nowait(m.BaseReady())
+                        measured = Measured(
+                            progress.lag_bytes,
+                            progress.change_rate,
+                            progress.bandwidth,
+                            progress.rtt_ms,
+                            progress.sync_ms,
+                            progress.stall_ms,
+                        )
+                        self._events.put_nowait(m.CaughtUp(measured, progress.waited_s - self._joined_s))
+                    case rpb.MoveProgress.OWNED:
+                        if progress.HasField("fault"):
+                            self.lost = error_of(progress.fault)
+                        epoch = progress.epoch or self.planned.granted_epoch
+                        self._events.put_nowait(m.TargetOwned(epoch, progress.digest))
+                        return
+                    case rpb.MoveProgress.FAILED:
+                        self._events.put_nowait(m.TargetFailed(error_of(progress.fault)))
+                        return
+                    case _:
+                        self.hooks.changed()
+            ended = Unavailable("the transfer ended without a word", remedy="see the target's log")
+            self._events.put_nowait(m.TargetFailed(ended))
+        except StateflowError as error:
+            self._events.put_nowait(m.TargetFailed(error))
+
+    def _join(self) -> str:
+        """The standby that is where the move goes: the one that it rests on, once it is fenced."""
+        if self.machine.kind is not m.Kind.STANDBY and not self._joined:
+            self._joined = self.standby_move()
+        return self._joined
+
+    def _take_over(self, progress: rpb.MoveProgress) -> None:
+        r = self.report
+        if progress.phase != rpb.MoveProgress.FAILED:
+            r.bytes_warm, r.bytes_reused = progress.bytes_warm, progress.bytes_reused
+            r.bytes_delta, r.lag_bytes = progress.bytes_delta, progress.lag_bytes
+            r.bytes_stored, r.base_bytes = progress.bytes_stored, progress.base_bytes
+            r.change_rate, r.bandwidth, r.rtt_ms = progress.change_rate, progress.bandwidth, progress.rtt_ms
+            self.sequence = progress.sequence
+
+    async def _fence(self, fence: m.Fence) -> None:
+        self._source_answered.clear()
+        try:
+            await self._ask_to_fence(fence)
+        finally:
+            self._source_answered.set()
+
+    async def _ask_to_fence(self, fence: m.Fence) -> None:
+        if self._source_told:  # it may be back, and serve: nothing is asked of it any more
+            return
+        request = rpb.FenceRequest(
+            move_id=self.planned.move_id,
+            operator=self.planned.partition.operator,
+            partition=self.planned.partition.partition,
+            epoch=fence.epoch,
+            target=replica_to_pb(self.target),
+            cold=fence.cold,
+            pause_ms=fence.pause_ms,
+            max_pause_ms=fence.max_pause_ms,
+            standby_move=self._join(),
+        )
+        try:
+            reply = await self.replicas.ask(self.source.name, lambda stub: stub.Fence, request)
+        except StateflowError as error:
+            log.warning("move %s: %s", self.planned.move_id, error)
+            self._events.put_nowait(m.SourceUnknown())
+            return
+        if reply.sealed:
+            self._in_hand_ms = reply.in_hand_ms
+            self._events.put_nowait(m.SourceSealed())
+            return
+        why = error_of(reply.fault)
+        unknown = isinstance(why, LeaseLost | StaleTerm)
+        self._events.put_nowait(m.SourceUnknown() if unknown else m.FenceRefused(why))
+
+    async def _cancel_source(self, owned_at: int) -> None:
+        reply = await self._cancel_at_source(owned_at)
+        if reply is None:
+            self._events.put_nowait(m.SourceUnknown())
+        else:
+            self._events.put_nowait(m.SourceSealed() if reply.sealed else m.SourceCancelled())
+
+    async def _cancel_target(self) -> None:
+        reply = await self._cancel_at(self.target, self.planned.move_id)
+        if reply is None:
+            self._events.put_nowait(m.TargetUnknown())
+        else:
+            owned = m.TargetOwned(reply.owned_epoch, "")
+            self._events.put_nowait(owned if reply.owned else m.TargetCancelled())
+
+    async def _cancel_at_source(self, owned_at: int) -> rpb.FenceReply | None:
+        try:
+            return await self._cancel_at(self.source, self.planned.move_id, owned_at)
+        except StateMissing as error:  # whether it had sealed it will never say
+            log.warning("move %s: %s", self.planned.move_id, error)
+            self.source_gone()
+            return None
+
+    async def _release(self, epoch: int) -> None:
+        request = rpb.ReleaseRequest(
+            move_id=self.planned.move_id,
+            operator=self.planned.partition.operator,
+            partition=self.planned.partition.partition,
+            epoch=epoch,
+            owner=replica_to_pb(self.target),
+        )
+        try:
+            await self.replicas.ask(self.source.name, lambda stub: stub.Release, request)
+        except StateflowError as error:  # a source that is down releases when it starts again
+            log.warning("move %s: %s", self.planned.move_id, error)

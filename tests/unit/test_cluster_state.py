@@ -1,0 +1,422 @@
+"""The controller's memory: what it holds live is what a fold of the ledger gives, after any history."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from reconfig.controller import cluster_state as cluster_state_module
+from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.policies import StrategyName
+from reconfig.tenure import Tenure
+from reconfig.work import MoveOptions, PlannedMove
+from stateflow.errors import HoldLost, IllegalRecord, Locked, OperatorNotDeployed
+from stateflow.ledger import App, Entry, Ledger, Record, RecordState
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+SPEC = OperatorSpec("Op", "mod:Op", 4, ("a", "b"), b"\x00schema\xff", '{"x": 1}')
+P = PartitionId("Op", 1)
+ERROR = {"code": "unavailable", "what": "gone", "remedy": "", "where": {}}
+
+
+def facts(cluster: ClusterState) -> dict[str, Any]:
+    """Everything it knows, comparable."""
+    return {
+        field.name: getattr(cluster, field.name) for field in dataclasses.fields(ClusterState) if field.name != "ledger"
+    }
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def cluster(ledger: Ledger) -> ClusterState:
+    made = ClusterState(ledger)
+    for name in ("a", "b"):
+        made.register(ReplicaInfo(name, f"site-{name}", f"{name}:1"), Home(f"directory-{name}", "here"))
+    made.finish_deployment(made.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+    return made
+
+
+def planned(cluster: ClusterState, run: str = "r1", partition: PartitionId = P, target: str = "b") -> PlannedMove:
+    source, epoch = cluster.operator("Op").assignment.owner(partition.partition)
+    return PlannedMove(
+        run, partition, source, target, epoch, cluster.next_epoch(partition), StrategyName.WARM_UP, MoveOptions(20.0)
+    )
+
+
+def test_a_deployment_survives_the_ledger(cluster: ClusterState) -> None:
+    again = ClusterState.read(cluster.ledger)
+    assert again.operator("Op").spec == SPEC
+    assert again.operator("Op").assignment.owners == ("a",) * 4
+    assert again.operator("Op").assignment.epochs == (1,) * 4
+    assert again.planned == {}
+
+
+def test_an_unfinished_deployment_is_remembered_as_such(ledger: Ledger) -> None:
+    cluster = ClusterState(ledger)
+    record = cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    again = ClusterState.read(ledger)
+    assert again.deployed == {}
+    assert again.planned["Op"][1] == record
+    with pytest.raises(OperatorNotDeployed, match="deployed: none"):
+        again.operator("Op")
+    again.finish_deployment(again.planned["Op"][1])
+    assert again.operator("Op").spec == SPEC
+
+
+def test_a_second_deployment_of_the_name_is_refused(cluster: ClusterState) -> None:
+    with pytest.raises(IllegalRecord):
+        cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "b"))
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+
+
+def test_a_replica_that_comes_back_unchanged_leaves_no_record(cluster: ClusterState) -> None:
+    before = len(list(cluster.ledger.records()))
+    cluster.register(ReplicaInfo("a", "site-a", "a:1"), Home("directory-a", "here"))
+    assert len(list(cluster.ledger.records())) == before
+    cluster.register(ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "here"))
+    assert cluster.replicas["a"].address == "a:2"
+    assert ClusterState.read(cluster.ledger).replicas == cluster.replicas
+    cluster.register(ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "there"))
+    cluster.replace("a", "another")
+    assert cluster.homes == {"a": Home("another"), "b": Home("directory-b", "here")}
+    assert ClusterState.read(cluster.ledger).homes == cluster.homes
+    cluster.register(ReplicaInfo("a", "site-a", "a:2"), Home("another", "here"))
+    assert ClusterState.read(cluster.ledger).homes == cluster.homes
+    assert cluster.homes["a"] == Home("another", "here")
+
+
+def test_a_replica_of_an_earlier_version_has_no_data_directory_yet(cluster: ClusterState) -> None:
+    payload = {"site": "site-c", "address": "c:1", "weight": 1}
+    cluster._append("replica/c/0f0f", RecordState.NEW, None, payload)
+    assert cluster.replicas["c"] == ReplicaInfo("c", "site-c", "c:1")
+    assert "c" not in cluster.homes
+    cluster.register(ReplicaInfo("c", "site-c", "c:1"), Home("directory-c", "here"))
+    assert ClusterState.read(cluster.ledger).homes["c"] == Home("directory-c", "here")
+
+
+def test_a_move_from_plan_to_owner(cluster: ClusterState) -> None:
+    move = planned(cluster)
+    assert (move.epoch, move.granted_epoch) == (1, 2)
+    cluster.plan_move(move)
+    assert not cluster.open_moves[move.item_id].granted
+    cluster.grant(move)
+    assert cluster.open_moves[move.item_id].granted
+    assert ClusterState.read(cluster.ledger).open_moves[move.item_id].granted
+    cluster.move_owned(move, {"pause_ms": 3.5})
+    assert cluster.operator("Op").assignment.owner(1) == ("b", 2)
+    assert cluster.open_moves == {}
+    (finished,) = ClusterState.read(cluster.ledger).finished
+    assert finished[0] == move
+    assert finished[1].payload == {"epoch": 2, "owner": "b", "report": {"pause_ms": 3.5}}
+
+
+def test_a_plan_is_recorded_as_a_whole_or_not_at_all(cluster: ClusterState) -> None:
+    moves = [planned(cluster, "r1", PartitionId("Op", number)) for number in (0, 1, 2)]
+    other = ClusterState.read(cluster.ledger)
+    other.plan_move(moves[2])  # its item is somebody else's by now
+    before = facts(cluster)
+    with pytest.raises((Locked, IllegalRecord)):
+        cluster.plan_moves(moves)
+    assert facts(cluster) == before
+    assert ClusterState.read(cluster.ledger).open_moves.keys() == {moves[2].item_id}
+    again = [dataclasses.replace(move, reconfiguration="r2", round=n) for n, move in enumerate(moves)]
+    other.plan_moves(again)
+    recorded = ClusterState.read(cluster.ledger).history["r2"]
+    assert [move for move, _ in recorded.moves.values()] == again
+
+
+def test_an_aborted_move_leaves_the_assignment_and_burns_its_grant(cluster: ClusterState) -> None:
+    move = planned(cluster)
+    cluster.plan_move(move)
+    cluster.grant(move)
+    cluster.move_aborted(move, ERROR, {})
+    assert cluster.operator("Op").assignment.owner(1) == ("a", 1)
+    assert cluster.next_epoch(P) == 3
+    assert ClusterState.read(cluster.ledger).next_epoch(P) == 3
+    assert cluster.next_epoch(PartitionId("Op", 2)) == 2, "each partition counts for itself"
+
+
+def test_a_move_that_was_never_granted_burns_nothing(cluster: ClusterState) -> None:
+    move = planned(cluster)
+    cluster.plan_move(move)
+    cluster.move_aborted(move, ERROR, {})
+    assert cluster.next_epoch(P) == 2
+
+
+def test_an_epoch_is_granted_to_one_move_only(ledger: Ledger, cluster: ClusterState) -> None:
+    """Two controllers that believe they are the only one."""
+    other = ClusterState.read(ledger)
+    mine, theirs = planned(cluster, "r1"), planned(other, "r2", target="a")
+    cluster.plan_move(mine)
+    other.plan_move(theirs)
+    other.grant(theirs)
+    with pytest.raises((Locked, IllegalRecord)):
+        cluster.grant(mine)
+    assert not cluster.open_moves[mine.item_id].granted
+    final = ClusterState.read(ledger)
+    assert final.open_moves[theirs.item_id].granted
+    assert not final.open_moves[mine.item_id].granted
+
+
+def test_a_result_is_told_once(cluster: ClusterState) -> None:
+    move = planned(cluster)
+    cluster.plan_move(move)
+    cluster.grant(move)
+    late = ClusterState.read(cluster.ledger)
+    cluster.move_owned(move, {})
+    with pytest.raises(Locked):
+        late.move_aborted(move, ERROR, {})
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+
+
+def test_a_move_that_a_person_resolved_by_hand_is_told_all_the_same(cluster: ClusterState) -> None:
+    move = planned(cluster)
+    cluster.plan_move(move)
+    cluster.grant(move)
+    cluster.ledger.resolve(move.item_id, "it looked stuck")
+    cluster.move_owned(move, {})
+    assert cluster.operator("Op").assignment.owner(1) == ("b", 2)
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+
+
+def test_a_ledger_shared_with_others_and_archived(cluster: ClusterState) -> None:
+    cluster.ledger.process_new_item("move/that-is/none", App("shredder", "1"), lambda item: None)
+    move = planned(cluster)
+    cluster.plan_move(move)
+    cluster.grant(move)
+    cluster.move_owned(move, {})
+    assert cluster.ledger.archive(timedelta(seconds=-60)) == 3, "the move, the deployment and the stranger"
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    again = planned(cluster, "r2", target="a")
+    cluster.plan_move(again)
+    assert again.granted_epoch == 3
+
+
+def test_an_operator_that_was_undeployed_begins_anew_above_all_its_epochs(cluster: ClusterState) -> None:
+    """What somebody still has of it is older than anything of the new one, and can be told apart."""
+    move = planned(cluster)
+    cluster.plan_move(move)
+    cluster.grant(move)
+    cluster.move_aborted(move, ERROR, {})
+    cluster.want_standbys("Op", 1)
+    cluster.undeploy("Op", cluster.newest_epoch("Op"))
+    assert (cluster.deployed, cluster.standbys, cluster.undeployed) == ({}, {}, {"Op": 2})
+    with pytest.raises(OperatorNotDeployed):
+        cluster.operator("Op")
+    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "b")))
+    assert cluster.operator("Op").assignment.epochs == (3,) * 4
+    assert cluster.operator("Op").first_epoch == 3
+    assert cluster.next_epoch(P) == 4
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    again = planned(cluster, "r2", target="a")
+    cluster.plan_move(again)
+    cluster.grant(again)
+    cluster.move_owned(again, {})
+    cluster.undeploy("Op", cluster.newest_epoch("Op"))
+    cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    assert cluster.planned["Op"][0].first_epoch == 5
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+
+
+def test_a_replica_that_was_forgotten_is_a_new_one_when_it_comes_back(cluster: ClusterState) -> None:
+    cluster.forget("b")
+    assert set(cluster.replicas) == set(cluster.homes) == {"a"}
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    cluster.register(ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
+    cluster.forget("b")
+    cluster.register(ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
+    assert cluster.homes["b"] == Home("another", "there")
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+
+
+class Dies(Exception):
+    pass
+
+
+def dying_after(cluster: ClusterState, writes: int) -> None:
+    """The process ends after so many more records, as it could when they were not written in one transaction."""
+    put_many = cluster.ledger.put_many
+
+    def limited(entries: Iterable[Entry], *_: object) -> list[Record]:
+        put_many(list(entries)[:writes])
+        raise Dies
+
+    cluster.ledger.put_many = limited  # type: ignore[method-assign]
+
+
+def test_what_was_decided_in_a_term_that_has_ended_meanwhile_is_not_written(
+    ledger: Ledger, cluster: ClusterState
+) -> None:
+    """Before, a grant that a locked database had held up was written when its controller did not lead any more: nobody
+    carried it out, and who led next rolled the move back."""
+    move = planned(cluster)
+    cluster.plan_move(move)
+    tenure = Tenure(until=1.0)
+    cluster.check = lambda: tenure.check(2.0)
+    with pytest.raises(HoldLost):
+        cluster.grant(move)
+    assert [open_move.granted for open_move in ClusterState.read(ledger).open_moves.values()] == [False]
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_crash_between_the_two_records_of_a_plan(ledger: Ledger, cluster: ClusterState, writes: int) -> None:
+    """A partition whose move was written half must not be stuck for ever."""
+    move = planned(cluster)
+    dying_after(cluster, writes)
+    with pytest.raises(Dies):
+        cluster.plan_move(move)
+    del ledger.put_many  # type: ignore[attr-defined]
+    again = ClusterState.read(ledger)
+    assert len(again.open_moves) == writes
+    for open_move in list(again.open_moves.values()):
+        again.move_aborted(open_move.planned, ERROR, {})
+    assert again.open_moves == {}
+    assert facts(ClusterState.read(ledger)) == facts(again)
+    retry = planned(again, "r2")
+    again.plan_move(retry)
+    again.grant(retry)
+    again.move_owned(retry, {})
+    assert again.operator("Op").assignment.owner(1) == ("b", 2)
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_crash_between_the_two_records_of_a_deployment(ledger: Ledger, writes: int) -> None:
+    cluster = ClusterState(ledger)
+    dying_after(cluster, writes)
+    with pytest.raises(Dies):
+        cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    del ledger.put_many  # type: ignore[attr-defined]
+    again = ClusterState.read(ledger)
+    record = again.planned["Op"][1] if writes else again.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    again.finish_deployment(record)
+    assert again.operator("Op").spec == SPEC
+
+
+# -- any history --------------------------------------------------------------------------------------------
+
+
+class BookMachine(RuleBasedStateMachine):
+    """Operations in any order, the process ending at any of them; the fold of the ledger is always the live cluster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger("sqlite://")
+        self.cluster = ClusterState(self.ledger)
+        self.runs = 0
+        self.granted: dict[PartitionId, set[int]] = {}
+
+    @rule(name=st.sampled_from("ab"), port=st.integers(1, 2))
+    def register(self, name: str, port: int) -> None:
+        self.runs += 1
+        self.cluster.register(
+            ReplicaInfo(name, "site", f"{name}:{port}"), Home(f"d{self.runs % 2}", f"p{self.runs % 3}")
+        )
+
+    @rule(name=st.sampled_from("ab"))
+    def forget(self, name: str) -> None:
+        if name in self.cluster.replicas and self.cluster.is_free(name):
+            self.cluster.forget(name)
+
+    @rule(name=st.sampled_from(["Op", "Two"]))
+    def undeploy(self, name: str) -> None:
+        moving = any(each.planned.partition.operator == name for each in self.cluster.open_moves.values())
+        if name in self.cluster.deployed and not moving:
+            self.cluster.undeploy(name, self.cluster.newest_epoch(name))
+
+    @rule(name=st.sampled_from(["Op", "Two"]), finish=st.booleans())
+    def deploy(self, name: str, finish: bool) -> None:
+        if name in self.cluster.deployed or name in self.cluster.planned:
+            return
+        spec = dataclasses.replace(SPEC, name=name)
+        record = self.cluster.plan_deployment(spec, dict.fromkeys(range(4), "a"))
+        if finish:
+            self.cluster.finish_deployment(record)
+
+    @precondition(lambda self: self.cluster.planned)
+    @rule()
+    def finish_deployment(self) -> None:
+        self.cluster.finish_deployment(min(self.cluster.planned.items())[1][1])
+
+    @precondition(lambda self: self.cluster.deployed)
+    @rule(data=st.data(), partition=st.integers(0, 1), to=st.sampled_from("ab"))
+    def plan_move(self, data: st.DataObject, partition: int, to: str) -> None:
+        where = PartitionId(data.draw(st.sampled_from(sorted(self.cluster.deployed))), partition)
+        if any(each.planned.partition == where for each in self.cluster.open_moves.values()):
+            return
+        self.runs += 1
+        source, epoch = self.cluster.operator(where.operator).assignment.owner(partition)
+        move = PlannedMove(
+            f"r{self.runs}", where, source, to, epoch, self.cluster.next_epoch(where), StrategyName.WARM_UP
+        )
+        self.cluster.plan_move(move)
+
+    def _open(self, data: st.DataObject, granted: bool) -> PlannedMove | None:
+        items = [item for item, each in self.cluster.open_moves.items() if each.granted is granted]
+        return self.cluster.open_moves[data.draw(st.sampled_from(items))].planned if items else None
+
+    @rule(data=st.data())
+    def grant(self, data: st.DataObject) -> None:
+        move = self._open(data, granted=False)
+        if move is not None:
+            self.cluster.grant(move)
+            epochs = self.granted.setdefault(move.partition, set())
+            assert move.granted_epoch not in epochs, "granted twice"
+            assert move.granted_epoch > move.epoch
+            epochs.add(move.granted_epoch)
+
+    @rule(data=st.data())
+    def own(self, data: st.DataObject) -> None:
+        move = self._open(data, granted=True)
+        if move is not None:
+            self.cluster.move_owned(move, {"pause_ms": 1.0})
+            owner = self.cluster.operator(move.partition.operator).assignment.owner(move.partition.partition)
+            assert owner == (move.target, move.granted_epoch)
+
+    @rule(data=st.data(), granted=st.booleans())
+    def abort(self, data: st.DataObject, granted: bool) -> None:
+        move = self._open(data, granted)
+        if move is not None:
+            self.cluster.move_aborted(move, ERROR, {})
+
+    @rule()
+    def restart(self) -> None:
+        self.cluster = ClusterState.read(self.ledger)
+
+    @invariant()
+    def the_fold_is_the_live_state(self) -> None:
+        assert facts(ClusterState.read(self.ledger)) == facts(self.cluster)
+
+    @invariant()
+    def records_are_consistent(self) -> None:
+        open_items = {r.item_id for r in self.ledger.records() if r.item_id.startswith("move/")}
+        for record in self.ledger.records():
+            if record.state in (RecordState.PROCESSED, RecordState.FAILED):
+                open_items.discard(record.item_id)
+        assert open_items == set(self.cluster.open_moves)
+
+    def teardown(self) -> None:
+        self.ledger.close()
+
+
+BookMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestBookMachine = BookMachine.TestCase
+
+
+def test_every_kind_of_record_that_is_told_of_is_known_and_told_of() -> None:
+    assert cluster_state_module.__doc__ is not None
+    told = {line[2:].partition("/")[0] for line in cluster_state_module.__doc__.splitlines() if line.startswith("``")}
+    assert told == set(cluster_state_module.FOLDS)
