@@ -6,8 +6,7 @@ import asyncio
 import functools
 import logging
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -15,8 +14,9 @@ import grpc.aio
 
 from reconfig.controller.adopting import Adopter
 from reconfig.controller.claims import Claims
-from reconfig.controller.cluster_state import ClusterState, Deployed, Home
+from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.controller.context import ClusterStates, ControllerContext
+from reconfig.controller.deployments import Deployments
 from reconfig.controller.executor import Executor
 from reconfig.controller.leaving import Leaving
 from reconfig.controller.options import options_of
@@ -28,10 +28,9 @@ from reconfig.controller.standbys import Standbys
 from reconfig.controller.survey import Survey
 from reconfig.controller.takeovers import Takeovers
 from reconfig.tenure import Tenure
-from stateflow import ring
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import AlreadyDeployed, ForeignLedger, StateflowError
-from stateflow.ledger import Ledger, RecordState
+from stateflow.errors import ForeignLedger
+from stateflow.ledger import Ledger
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
@@ -47,15 +46,10 @@ from stateflow.rpc.wire import (
 )
 from stateflow.runtime.code_key import check_signed
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, PartitionId
+from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 CHECKPOINT_TIMEOUT_S = 3600.0
-#: partitions in one request: each takes some durable writes, which are long on an SD card
-CREATED_AT_ONCE = 32
-CREATE_TIMEOUT_S = 60.0
-#: how much later than a lease ends it is looked whether it has
-LAPSING_S = 0.05
 T = TypeVar("T")
 
 
@@ -112,12 +106,11 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self._takeovers = Takeovers(self._context, self._runs, executor, self._standbys)
         self._reconfigurations = Reconfigurations(self._context, self._runs, executor)
         self._auto_rebalance = AutoRebalance(self._context, self._runs, self._reconfigurations)
-        self._deploying = asyncio.Lock()
         self._leaving = Leaving(self._context, self._standbys, self._takeovers)
         self._claims = Claims(self.settings, clock)
         self._adopter = Adopter(self._context)
-        self._created: dict[str, int] = {}  # partitions so far, of deployments under way
-        self._survey = Survey(self._context, self._runs, self._standbys, self._takeovers, self._created)
+        self._deployments = Deployments(self._context, self._claims, self._leaving.drop)
+        self._survey = Survey(self._context, self._runs, self._standbys, self._takeovers, self._deployments.created)
 
     # -- membership ---------------------------------------------------------------------------------------
 
@@ -207,7 +200,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @to_the_end
     async def Adopt(self, request: cpb.AdoptRequest, context: grpc.aio.ServicerContext) -> cpb.AdoptReply:
-        async with self._deploying, self._context.planning:
+        async with self._deployments.one_at_a_time, self._context.planning:
             return await self._adopter.adopt(self._claims.present(), request.dry_run, request.partial)
 
     @unary
@@ -230,7 +223,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @to_the_end
     async def Undeploy(self, request: cpb.UndeployRequest, context: grpc.aio.ServicerContext) -> cpb.UndeployReply:
-        async with self._deploying:
+        async with self._deployments.one_at_a_time:
             return await self._leaving.undeploy(request.operator, request.delete_state)
 
     @unary
@@ -258,117 +251,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     async def Deploy(self, request: cpb.DeployRequest, context: grpc.aio.ServicerContext) -> cpb.Deployment:
         spec = spec_of(request.spec)
         check_signed(spec)
-        async with self._deploying:
-            return await self._deploy(spec, list(request.sites))
-
-    async def _deploy(self, spec: OperatorSpec, sites: list[str]) -> cpb.Deployment:
-        planned = self._cluster.planned.get(spec.name)
-        existing = self._cluster.deployed.get(spec.name) or (planned[0] if planned else None)
-        if existing is not None:
-            spec = spec.after(existing.spec)
-        if existing is not None and planned is None and existing.spec != spec and _may_follow(existing.spec, spec):
-            return await self._upgrade(existing, spec)
-        if existing is not None and existing.spec != spec:
-            raise AlreadyDeployed(
-                "another version of the operator is deployed, with other partitions, key or output",
-                remedy="deploy this one with the same partitions, key and output, or under another name",
-                operator=spec.name,
-                deployed=existing.spec.target,
-                partitions=existing.spec.partitions,
-            )
-        if planned is not None:
-            await self._create_or_take_back(*planned)
-        if existing is not None:
-            return self._survey.deployment(self._cluster.operator(spec.name))
-        if not self._cluster.deployed and not self._cluster.planned:  # replicas may have what this ledger has lost
-            await asyncio.sleep(self._claims.early_s)
-        await self._former_owners(spec.name)
-        self._claims.check_free(spec.name, self._context.ledger_id)
-        candidates = [info for info in self._cluster.replicas.values() if self._members.alive(info.name)]
-        if sites:
-            for site in sites:
-                self._context.check_site(site)
-            candidates = [info for info in candidates if info.site in sites]
-        owners = await self._context.aside(ring.propose, spec.name, range(spec.partitions), candidates)
-        await self._check_possible(spec, Counter(owners.values()))
-        record = await self._context.record(ClusterState.plan_deployment, spec, owners)
-        await self._create_or_take_back(self._cluster.planned[spec.name][0], record)
-        return self._survey.deployment(self._cluster.operator(spec.name))
-
-    async def _former_owners(self, operator: str) -> None:
-        """Wait for whoever was not told that an earlier deployment has ended: it may serve what it had of that as long
-        as its lease runs."""
-        while operator in self._cluster.undeployed:
-            untold = [name for name in self._cluster.replicas if not self._members.alive(name)]
-            left_s = [self._members.lease_left_s(name) for name in untold if self._members.may_serve(name)]
-            if not left_s:
-                return
-            await asyncio.sleep(min(max(left_s) + LAPSING_S, self.settings.heartbeat_interval_s))
-
-    async def _upgrade(self, deployed: Deployed, spec: OperatorSpec) -> cpb.Deployment:
-        """New code and states of an operator. Every replica that answers must have the code, and says so first; one
-        that does not answer now says so when it registers: an owner that was silent for a while must, though its lease
-        may still run."""
-        owners = Counter(deployed.assignment.owners)
-        await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._context.alive().keys()})
-        await self._context.record(ClusterState.upgrade, spec)
-        alive = self._context.alive()
-        for silent in owners.keys() - alive.keys():
-            self._members.expel(silent)
-        await asyncio.gather(*(self._tell(name, spec, name in owners) for name in sorted(alive)))
-        return self._survey.deployment(self._cluster.operator(spec.name))
-
-    async def _tell(self, name: str, spec: OperatorSpec, owns: bool) -> None:
-        """A replica runs this version from its next batch on. An owner that does not answer is to register again, which
-        it cannot without hearing of it; others hear of it with the first partition."""
-        try:
-            await self._context.call(name, lambda stub: stub.Create, rpb.CreateRequest(spec=spec_to_pb(spec)))
-        except StateflowError as error:
-            log.warning("%s has not taken the new version of %s yet: %s", name, spec.name, error)
-            if owns:
-                self._members.expel(name)
-
-    async def _check_possible(self, spec: OperatorSpec, counts: Mapping[str, int]) -> None:
-        """A replica that cannot load the code, or have so many partitions, refuses here, before anything is decided."""
-        for name, count in sorted(counts.items()):
-            request = rpb.CreateRequest(spec=spec_to_pb(spec), total=count, asked=True)
-            await self._context.call(name, lambda stub: stub.Create, request)
-
-    async def _create_or_take_back(self, deployed: Deployed, record: Any) -> None:
-        """What is reported as failed is not deployed, and no later controller goes on with it."""
-        try:
-            await self._create(deployed, record)
-        except StateflowError as error:
-            self._context.check_leads()  # else it is the next one's, which goes on with it
-            await self._context.record(ClusterState.fail_deployment, record, error.to_wire())
-            await self._leaving.drop(deployed.spec.name)
-            raise
-
-    async def _create(self, deployed: Deployed, record: Any) -> None:
-        """A few partitions at a time, at every owner beside the others. What is there already stays as it is, so a
-        deployment that was interrupted is gone on with by doing it again."""
-        name = deployed.spec.name
-        self._created[name] = 0
-        try:
-            owners = sorted(set(deployed.assignment.owners))
-            done = await asyncio.gather(*(self._create_at(o, deployed) for o in owners), return_exceptions=True)
-            for failed in filter(None, done):
-                raise failed
-        finally:
-            del self._created[name]
-        await self._context.record(ClusterState.finish_deployment, record)
-
-    async def _create_at(self, owner: str, deployed: Deployed) -> None:
-        spec, numbers = spec_to_pb(deployed.spec), sorted(deployed.assignment.of(owner))
-        for at in range(0, len(numbers), CREATED_AT_ONCE):
-            request = rpb.CreateRequest(
-                spec=spec,
-                partitions=numbers[at : at + CREATED_AT_ONCE],
-                epoch=deployed.first_epoch,
-                total=len(numbers),
-            )
-            await self._context.call(owner, lambda stub: stub.Create, request, CREATE_TIMEOUT_S)
-            self._created[spec.name] += len(request.partitions)
+        return self._survey.deployment(await self._deployments.deploy(spec, request.sites))
 
     @unary
     async def GetDeployment(
@@ -462,8 +345,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
 
     def resume(self) -> None:
         """Carry on with what the ledger says was under way, and watch over leases from now on."""
-        for deployed, record in list(self._cluster.planned.values()):
-            self._context.spawn(self._resume_deployment(deployed, record))
+        self._deployments.resume_all()
         self._standbys.resume_all()
         self._takeovers.resume_all()
         self._reconfigurations.resume_all()
@@ -471,19 +353,6 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self._context.spawn(self._takeovers.watch())
         if self.settings.auto_rebalance:
             self._context.spawn(self._auto_rebalance.watch())
-
-    async def _resume_deployment(self, deployed: Deployed, record: Any) -> None:
-        if record.state is RecordState.NEW:  # the process ended between its two records
-            record = await self._context.record(ClusterState._append, record.item_id, RecordState.PROCESSING, record)
-        while True:
-            try:
-                async with self._deploying:
-                    if deployed.spec.name in self._cluster.planned:  # else somebody deployed it again meanwhile
-                        await self._create(deployed, record)
-                    return
-            except StateflowError as error:
-                log.warning("deployment of %s waits: %s", deployed.spec.name, error)
-                await asyncio.sleep(self.settings.heartbeat_interval_s)
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
@@ -525,9 +394,3 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
 
 def _home_of(message: cpb.Directory) -> Home:
     return Home(message.id, message.place)
-
-
-def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
-    """Whether routers and stored keys cannot tell the new version from the old one; states evolve."""
-    same = ("partitions", "key", "output_schema", "side_schemas")
-    return all(getattr(deployed, name) == getattr(spec, name) for name in same)

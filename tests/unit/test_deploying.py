@@ -65,7 +65,7 @@ class Cluster:
     async def _deploy(self, spec: OperatorSpec) -> None:
         beating = asyncio.create_task(self._beat())
         try:
-            await self.server._deploy(spec, [])
+            await self.server._deployments.deploy(spec, [])
         finally:
             beating.cancel()
 

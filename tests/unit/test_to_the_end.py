@@ -32,7 +32,7 @@ PLANS = {
     "Drain": ("_reconfigurations", "drain"),
     "RetryReconfiguration": ("_reconfigurations", "retry"),
     "Standby": ("_standbys", "want"),
-    "Deploy": ("", "_deploy"),
+    "Deploy": ("_deployments", "_deploy"),
     "Restore": ("_restores", "run"),
 }
 

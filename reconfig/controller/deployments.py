@@ -1,0 +1,184 @@
+"""Operators that are deployed: created partition by partition at their owners, or followed by another version."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any
+
+from reconfig.controller.claims import Claims
+from reconfig.controller.cluster_state import ClusterState, Deployed
+from reconfig.controller.context import ControllerContext
+from stateflow import ring
+from stateflow.errors import AlreadyDeployed, StateflowError
+from stateflow.ledger import RecordState
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import spec_to_pb
+from stateflow.types import OperatorSpec
+
+log = logging.getLogger(__name__)
+#: partitions in one request: each takes some durable writes, which are long on an SD card
+CREATED_AT_ONCE = 32
+CREATE_TIMEOUT_S = 60.0
+#: how much later than a lease ends it is looked whether it has
+LAPSING_S = 0.05
+
+
+class Deployments:
+    """``created``: partitions so far, of deployments under way, by operator. ``one_at_a_time``: held by whatever
+    changes which operators there are.
+
+    Args: drop: at every replica, what it has of an operator that is no more.
+    """
+
+    def __init__(self, context: ControllerContext, claims: Claims, drop: Callable[[str], Awaitable[object]]) -> None:
+        self._context, self._claims, self._drop = context, claims, drop
+        self._cluster, self._members = context.cluster, context.members
+        self.created: dict[str, int] = {}
+        self.one_at_a_time = asyncio.Lock()
+
+    async def deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
+        """Create its partitions, at ``sites`` or everywhere; or follow with another version of what is deployed. Doing
+        it twice is no error.
+
+        Raises AlreadyDeployed, UnknownSite, PartitionsClaimed, or what a replica refuses it with; nothing of it is
+        deployed then.
+        """
+        async with self.one_at_a_time:
+            return await self._deploy(spec, sites)
+
+    async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
+        planned = self._cluster.planned.get(spec.name)
+        existing = self._cluster.deployed.get(spec.name) or (planned[0] if planned else None)
+        if existing is not None:
+            spec = spec.after(existing.spec)
+        if existing is not None and planned is None and existing.spec != spec and _may_follow(existing.spec, spec):
+            return await self._upgrade(existing, spec)
+        if existing is not None and existing.spec != spec:
+            raise AlreadyDeployed(
+                "another version of the operator is deployed, with other partitions, key or output",
+                remedy="deploy this one with the same partitions, key and output, or under another name",
+                operator=spec.name,
+                deployed=existing.spec.target,
+                partitions=existing.spec.partitions,
+            )
+        if planned is not None:
+            await self._create_or_take_back(*planned)
+        if existing is not None:
+            return self._cluster.operator(spec.name)
+        if not self._cluster.deployed and not self._cluster.planned:  # replicas may have what this ledger has lost
+            await asyncio.sleep(self._claims.early_s)
+        await self._former_owners(spec.name)
+        self._claims.check_free(spec.name, self._context.ledger_id)
+        candidates = [info for info in self._cluster.replicas.values() if self._members.alive(info.name)]
+        if sites:
+            for site in sites:
+                self._context.check_site(site)
+            candidates = [info for info in candidates if info.site in sites]
+        owners = await self._context.aside(ring.propose, spec.name, range(spec.partitions), candidates)
+        await self._check_possible(spec, Counter(owners.values()))
+        record = await self._context.record(ClusterState.plan_deployment, spec, owners)
+        await self._create_or_take_back(self._cluster.planned[spec.name][0], record)
+        return self._cluster.operator(spec.name)
+
+    async def _former_owners(self, operator: str) -> None:
+        """Wait for whoever was not told that an earlier deployment has ended: it may serve what it had of that as long
+        as its lease runs."""
+        while operator in self._cluster.undeployed:
+            untold = [name for name in self._cluster.replicas if not self._members.alive(name)]
+            left_s = [self._members.lease_left_s(name) for name in untold if self._members.may_serve(name)]
+            if not left_s:
+                return
+            await asyncio.sleep(min(max(left_s) + LAPSING_S, self._context.settings.heartbeat_interval_s))
+
+    async def _upgrade(self, deployed: Deployed, spec: OperatorSpec) -> Deployed:
+        """New code and states of an operator. Every replica that answers must have the code, and says so first; one
+        that does not answer now says so when it registers: an owner that was silent for a while must, though its lease
+        may still run."""
+        owners = Counter(deployed.assignment.owners)
+        await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._context.alive().keys()})
+        await self._context.record(ClusterState.upgrade, spec)
+        alive = self._context.alive()
+        for silent in owners.keys() - alive.keys():
+            self._members.expel(silent)
+        await asyncio.gather(*(self._tell(name, spec, name in owners) for name in sorted(alive)))
+        return self._cluster.operator(spec.name)
+
+    async def _tell(self, name: str, spec: OperatorSpec, owns: bool) -> None:
+        """A replica runs this version from its next batch on. An owner that does not answer is to register again, which
+        it cannot without hearing of it; others hear of it with the first partition."""
+        try:
+            await self._context.call(name, lambda stub: stub.Create, rpb.CreateRequest(spec=spec_to_pb(spec)))
+        except StateflowError as error:
+            log.warning("%s has not taken the new version of %s yet: %s", name, spec.name, error)
+            if owns:
+                self._members.expel(name)
+
+    async def _check_possible(self, spec: OperatorSpec, counts: Mapping[str, int]) -> None:
+        """A replica that cannot load the code, or have so many partitions, refuses here, before anything is decided."""
+        for name, count in sorted(counts.items()):
+            request = rpb.CreateRequest(spec=spec_to_pb(spec), total=count, asked=True)
+            await self._context.call(name, lambda stub: stub.Create, request)
+
+    async def _create_or_take_back(self, deployed: Deployed, record: Any) -> None:
+        """What is reported as failed is not deployed, and no later controller goes on with it."""
+        try:
+            await self._create(deployed, record)
+        except StateflowError as error:
+            self._context.check_leads()  # else it is the next one's, which goes on with it
+            await self._context.record(ClusterState.fail_deployment, record, error.to_wire())
+            await self._drop(deployed.spec.name)
+            raise
+
+    async def _create(self, deployed: Deployed, record: Any) -> None:
+        """A few partitions at a time, at every owner beside the others. What is there already stays as it is, so a
+        deployment that was interrupted is gone on with by doing it again."""
+        name = deployed.spec.name
+        self.created[name] = 0
+        try:
+            owners = sorted(set(deployed.assignment.owners))
+            done = await asyncio.gather(*(self._create_at(o, deployed) for o in owners), return_exceptions=True)
+            for failed in filter(None, done):
+                raise failed
+        finally:
+            del self.created[name]
+        await self._context.record(ClusterState.finish_deployment, record)
+
+    async def _create_at(self, owner: str, deployed: Deployed) -> None:
+        spec, numbers = spec_to_pb(deployed.spec), sorted(deployed.assignment.of(owner))
+        for at in range(0, len(numbers), CREATED_AT_ONCE):
+            request = rpb.CreateRequest(
+                spec=spec,
+                partitions=numbers[at : at + CREATED_AT_ONCE],
+                epoch=deployed.first_epoch,
+                total=len(numbers),
+            )
+            await self._context.call(owner, lambda stub: stub.Create, request, CREATE_TIMEOUT_S)
+            self.created[spec.name] += len(request.partitions)
+
+    # -- after a restart ----------------------------------------------------------------------------------
+
+    def resume_all(self) -> None:
+        for deployed, record in list(self._cluster.planned.values()):
+            self._context.spawn(self._resume(deployed, record))
+
+    async def _resume(self, deployed: Deployed, record: Any) -> None:
+        if record.state is RecordState.NEW:  # the process ended between its two records
+            record = await self._context.record(ClusterState._append, record.item_id, RecordState.PROCESSING, record)
+        while True:
+            try:
+                async with self.one_at_a_time:
+                    if deployed.spec.name in self._cluster.planned:  # else somebody deployed it again meanwhile
+                        await self._create(deployed, record)
+                    return
+            except StateflowError as error:
+                log.warning("deployment of %s waits: %s", deployed.spec.name, error)
+                await asyncio.sleep(self._context.settings.heartbeat_interval_s)
+
+
+def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
+    """Whether routers and stored keys cannot tell the new version from the old one; states evolve."""
+    same = ("partitions", "key", "output_schema", "side_schemas")
+    return all(getattr(deployed, name) == getattr(spec, name) for name in same)
