@@ -21,6 +21,7 @@ item                            records
                                 the ledger knew nothing; owners are numbers of replicas
 ``adopted/<ledger>``            NEW {}: replicas that belong to that ledger belong to this one from now on
 ``standbys/<operator>/<n>``     NEW {count}: so many copies beside the owner are wanted from now on
+``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on
 ==============================  ============================================================================
 """
 
@@ -116,6 +117,8 @@ class ClusterState:
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
     standbys: dict[str, int] = field(default_factory=dict)  # operator → copies wanted
     standby_orders: int = 0
+    paused: set[str] = field(default_factory=set)  # reconfigurations
+    pauses: dict[str, int] = field(default_factory=dict)  # records of it, by reconfiguration
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
     distrusted: set[str] = field(default_factory=set)  # moves whose source is not to serve what it sealed
     #: epochs of which replicas tell and the ledger does not, as an older copy of it does not
@@ -430,6 +433,18 @@ class ClusterState:
         self.standbys[operator] = record.payload["count"]
         self.standby_orders = max(self.standby_orders, int(number))
 
+    # -- pauses -------------------------------------------------------------------------------------------
+
+    def pause(self, reconfiguration: str, paused: bool) -> None:
+        if (reconfiguration in self.paused) != paused:
+            item = f"pause/{reconfiguration}/{self.pauses.get(reconfiguration, 0) + 1}"
+            self._append(item, RecordState.NEW, None, {"paused": paused})
+
+    def _fold_pause(self, rest: str, record: Record) -> None:
+        reconfiguration, _, number = rest.rpartition("/")
+        self.pauses[reconfiguration] = int(number)
+        (self.paused.add if record.payload["paused"] else self.paused.discard)(reconfiguration)
+
     def _fold_grant(self, rest: str, record: Record) -> None:
         operator, partition, epoch = rest.rsplit("/", 2)
         self.epochs_granted[PartitionId(operator, int(partition))] = int(epoch)
@@ -465,4 +480,5 @@ FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "adopt": ClusterState._fold_adopt,
     "adopted": ClusterState._fold_adopted,
     "standbys": ClusterState._fold_standbys,
+    "pause": ClusterState._fold_pause,
 }

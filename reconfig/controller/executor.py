@@ -121,15 +121,18 @@ class Executor:
             running.runners = [again if each is runner else each for each in running.runners]
 
     async def _run_in_turn(self, running: Running, runner: MoveRunner, resumed: list[m.Instruction] | None) -> None:
-        if running.strategy is not None and running.strategy.stops:
-            await runner.run(resumed)
-        elif resumed is not None or running.strategy is None or not running.strategy.slots:
+        if resumed is not None or (running.strategy is not None and running.strategy.stops):
+            await runner.run(resumed)  # it has begun
+            return
+        while True:
             await self._wait_to_go(running)
-            await runner.run(resumed)
-        else:
-            async with self._slots:
-                await self._wait_to_go(running)
+            if running.strategy is None or not running.strategy.slots:
                 await runner.run()
+                return
+            async with self._slots:  # what is paused takes no turn from others
+                if running.go.is_set():
+                    await runner.run()
+                    return
 
     @staticmethod
     async def _wait_to_go(running: Running) -> None:

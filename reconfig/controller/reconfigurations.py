@@ -254,6 +254,17 @@ class Reconfigurations:
                     raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")
             return await self._start(deployed, targets, failed[0].options, failed[0].cause, failed[0].asked)
 
+    async def pause(self, reconfiguration: str) -> cpb.Reconfiguration:
+        """Also for a controller that is started again. Raises MoveUnknown, MoveConflict when it is over."""
+        running = self._runs.unfinished(reconfiguration)
+        await self._context.record(ClusterState.pause, reconfiguration, True)
+        return self._runs.pause(running)
+
+    async def resume(self, reconfiguration: str) -> cpb.Reconfiguration:
+        running = self._runs.unfinished(reconfiguration)
+        await self._context.record(ClusterState.pause, reconfiguration, False)
+        return self._runs.resume(running)
+
     # -- after a restart ----------------------------------------------------------------------------------
 
     def resume_all(self) -> None:
@@ -267,11 +278,12 @@ class Reconfigurations:
 
     def _resume(self, reconfiguration: str, moves: Mapping[PlannedMove, OpenMove]) -> None:
         some, recorded = next(iter(moves)), self._context.cluster.history[reconfiguration]
+        paused = reconfiguration in self._context.cluster.paused
         running = Running(
             cpb.Reconfiguration(
                 id=reconfiguration,
                 operator=some.partition.operator,
-                state=ReconfigurationState.RUNNING,
+                state=ReconfigurationState.PAUSED if paused else ReconfigurationState.RUNNING,
                 max_pause_ms=some.max_pause_ms,
                 created_us=recorded.created_us,
                 kind=some.cause,
@@ -286,6 +298,7 @@ class Reconfigurations:
             if instructions is not None:
                 first[move.item_id] = instructions
             self._add(running, move, machine)
-        running.go.set()
+        if not paused:
+            running.go.set()
         self._runs.keep(running)
         self._context.spawn(self._executor.run(running, first))

@@ -111,16 +111,15 @@ class RunRegistry:
             )
         return found
 
-    def pause(self, reconfiguration: str) -> cpb.Reconfiguration:
-        """Moves that have not begun wait; those under way complete. Raises MoveConflict when it is over."""
-        running = self._unfinished(reconfiguration)
-        running.go.clear()
-        running.message.state = ReconfigurationState.PAUSED
-        running.wake()
+    def pause(self, running: Running) -> cpb.Reconfiguration:
+        """Moves that have not begun wait; those under way complete."""
+        if not running.over:
+            running.go.clear()
+            running.message.state = ReconfigurationState.PAUSED
+            running.wake()
         return running.refresh()
 
-    def resume(self, reconfiguration: str) -> cpb.Reconfiguration:
-        running = self._unfinished(reconfiguration)
+    def resume(self, running: Running) -> cpb.Reconfiguration:
         self._go_on(running)
         return running.refresh()
 
@@ -130,7 +129,8 @@ class RunRegistry:
         running.go.set()
         running.wake()
 
-    def _unfinished(self, reconfiguration: str) -> Running:
+    def unfinished(self, reconfiguration: str) -> Running:
+        """Raises MoveUnknown, MoveConflict when it is over."""
         running = self.found(reconfiguration)
         if running.over:
             raise MoveConflict(

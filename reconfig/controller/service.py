@@ -323,16 +323,18 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         return self._takeovers.resolve(request.id, request.how)
 
     @unary
+    @to_the_end
     async def PauseReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._runs.pause(request.id)
+        return await self._reconfigurations.pause(request.id)
 
     @unary
+    @to_the_end
     async def ResumeReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._runs.resume(request.id)
+        return await self._reconfigurations.resume(request.id)
 
     @unary
     @to_the_end

@@ -44,7 +44,7 @@ class Carried:
         self.over: asyncio.Future[StateflowError] = asyncio.get_running_loop().create_future()
         context: Any = SimpleNamespace(
             cluster=self.cluster,
-            settings=ControllerSettings(takeover_retry_s=0.001),
+            settings=ControllerSettings(takeover_retry_s=0.001, concurrent_moves=1),
             clock=ManualClock(1),
             over=self.over,
             spawn=asyncio.ensure_future,
@@ -133,3 +133,19 @@ def test_a_checkpoint_that_fails_ends_the_moves(tmp_path: Path) -> None:
         assert it.running.message.state == "FAILED"
 
     carried(tmp_path, fault, scenario, StrategyName.STOP_AND_RESTART)
+
+
+def test_what_is_paused_takes_no_turn_from_others(tmp_path: Path) -> None:
+    async def scenario(it: Carried) -> None:
+        it.running.go.clear()
+        running = asyncio.ensure_future(it.executor.run(it.running))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            async with it.executor._slots:
+                assert it.attempts == [0, 0, 0]
+                it.running.go.set()
+            await running
+        assert it.attempts == [1, 1, 1]
+
+    carried(tmp_path, lambda *_: None, scenario, StrategyName.WARM_UP)

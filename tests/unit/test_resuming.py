@@ -53,10 +53,15 @@ class Again:
         self.runs: list[tuple[Running, dict[str, list[m.Instruction]]]] = []
         self.started: list[Any] = []
         members = SimpleNamespace(alive=lambda _: True)
-        context: Any = SimpleNamespace(cluster=self.cluster, spawn=lambda _: None, members=members, planning=NoLock())
+        context: Any = SimpleNamespace(
+            cluster=self.cluster, spawn=lambda _: None, members=members, planning=NoLock(), record=self._record
+        )
         executor: Any = SimpleNamespace(run=lambda *run: self.runs.append(run), runner=self._runner)
         self.reconfigurations = Reconfigurations(context, self.registry, executor)
         self.reconfigurations.resume_all()
+
+    async def _record(self, work: Any, *arguments: Any) -> Any:
+        return work(self.cluster, *arguments)
 
     @staticmethod
     def _runner(_: Running, planned: PlannedMove, machine: m.Move) -> Any:
@@ -90,6 +95,29 @@ def test_rounds_strategy_and_what_has_ended(cluster: ClusterState) -> None:
     assert (report.kind, report.strategy, report.state) == ("drain", "fluid", "RUNNING")
     assert report.created_us == cluster.history["r"].created_us
     assert {runner.machine.kind for round_ in running.rounds[1:] for runner in round_} == {m.Kind.COLD}
+
+
+def test_a_pause_outlives_its_controller(cluster: ClusterState) -> None:
+    moves = plan(cluster)
+    cluster.grant(moves[0])
+
+    async def scenario() -> None:
+        first = Again(cluster)
+        ((running, _),) = first.runs
+        assert (await first.reconfigurations.pause("r")).state == "PAUSED"
+        assert not running.go.is_set()
+        second = Again(cluster)
+        ((running, granted),) = second.runs
+        assert running.refresh().state == "PAUSED"
+        assert not running.go.is_set()
+        assert list(granted) == [moves[0].item_id], "what was granted goes on"
+        await second.reconfigurations.pause("r")
+        assert (await second.reconfigurations.resume("r")).state == "RUNNING"
+        assert running.go.is_set()
+        ((running, _),) = Again(cluster).runs
+        assert (running.refresh().state, running.go.is_set()) == ("RUNNING", True)
+
+    asyncio.run(scenario())
 
 
 def test_retry_has_all_that_was_asked(cluster: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
