@@ -326,6 +326,9 @@ class Takeovers:
             strategy=planned.strategy,
         )
         running = Running(message)
+        return running, self._runner(running, planned, machine)
+
+    def _runner(self, running: Running, planned: PlannedTakeover, machine: f.Takeover) -> TakeoverRunner:
         runner = TakeoverRunner(
             planned=planned,
             spec=self._context.cluster.operator(planned.partition.operator).spec,
@@ -337,9 +340,9 @@ class Takeovers:
             machine=machine,
             oldest_epoch=self._context.cluster.operator(planned.partition.operator).first_epoch,
         )
-        running.runners.append(runner)
+        running.runners = [runner]
         self._runners[planned.partition] = runner
-        return running, runner
+        return runner
 
     def _begin(self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None) -> None:
         running.go.set()
@@ -350,13 +353,13 @@ class Takeovers:
         partition = runner.planned.partition
         known = self._orphans.get(partition)
         try:
-            await self._standbys.hand_over(partition, runner.planned.standby_move)
-            await runner.run(first)
-        except Exception:
-            log.exception("take-over %s", runner.planned.move_id)
+            runner = await self._to_its_end(running, runner, first)
         finally:
             self._runners.pop(partition, None)
-        if runner.completed:
+        if self._context.over.done():
+            return  # who leads next carries it on
+        state = self._context.cluster.history[running.message.id].state
+        if state is ReconfigurationState.COMPLETED:
             self._orphans.pop(partition, None)
             self._failures.pop(partition, None)
             self._failed.pop(partition, None)
@@ -370,8 +373,29 @@ class Takeovers:
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
                 again_s = self._context.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
                 self._not_before[partition] = self._context.clock.monotonic() + again_s
-        completed, failed = ReconfigurationState.COMPLETED, ReconfigurationState.FAILED
-        self._runs.settle(running, completed if runner.completed else failed)
+        self._runs.settle(running, state)
+
+    async def _to_its_end(
+        self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None
+    ) -> TakeoverRunner:
+        """After an error that is no event of the machine it begins again with what the ledger says of it, as after a
+        restart: what is open there is carried out."""
+        planned = runner.planned
+        while True:
+            try:
+                await self._standbys.hand_over(planned.partition, planned.standby_move)
+                await runner.run(first)
+                return runner
+            except Exception:
+                if self._context.over.done():
+                    return runner
+                log.exception("take-over %s begins again", planned.move_id)
+            await asyncio.sleep(self._context.settings.takeover_retry_s)
+            open_move = self._context.cluster.open_moves.get(planned.item_id)
+            if open_move is None:
+                return runner
+            machine, first = f.Takeover.resumed(planned.partition, planned.granted_epoch, open_move.granted)
+            runner = self._runner(running, planned, machine)
 
     # -- after a restart ----------------------------------------------------------------------------------
 

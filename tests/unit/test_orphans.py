@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from reconfig import failover as f
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.takeovers import Orphan, Takeovers
-from stateflow.errors import OperatorNotDeployed, Unavailable
+from reconfig.work import PlannedTakeover
+from stateflow.errors import HoldLost, OperatorNotDeployed, Unavailable
+from stateflow.ledger import Ledger
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.types import PartitionId
+from stateflow.settings import ControllerSettings
+from stateflow.types import OperatorSpec, PartitionId
 
 FIRST, SECOND = PartitionId("Op", 0), PartitionId("Op", 1)
 
@@ -127,3 +133,55 @@ def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
     made.registered("a", [rpb.PartitionView(operator="Op", partition=1, epoch=1, state="OWNED")])
     assert told == [(FIRST, "a")]
     assert made._orphans == {FIRST: Orphan(1, f.Why.MISSING)}
+
+
+@pytest.mark.parametrize("term_ends", [False, True])
+def test_an_error_that_is_no_event_ends_no_take_over(tmp_path: Path, term_ends: bool) -> None:
+    """It was told as FAILED while its record stood open, and nobody carried it out before the next restart."""
+    planned = PlannedTakeover("t", FIRST, "a", "b", 1, 2, f.How.CHECKPOINT)
+    attempts: list[f.Phase] = []
+
+    async def scenario(cluster: ClusterState) -> str:
+        over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        runs = RunRegistry(cluster)
+        settings = ControllerSettings(takeover_retry_s=0.001)
+        clock = SimpleNamespace(monotonic=lambda: 0.0, now_us=lambda: 1)
+        context: Any = SimpleNamespace(
+            cluster=cluster, over=over, settings=settings, clock=clock, spawn=asyncio.create_task
+        )
+
+        async def nothing(*_: object) -> None: ...
+
+        class Taking(Takeovers):
+            def _runner(self, running: Running, planned: PlannedTakeover, machine: f.Takeover) -> Any:
+                async def run(first: list[f.Instruction] | None) -> None:
+                    attempts.append(machine.phase)
+                    if len(attempts) == 1:
+                        cluster.grant(planned)
+                        if term_ends:
+                            over.set_result(None)
+                            raise HoldLost("over", remedy="none")
+                        raise ZeroDivisionError
+                    cluster.move_owned(planned, {})
+
+                running.runners = []
+                return SimpleNamespace(planned=planned, machine=machine, run=run, report=SimpleNamespace(note=""))
+
+        standbys: Any = SimpleNamespace(hand_over=nothing)
+        made = Taking(context, runs, SimpleNamespace(), standbys)  # type: ignore[arg-type]
+        made._orphans[FIRST] = Orphan(1, f.Why.LAPSED)
+        running, runner = made._prepare(planned, f.Takeover(FIRST, 2))
+        await asyncio.wait_for(made._run(running, runner, None), 10)
+        return str(running.state)
+
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        cluster = ClusterState(ledger)
+        spec = OperatorSpec("Op", "m:Op", 1, ("k",), b"", "{}")
+        cluster.finish_deployment(cluster.plan_deployment(spec, {0: "a"}))
+        cluster.plan_move(planned)
+        state = asyncio.run(scenario(cluster))
+        if term_ends:
+            assert (state, attempts) == ("RUNNING", [f.Phase.PLANNED])
+        else:
+            assert (state, attempts) == ("COMPLETED", [f.Phase.PLANNED, f.Phase.GRANTED])
+            assert not cluster.open_moves
