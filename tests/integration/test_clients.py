@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stateflow.cli.app import app
+from stateflow.cli.output import console
 from stateflow.client import StreamClient
 from stateflow.errors import BatchChanged, InvalidArgument, PositionGap, SourceRetired, SourceTaken, StateflowError
 from stateflow.partitioner import partition_of
@@ -307,7 +308,8 @@ def test_what_is_kept_of_sources_is_bounded(tmp_path: Path, monkeypatch: pytest.
         assert total(cluster, "bounded-") == 802
 
 
-def test_a_retired_source_holds_no_watermark_back(local: LocalCluster) -> None:
+def test_a_retired_source_holds_no_watermark_back(local: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "width", 200)  # else as wide as whatever the tests are run in
     slow, fast = local.stream("Tally", source="slow"), local.stream("Tally", source="fast")
     slow.advance_watermark(1_000_000)
     fast.advance_watermark(9_000_000)

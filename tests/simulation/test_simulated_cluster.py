@@ -23,7 +23,7 @@ from stateflow.ledger import Hold, Holder
 from stateflow.router import reached
 from stateflow.runtime import layout
 from stateflow.runtime.authority import Authority
-from stateflow.runtime.environment import Environment as RealMachine
+from stateflow.runtime.environment import Environment as RealEnvironment
 from stateflow.runtime.host import PartitionHost, read_sequence
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
@@ -80,8 +80,8 @@ def test_a_seed_is_the_same_run_every_time() -> None:
 
 
 def test_the_simulated_computer_has_what_the_real_one_has() -> None:
-    offered = {name for name in vars(RealMachine) if not name.startswith("_")}
-    assert offered <= set(vars(disk.Machine))
+    offered = {name for name in vars(RealEnvironment) if not name.startswith("_")}
+    assert offered <= set(vars(disk.Environment))
 
 
 def test_a_copy_belongs_to_the_history_that_it_has() -> None:
@@ -230,7 +230,7 @@ def ownership_is_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def directories_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(disk.Machine, "sync", lambda _self, _paths: None)
+    patch.setattr(disk.Environment, "sync", lambda _self, _paths: None)
 
 
 def take_over_before_the_lease_has_lapsed(patch: pytest.MonkeyPatch) -> None:

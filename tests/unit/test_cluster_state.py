@@ -309,7 +309,7 @@ def test_a_crash_between_the_two_records_of_a_deployment(ledger: Ledger, writes:
 # -- any history --------------------------------------------------------------------------------------------
 
 
-class BookMachine(RuleBasedStateMachine):
+class ClusterStateMachine(RuleBasedStateMachine):
     """Operations in any order, the process ending at any of them; the fold of the ledger is always the live cluster."""
 
     def __init__(self) -> None:
@@ -412,8 +412,8 @@ class BookMachine(RuleBasedStateMachine):
         self.ledger.close()
 
 
-BookMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
-TestBookMachine = BookMachine.TestCase
+ClusterStateMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestClusterStateMachine = ClusterStateMachine.TestCase
 
 
 def test_every_kind_of_record_that_is_told_of_is_known_and_told_of() -> None:
