@@ -70,6 +70,7 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         self._predecessor_until = -math.inf
         self._taking_from_s = 0.0  # such a one's lease, while it is not known whether its hold was taken
         self._said = ""
+        self._waits_for: StateflowError | None = None  # with the ledger
         # one thread: a renewal that hangs is not overtaken by the next
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hold")
         self._loop = asyncio.get_running_loop()
@@ -82,12 +83,13 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         """Of the term that holds now. Raises NotLeading."""
         if self.serving is not None and self._tenure.left_s(self._clock.monotonic()) > 0:
             return self.serving
-        other = self._leader
-        raise NotLeading(
-            f"this controller does not lead: {other.holder} does" if other else "this controller does not lead now",
-            remedy="ask that one" if other else "try again; see its log if it stays so",
-            leader=(other.holder.address or None) if other else None,
-        )
+        if (other := self._leader) is not None:
+            what, remedy, leader = f"{other.holder} does", "ask that one", other.holder.address or None
+        elif self._waits_for is not None:
+            what, remedy, leader = self._waits_for.what, self._waits_for.remedy, None
+        else:
+            what, remedy, leader = "its term has just ended", "try again; see its log if it stays so", None
+        raise NotLeading(f"this controller does not lead: {what}", remedy=remedy, leader=leader)
 
     @contextlib.asynccontextmanager
     async def _for_the_term(self, context: grpc.aio.ServicerContext) -> AsyncIterator[ControllerServer]:
@@ -119,13 +121,10 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
     # -- terms --------------------------------------------------------------------------------------------
 
     async def try_once(self) -> bool:
-        """Lead from now on, if nobody else does."""
+        """Lead from now on, if nobody else does, and what the ledger holds can be read."""
         sent_at = self._clock.monotonic()
         hold = await self._try()
-        if hold is None:
-            return False
-        await self._begin(hold, sent_at)
-        return True
+        return hold is not None and await self._begin(hold, sent_at)
 
     async def run(self) -> None:
         """Wait for the hold, lead, and again, until cancelled."""
@@ -151,18 +150,18 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
                 self._taking_from_s = max(self._taking_from_s, 0.0 if clean else now.lease_s)
                 now = await self._in_thread(self._ledger.take_hold, self._me, self._settings.hold_s, self._gone)
         except StateflowError as error:
-            self._leader = None
+            self._leader, self._waits_for = None, error
             self._say(f"waits: {error}")
             return None
         if now.holder.id == self._me.id:
             return now
-        self._leader = now
+        self._leader, self._waits_for = now, None
         self._note_predecessor(0.0)
         since = datetime.fromtimestamp(now.since_us / 1e6, UTC).isoformat(timespec="seconds")
         self._say(f"waits: {now.holder} leads, term {now.term}, since {since}")
         return None
 
-    async def _begin(self, hold: Hold, sent_at: float) -> None:
+    async def _begin(self, hold: Hold, sent_at: float) -> bool:
         self._tenure = Tenure(hold.term, self._settings.hold_s, sent_at + self._settings.hold_s)
         self._leader = None
         self._note_predecessor(hold.grace_s)
@@ -175,13 +174,15 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
             states = reading.result()
         except StateflowError as error:
             reading.cancel()
+            self._waits_for = error
             self._say(f"waits: {error}")
-            return
-        self._said = ""
+            return False
+        self._said, self._waits_for = "", None
         log.info("leads from now on, term %d of ledger %s", hold.term, self._ledger.id)
         left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
         self.serving = self._make(self._tenure, states, left_s / (1 + self._settings.lease_margin))  # which it adds
         self.serving.resume()
+        return True
 
     def _note_predecessor(self, grace_s: float) -> None:
         """Its grace is said once, to the term that took its hold; that one may end before it has begun, and the answer

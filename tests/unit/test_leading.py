@@ -16,11 +16,19 @@ from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerServer
 from stateflow.clock import ManualClock
-from stateflow.errors import HoldLost, LedgerReadOnly, StateflowError, Unavailable, WriteUncertain
+from stateflow.errors import (
+    HoldLost,
+    LedgerCorrupt,
+    LedgerReadOnly,
+    NotLeading,
+    StateflowError,
+    Unavailable,
+    WriteUncertain,
+)
 from stateflow.ledger import Hold, Holder, Ledger
 from stateflow.settings import ControllerSettings
 
-SETTINGS = ControllerSettings(lease_margin=0.1, hold_s=5.0)
+SETTINGS = ControllerSettings(lease_margin=0.1, hold_s=5.0, retry_interval_s=0.001)
 ME, OTHER = Holder("me", "here", "a:1"), Holder("other", "there", "b:1")
 READ_ONLY = LedgerReadOnly("the ledger can only be read", remedy="let this user write it")
 AWAY = Unavailable("the ledger is away", remedy="see to its database")
@@ -87,6 +95,29 @@ def test_what_a_predecessor_may_grant_outlives_a_term_that_does_not_begin(lost: 
         await terms.leading.try_once()
         assert terms.leading.serving is not None
         assert terms.graces == [pytest.approx(left_s)]
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [AWAY, LedgerCorrupt("a record cannot be read", remedy="verify it")])
+def test_it_waits_on_when_what_the_ledger_holds_cannot_be_read(error: StateflowError) -> None:
+    """It had the hold by then, and took for granted that it led: the process ended in an AssertionError."""
+
+    async def scenario() -> None:
+        terms = Terms()
+        terms.ledger.fails["records"] = error
+        await terms.leading.try_once()
+        with pytest.raises(NotLeading, match=error.what):
+            terms.leading.leader()
+        terms.ledger.fails["records"] = error
+        running = asyncio.create_task(terms.leading.run())
+        async with asyncio.timeout(10):
+            while terms.leading.serving is None and not running.done():
+                await asyncio.sleep(0.001)
+        assert not running.done()
+        assert terms.leading.leader() is terms.leading.serving
+        running.cancel()
         await terms.leading.close()
 
     asyncio.run(scenario())
