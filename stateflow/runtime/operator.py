@@ -34,6 +34,14 @@ from stateflow.types import OperatorSpec, check_name
 
 DEFAULT_PARTITIONS = 128
 T = TypeVar("T")
+_CHANGES = {
+    "value": "self.{0}.value = …",
+    "map": "self.{0}[key] = …, or self.{0}.clear() and self.{0}.update(…)",
+    "set": "self.{0}.add(…), or self.{0}.clear() and self.{0}.update(…)",
+    "list": "self.{0}.append(…), or self.{0}[:] = …",
+    "reducing": "self.{0}.add(…)",
+    "counter": "self.{0}.value += …",
+}
 #: where an operator's own states are
 GLOBAL = Namespace()
 
@@ -144,6 +152,16 @@ class Operator:
     side_outputs: ClassVar[Mapping[str, str | pa.Schema]] = {}
     event_time: ClassVar[str | None] = None
     state_version: ClassVar[int] = 1
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A state is changed, never replaced: what is assigned in its place would be of no key, and stored nowhere.
+        Raises AttributeError."""
+        state = getattr(type(self), name, None)
+        # a set's |= and a list's += end in an assignment of what they changed
+        if isinstance(state, Declaration) and value is not self.__dict__.get(name):
+            how = _CHANGES[state.kind].format(name)
+            raise AttributeError(f"self.{name} is a state and cannot be assigned: change it, {how}")
+        object.__setattr__(self, name, value)
 
     def open(self, ctx: Context) -> None:
         """Called once before the first row this instance sees. ``ctx.key`` is None."""
@@ -285,16 +303,8 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
     """Everything others must know of an operator; checks its declaration on the way."""
     check_class(cls)
     operator = check_name("operator", name or cls.__name__)
-    state: KeyedState | ColumnStates
-    if issubclass(cls, BatchOperator):
-        missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
-        state = ColumnStates(operator, declarations_of(cls), _EMPTY)
-    else:
-        missing = "process(row, ctx)" if cls.process is Operator.process else ""
-        state = KeyedState(operator, declarations_of(cls), _EMPTY)
-    if missing:
-        raise DeclarationError(f"the operator has no {missing}", remedy="write it", operator=cls.__name__)
-    _check_windows(cls)
+    check_whole(cls)
+    state = (ColumnStates if issubclass(cls, BatchOperator) else KeyedState)(operator, declarations_of(cls), _EMPTY)
     target, source = place_of(cls)
     return OperatorSpec(
         name=operator,
@@ -307,6 +317,17 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
         source=source,
         source_digest=digest_of(source),
     )
+
+
+def check_whole(cls: type[Operator]) -> None:
+    """Raises DeclarationError without what is called for its rows, and for windows that would share a place."""
+    if issubclass(cls, BatchOperator):
+        missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
+    else:
+        missing = "process(row, ctx)" if cls.process is Operator.process else ""
+    if missing:
+        raise DeclarationError(f"the operator has no {missing}", remedy="write it", operator=cls.__name__)
+    _check_windows(cls)
 
 
 def _check_windows(cls: type[Operator]) -> None:

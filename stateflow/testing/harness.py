@@ -20,7 +20,7 @@ from stateflow.client.given import rows_given
 from stateflow.errors import InvalidArgument, KeyColumnMissing
 from stateflow.partitioner import check_partitions, partition_of
 from stateflow.runtime.host import PartitionHost
-from stateflow.runtime.operator import Operator, key_columns, output_schema, side_schemas
+from stateflow.runtime.operator import Operator, check_whole, key_columns, output_schema, side_schemas
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.runtime.timers import to_us
@@ -57,6 +57,7 @@ class OperatorHarness:
         self._partitions = check_partitions(partitions)
         self._backend = backend
         self._engine = RocksEngine(8 << 20, 8 << 20)
+        check_whole(self._cls)
         self._key = key_columns(self._cls)
         self._output = OutputReader(output_schema(self._cls), side_schemas(self._cls))
         self._spec = self._described()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow import BatchOperator, Context, Namespace, Operator, state
-from stateflow.errors import DeclarationError, EncodeError, InvalidArgument
+from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, OperatorFailed
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.positions import Batch
 from stateflow.storage import MemoryStore
@@ -134,6 +135,64 @@ def test_misuse_is_refused_and_says_where() -> None:
         with pytest.raises(InvalidArgument, match="no current key"):
             h.advance_watermark(T0)
         assert stored(h) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("n", "self.n.value = …"),
+        ("m", "self.m[key] = …"),
+        ("s", "self.s.add(…)"),
+        ("items", "self.items.append(…)"),
+        ("c", "self.c.value += …"),
+        ("r", "self.r.add(…)"),
+    ],
+)
+def test_what_is_assigned_in_the_place_of_a_state_is_refused(name: str, how: str) -> None:
+    """It hid the state of one key, was stored nowhere, and was gone with the next key's row."""
+
+    class Assigns(Operator):
+        key, output = "k", "k string"
+        n, m, s, items = state.value(int), state.map(str, int), state.set(int), state.list(int)
+        c, r = state.counter(), state.reducing(int, max)
+
+        def open(self, ctx: Context) -> None:
+            self.seen_here = 0
+
+        def process(self, row: Any, ctx: Context) -> None:
+            self.seen_here += 1
+            setattr(self, name, 5)
+
+    with pytest.raises(
+        OperatorFailed, match=re.escape(f"self.{name} is a state and cannot be assigned: change it, {how}")
+    ):
+        OperatorHarness(Assigns).send([{"k": "a"}])
+
+
+def test_operators_that_end_in_an_assignment_change_a_state_in_place() -> None:
+    class Gathers(Operator):
+        key, output = "k", "k string, n long"
+        s, items, m = state.set(int), state.list(int), state.map(str, int)
+
+        def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+            self.s |= {1, 2}
+            self.items += [row.v]
+            self.m |= {"a": 1}
+            yield row.k, len(self.s) + len(self.items) + len(self.m)
+
+    harness = OperatorHarness(Gathers)
+    assert [out["n"] for out in harness.send([{"k": "a", "v": 1}, {"k": "a", "v": 2}])] == [4, 5]
+    assert harness.state("a").items == [1, 2]
+
+
+def test_an_operator_whose_process_is_misspelled_is_told_of_before_the_first_row() -> None:
+    class Misspelled(Operator):
+        key, output = "k", "k string"
+
+        def proces(self, row: Any, ctx: Context) -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"the operator has no process\(row, ctx\)"):
+        OperatorHarness(Misspelled)
 
 
 def test_a_value_that_is_too_large_is_refused() -> None:
