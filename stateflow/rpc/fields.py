@@ -1,7 +1,7 @@
 """What every field on the wire may hold, checked where a message is taken: :func:`checked`.
 
 The table says it by the field's name, which means the same in every message, or by ``Message.field`` where it does not.
-There is no text and there are no bytes that it does not name: tests/unit/test_fields.py enumerates them. What
+There is no text and there are no bytes that it does not name: tests/unit/rpc/test_fields.py enumerates them. What
 a kind lets through may become a path, a ledger id, a label on a terminal or a number in SQL, and an epoch or sequence
 may be counted up from there.
 """

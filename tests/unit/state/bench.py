@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dict_store import DictStore
-
 from stateflow.changes import Mutations
 from stateflow.state import KeyedState, declarations_of
+from tests.unit.state.dict_store import DictStore
 
 
 class Bench:

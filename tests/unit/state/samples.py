@@ -1,6 +1,6 @@
 """States of every kind with every coder, and what the fixtures in ``fixtures/`` hold of them.
 
-``python tests/unit/state/samples.py`` writes the fixture of the present format; a format once released keeps its file.
+``python -m tests.unit.state.samples`` writes the fixture of the present format; a format once released keeps its file.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from uuid import UUID
 
 import msgpack
-from dict_store import DictStore
 
 from stateflow import state
 from stateflow.state import KeyedState, Namespace, declarations_of
+from tests.unit.state.dict_store import DictStore
 
 FIXTURE = Path(__file__).parent / "fixtures" / "format-1.msgpack"
 #: time of the batch that wrote the fixture, and of the one that reads it

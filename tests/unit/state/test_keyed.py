@@ -5,11 +5,11 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pytest
-from dict_store import DictStore
 
 from stateflow import state
 from stateflow.errors import EncodeError, NullKey, SchemaMismatch, UnknownState, UnsupportedKeyType
 from stateflow.state import KeyedState, check_schema, declarations_of, scan_state
+from tests.unit.state.dict_store import DictStore
 
 
 class Op:

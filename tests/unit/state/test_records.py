@@ -9,11 +9,11 @@ from decimal import Decimal
 from typing import Any, Optional
 
 import pytest
-from bench import Bench
 
 from stateflow import state
 from stateflow.errors import DeclarationError, DecodeError, EncodeError
 from stateflow.state.coder_selection import coder_for
+from tests.unit.state.bench import Bench
 
 msgspec = pytest.importorskip("msgspec")
 pydantic = pytest.importorskip("pydantic")

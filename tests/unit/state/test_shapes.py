@@ -13,12 +13,12 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 import pytest
-from bench import Bench
 
 from stateflow import state
 from stateflow.errors import DeclarationError, EncodeError
 from stateflow.state import coder_for
 from stateflow.state.signature import Verdict, signature_of, spelled, verdict
+from tests.unit.state.bench import Bench
 
 BIG = 2**60 + 1  # no float holds it
 

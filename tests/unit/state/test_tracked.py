@@ -7,12 +7,12 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from dict_store import DictStore
 
 from stateflow import state
 from stateflow.changes import Mutations
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import KeyedState, TrackedMap, TrackedSet, TrackedValue, declarations_of
+from tests.unit.state.dict_store import DictStore
 
 
 class Op:

@@ -6,13 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from bench import Bench
-from dict_store import DictStore
 
 from stateflow import state
 from stateflow.errors import DeclarationError, DecodeError
 from stateflow.state import ColumnStates, KeyedState, declarations_of, scan_state
 from stateflow.state.cells import unpack_cell_with_expiry
+from tests.unit.state.bench import Bench
+from tests.unit.state.dict_store import DictStore
 
 SECOND = 1_000_000
 

@@ -14,7 +14,7 @@ from stateflow.runtime.layout import Attempt, Position, Session
 from stateflow.runtime.positions import Batch
 from stateflow.storage import MemoryStore
 from tests.unit.operators import Count
-from tests.unit.test_host import SCHEMA, P, message
+from tests.unit.runtime.test_host import SCHEMA, P, message
 
 SCHEMA_BYTES = SCHEMA.serialize().to_pybytes()
 OLD, NEW = Session(1_000_000, "b"), Session(1_000_000, "c")

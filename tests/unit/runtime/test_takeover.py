@@ -26,7 +26,7 @@ from stateflow.runtime.lifecycle import State
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.transfer import BaseFile, Kept, Seal
 from stateflow.types import ReplicaInfo
-from tests.unit.test_replica import SCHEMA, P, Two
+from tests.unit.runtime.test_replica import SCHEMA, P, Two
 
 C = ReplicaInfo("c", "site", "c:1")
 

@@ -8,8 +8,8 @@ from stateflow.runtime.host import PartitionHost, read_watermark
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.retirement import sources_in
 from tests.unit.operators import Count
-from tests.unit.test_host import P, message
-from tests.unit.test_retirement import DAY, SCHEMA_BYTES, One
+from tests.unit.runtime.test_host import P, message
+from tests.unit.runtime.test_retirement import DAY, SCHEMA_BYTES, One
 
 HOUR = DAY // 24
 

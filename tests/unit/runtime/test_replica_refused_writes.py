@@ -14,8 +14,8 @@ from stateflow.runtime import layout
 from stateflow.runtime.lifecycle import State
 from stateflow.storage import RocksStore
 from stateflow.types import ReplicaInfo
-from tests.unit.test_replica import P, Two
-from tests.unit.test_takeover import end_of_standby, followed, moved_to_its_standby
+from tests.unit.runtime.test_replica import P, Two
+from tests.unit.runtime.test_takeover import end_of_standby, followed, moved_to_its_standby
 
 C = ReplicaInfo("c", "site", "c:1")
 

@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.errors import NotOwner, OperatorNotDeployed, StateMissing
 from stateflow.runtime.lifecycle import State
-from tests.unit.test_replica import P, Two
+from tests.unit.runtime.test_replica import P, Two
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from stateflow.errors import NotOwner, StandbyMissing
 from stateflow.replica.applying import Applier
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
-from tests.unit.test_replica import P, Two
+from tests.unit.runtime.test_replica import P, Two
 
 #: far more than any of this takes
 LONG_S = 600.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgpack
-import samples
-from dict_store import DictStore
 
 from stateflow.state import KeyedState, declarations_of, scan_entries, stored_tags
+from tests.unit.state import samples
+from tests.unit.state.dict_store import DictStore
 
 
 def opened(cells: dict[bytes, bytes]) -> KeyedState:

@@ -9,13 +9,13 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from bench import Bench
 
 from stateflow import state
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import CachePool, TrackedList, TrackedMap, TrackedSet, cache, scan_state
 from stateflow.state.cache import weight_of
 from stateflow.state.coder_selection import coder_for
+from tests.unit.state.bench import Bench
 
 
 class Op:

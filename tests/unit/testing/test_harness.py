@@ -291,7 +291,7 @@ def test_a_harness_that_nobody_closes_leaves_nothing_behind(tmp_path: Path, monk
 def test_a_temporary_checkpoint_ends_with_the_program(tmp_path: Path) -> None:
     program = (
         "from stateflow.testing import OperatorHarness\n"
-        "from tests.unit.test_harness import Basket, FIRST\n"
+        "from tests.unit.testing.test_harness import Basket, FIRST\n"
         "harness = OperatorHarness(Basket(), backend='rocksdb')\n"
         "harness.send(FIRST)\n"
         "print((harness.checkpoint() / 'harness').read_text())"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench import Bench
 
 from stateflow import state
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import TrackedList
 from stateflow.state.key_order import order_int
+from tests.unit.state.bench import Bench
 
 
 class Op:

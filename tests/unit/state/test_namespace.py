@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from bench import Bench
 
 from stateflow import state
 from stateflow.errors import (
@@ -17,6 +16,7 @@ from stateflow.errors import (
 )
 from stateflow.state import KeyedState, Namespace, coders, msgpack_codec, scan_entries, scan_state, stored_tags
 from stateflow.state.cells import pack_cell
+from tests.unit.state.bench import Bench
 
 ONE = Namespace.window(0, 10)
 TWO = Namespace.window(5, 15)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from bench import Bench
 
 from stateflow import state
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import coder_for
+from tests.unit.state.bench import Bench
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ from stateflow.errors import MoveUnknown
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.restoring import Restored
 from stateflow.storage import RocksStore
-from tests.unit.test_replica import P, Two
+from tests.unit.runtime.test_replica import P, Two
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@ from __future__ import annotations
 import operator
 
 import pytest
-from bench import Bench
 
 from stateflow import state
 from stateflow.errors import DeclarationError, EncodeError
 from stateflow.state import TrackedCounter, TrackedReducing
+from tests.unit.state.bench import Bench
 
 
 class Op:

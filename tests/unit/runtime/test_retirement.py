@@ -16,7 +16,7 @@ from stateflow.runtime.retirement import SPARED_RUN_US, SPARED_US, Retention, Re
 from stateflow.state.cells import LATEST_US
 from stateflow.storage import MemoryStore
 from tests.unit.operators import Count
-from tests.unit.test_host import SCHEMA, P, message
+from tests.unit.runtime.test_host import SCHEMA, P, message
 
 SCHEMA_BYTES = SCHEMA.serialize().to_pybytes()
 DAY = 86_400_000_000
