@@ -12,13 +12,13 @@ from rich.console import Group
 from stateflow.cli.group import Commands
 from stateflow.cli.ledger import DEFAULT, Url, opened_at, shown_time, styled
 from stateflow.cli.options import Json
-from stateflow.cli.output import command, console, emit
+from stateflow.cli.output import console, emit
 from stateflow.cli.show import new_table, titled
 
 if TYPE_CHECKING:
     from stateflow.ledger import Board
 
-batch = Commands("batch", help="Batches of work: how far they are, their entities and jobs.")
+app = Commands("batch", help="Batches of work: how far they are, their entities and jobs.")
 Bid = Annotated[str, typer.Argument(metavar="BATCH")]
 Status = Annotated[str | None, typer.Option(help="Only in this status.")]
 
@@ -31,8 +31,7 @@ def _board(url: str) -> Iterator[Board]:
         yield Board(opened)
 
 
-@batch.command("list")
-@command
+@app.command("list")
 def list_(
     status: Status = None,
     limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 50,
@@ -52,8 +51,7 @@ def list_(
     console.print(titled(f"{len(rows)} batches", shown))
 
 
-@batch.command("info")
-@command
+@app.command()
 def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
     """One batch: how many of its entities are done, its pace, when it will end, and its slowest entities."""
     with _board(url) as board:
@@ -82,8 +80,7 @@ def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
     console.print(Group(titled(f"batch {bid}", rows), titled("slowest entities", slow)))
 
 
-@batch.command("entities")
-@command
+@app.command()
 def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
     """What a batch has to do, in the order of listing."""
     with _board(url) as board:
@@ -99,8 +96,7 @@ def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json 
     console.print(titled(f"{len(rows)} entities", shown))
 
 
-@batch.command("jobs")
-@command
+@app.command()
 def jobs(status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
     """Jobs, those of a status after those of another, in the order of their making."""
     from stateflow.ledger.batches import JobStatus

@@ -1,4 +1,4 @@
-"""``stateflow checkpoint`` and ``stateflow savepoint``."""
+"""``stateflow checkpoint``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stateflow.checkpoint import collect as collect_store
 from stateflow.checkpoint.codec import key_from_environment
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Checkpoints, Controller, Json, partition_numbers, position, seconds
-from stateflow.cli.output import command, console, emit, size
+from stateflow.cli.output import console, emit, size
 from stateflow.client import CheckpointReport, Cluster, RestoredPartition
 from stateflow.errors import (
     CheckpointCorrupt,
@@ -37,9 +37,7 @@ from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-checkpoints = Commands("checkpoint", help="Take, list, prove, restore and collect checkpoints.")
-savepoints = Commands("savepoint", help="Checkpoints with a name, kept until they are deleted.")
-Savepoint = Annotated[str, typer.Argument(help="The savepoint's name.")]
+app = Commands("checkpoint", help="Take, list, prove, restore and collect checkpoints.")
 Operator = Annotated[str | None, typer.Argument(help="Only of this operator.")]
 
 
@@ -71,8 +69,7 @@ def opened(url: str) -> CheckpointStore:
     return store
 
 
-@checkpoints.command("init")
-@command
+@app.command()
 def init(url: Checkpoints, as_json: Json = False) -> None:
     """Make a checkpoint store, or say which one it is. A replica that has used none makes its own."""
     id_ = CheckpointStore(url_of(url)).check(first_use=True)
@@ -85,21 +82,13 @@ def init(url: Checkpoints, as_json: Json = False) -> None:
 # -- taking ---------------------------------------------------------------------------------------------------
 
 
-@checkpoints.command("now")
-@command
+@app.command()
 def now(operator: Operator = None, controller: Controller = LOCAL, as_json: Json = False) -> None:
     """Take a checkpoint of every partition and wait for it."""
-    _show_taken(Cluster(controller).checkpoint(operator or ""), as_json)
+    show_taken(Cluster(controller).checkpoint(operator or ""), as_json)
 
 
-@savepoints.command("create")
-@command
-def create(name: Savepoint, operator: Operator = None, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Take a checkpoint of every partition and keep it under a name."""
-    _show_taken(Cluster(controller).savepoint(name, operator or ""), as_json, savepoint=name)
-
-
-def _show_taken(taken: CheckpointReport, as_json: bool, **more: str) -> None:
+def show_taken(taken: CheckpointReport, as_json: bool, **more: str) -> None:
     if as_json:
         emit({**taken.to_dict(), **more})
     else:
@@ -112,8 +101,7 @@ def _show_taken(taken: CheckpointReport, as_json: bool, **more: str) -> None:
 # -- looking --------------------------------------------------------------------------------------------------
 
 
-@checkpoints.command("list")
-@command
+@app.command("list")
 def list_(
     url: Checkpoints,
     operator: Operator = None,
@@ -195,7 +183,7 @@ def _described(m: Manifest) -> dict[str, Any]:
     }
 
 
-def _columns(*names: str) -> Table:
+def columns(*names: str) -> Table:
     from rich import box
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -206,7 +194,7 @@ def _columns(*names: str) -> Table:
 
 
 def _table_of(manifests: Iterable[Manifest]) -> Table:
-    table = _columns("operator", "partition", "epoch", "sequence", "positions", "watermark", "size", "taken", "by")
+    table = columns("operator", "partition", "epoch", "sequence", "positions", "watermark", "size", "taken", "by")
     for m in manifests:
         table.add_row(
             m.operator,
@@ -230,8 +218,7 @@ def _moment(micros: int | None) -> str:
     return "" if micros is None else datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-@checkpoints.command("verify")
-@command
+@app.command()
 def verify(
     url: Checkpoints,
     operator: Operator = None,
@@ -273,7 +260,7 @@ def verify(
 
 
 def _verified(found: Iterable[Verified]) -> Table:
-    table = _columns("operator", "partition", "epoch", "sequence", "size", "blobs", "state", "entries")
+    table = columns("operator", "partition", "epoch", "sequence", "size", "blobs", "state", "entries")
     for each in found:
         if each.error:
             state = Text("WRONG", "bold red")
@@ -297,8 +284,7 @@ def _verified(found: Iterable[Verified]) -> Table:
 # -- restoring ------------------------------------------------------------------------------------------------
 
 
-@checkpoints.command("restore")
-@command
+@app.command()
 def restore(
     operator: Annotated[str, typer.Argument(help="It must be deployed; every operator: all.")],
     partition: Annotated[list[str] | None, typer.Argument(help="Partitions: 3, 5-9; default all.")] = None,
@@ -357,7 +343,7 @@ def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str,
 
 
 def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[dict[str, Any]]) -> None:
-    table = _columns("operator", "partition", "replica", "epoch", "sequence", "positions", "size", "outcome")
+    table = columns("operator", "partition", "replica", "epoch", "sequence", "positions", "size", "outcome")
     for name, each in reports:
         outcome = Text("FAILED", "bold red") if each.error else Text("restored", "green")
         table.add_row(
@@ -391,8 +377,7 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
 # -- collecting -----------------------------------------------------------------------------------------------
 
 
-@checkpoints.command("gc")
-@command
+@app.command()
 def gc(
     url: Checkpoints,
     keep: Annotated[int, typer.Option(help="Newest checkpoints to keep of each partition.")] = 3,
@@ -420,50 +405,3 @@ def gc(
         console.print(Text(f"no blob was deleted: {report.held_up}", "bold red"))
     for name in report.unreadable:
         console.print(Text(f"unreadable: {name}", "red"))
-
-
-# -- savepoints -----------------------------------------------------------------------------------------------
-
-
-@savepoints.command("list")
-@command
-def list_savepoints(url: Checkpoints, as_json: Json = False) -> None:
-    """Savepoints of a store."""
-    found = opened(url).savepoints()
-    if as_json:
-        emit({"savepoints": {name: [str(each) for each in partitions] for name, partitions in found.items()}})
-        return
-    table = _columns("savepoint", "operator", "partitions")
-    for name, partitions in found.items():
-        for operator in sorted({each.operator for each in partitions}):
-            table.add_row(name, operator, str(sum(each.operator == operator for each in partitions)))
-    console.print(table)
-
-
-@savepoints.command("export")
-@command
-def export(
-    name: Savepoint,
-    url: Checkpoints,
-    to: Annotated[str, typer.Option("--to", help="Directory or fsspec URL of the other store.")],
-    as_json: Json = False,
-) -> None:
-    """Copy a savepoint, whole, into another store: for another cluster, or for keeping."""
-    source, target = opened(url), CheckpointStore(to)
-    target.check_writable()
-    copied = source.export(name, target)
-    if as_json:
-        emit({"savepoint": name, "bytes_copied": copied, "url": target.url})
-    else:
-        console.print(Text.assemble((name, "bold"), f": {size(copied)} copied to {target.url}"))
-
-
-@savepoints.command("delete")
-@command
-def delete(name: Savepoint, url: Checkpoints, as_json: Json = False) -> None:
-    """Delete a savepoint; its blobs go with the next `stateflow checkpoint gc`."""
-    partitions = opened(url).delete_savepoint(name)
-    if as_json:
-        emit({"savepoint": name, "partitions": partitions})
-    else:
-        console.print(Text.assemble((name, "bold"), f" is deleted ({partitions} partitions)"))

@@ -10,6 +10,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from stateflow.cli.examples import EXAMPLES
+from stateflow.cli.output import guarded
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: options of a flag show no type: it takes none
@@ -34,13 +35,15 @@ class _Group(TyperGroup):
 
 
 class Commands(typer.Typer):
-    """A group. Its commands answer to ``-h``, and their help ends with examples.
+    """Commands of one module, which is added to the others with ``add_typer``. They answer to ``-h``, their help ends
+    with examples, and their errors are one line.
 
-    Args: name: as it is called, where it is part of another.
+    Args: name: of the group that they are; without one they are commands of whatever they are added to.
     """
 
-    def __init__(self, name: str = "", **options: Any) -> None:
+    def __init__(self, name: str | None = None, **options: Any) -> None:
         super().__init__(
+            name=name,
             cls=_Group,
             no_args_is_help=True,
             pretty_exceptions_enable=False,
@@ -54,6 +57,7 @@ class Commands(typer.Typer):
             called = self._prefix + (name or function.__name__.replace("_", "-"))
             examples = EXAMPLES.get(called, ())
             shown = "\n\n".join(f"[dim]$[/] stateflow {escape(example)}" for example in examples)
-            return super(Commands, self).command(name, cls=_Command, epilog=shown or None, **options)(function)
+            super(Commands, self).command(name, cls=_Command, epilog=shown or None, **options)(guarded(function))
+            return function
 
         return add

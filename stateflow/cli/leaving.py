@@ -6,17 +6,15 @@ from typing import Annotated
 
 import typer
 
+from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import command, console, emit
+from stateflow.cli.output import console, emit
 from stateflow.client import Cluster
 
-
-def add_to(app: typer.Typer) -> None:
-    for function in (undeploy, forget):
-        app.command()(function)
+app = Commands()
 
 
-@command
+@app.command()
 def undeploy(
     operator: Annotated[str, typer.Argument(help="Its name.")],
     delete_state: Annotated[
@@ -35,7 +33,7 @@ def undeploy(
         console.print(f"did not answer, and delete what they have when they come back: {', '.join(waiting)}")
 
 
-@command
+@app.command()
 def forget(
     replica: Annotated[str, typer.Argument(help="One that has ended for good.")],
     controller: Controller = LOCAL,

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from stateflow.cli.group import Commands
 from stateflow.cli.options import Json, default_ledger
-from stateflow.cli.output import command, console, emit
+from stateflow.cli.output import console, emit
 from stateflow.cli.show import new_table, plain, titled
 from stateflow.errors import IllegalRecord, InvalidArgument
 from stateflow.private import UMASK, keep_private, url_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: how a database of SQLite begins: https://www.sqlite.org/fileformat.html
 SQLITE = b"SQLite format 3\0"
 
-ledger = Commands("ledger", help="Items and their records: what was decided and done.")
+app = Commands("ledger", help="Items and their records: what was decided and done.")
 Url = Annotated[
     str,
     typer.Option(
@@ -106,8 +106,7 @@ def told(opened: Ledger) -> str | None:
 # -- items ----------------------------------------------------------------------------------------------------
 
 
-@ledger.command("init")
-@command
+@app.command()
 def init(url: Url = DEFAULT, as_json: Json = False) -> None:
     """Make a ledger in an empty database, or upgrade an older one. A controller's first start does so, too."""
     from stateflow.ledger import Ledger
@@ -123,8 +122,7 @@ def init(url: Url = DEFAULT, as_json: Json = False) -> None:
             console.print(Text(f"{did}: {made.id} at {made.database.shown}"), soft_wrap=True)
 
 
-@ledger.command("show")
-@command
+@app.command()
 def show(
     item: Annotated[str | None, typer.Argument(metavar="ITEM", help="One item with its records; else a list.")] = None,
     state: Annotated[str | None, typer.Option(help="Only items in this state.")] = None,
@@ -149,8 +147,7 @@ def show(
         console.print(_many_items(items, len(ids)))
 
 
-@ledger.command("resolve")
-@command
+@app.command()
 def resolve(
     item: ItemId,
     note: Annotated[str, typer.Option(help="What you did about it; kept in the record.")],
@@ -162,8 +159,7 @@ def resolve(
         _written(opened.resolve(item, note), as_json)
 
 
-@ledger.command("skip")
-@command
+@app.command()
 def skip(
     item: ItemId,
     app: Annotated[str, typer.Option(help="The application that must leave it alone; * for all.")] = "*",
@@ -176,8 +172,7 @@ def skip(
         _written(opened.skip(item, app, note), as_json)
 
 
-@ledger.command("verify")
-@command
+@app.command()
 def verify(url: Url = DEFAULT, as_json: Json = False) -> None:
     """Check every record and everything derived from them. Status 1 when there is a fault."""
     with opened_at(url) as opened:
@@ -196,8 +191,7 @@ def verify(url: Url = DEFAULT, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@ledger.command("archive")
-@command
+@app.command()
 def archive(
     older_than: Annotated[str, typer.Option(help="Age of the newest record, e.g. 90d, 12h, 30m.")],
     url: Url = DEFAULT,
@@ -210,8 +204,7 @@ def archive(
     emit({"archived": count}) if as_json else console.print(f"{count} items archived")
 
 
-@ledger.command("tail")
-@command
+@app.command()
 def tail(
     lines: Annotated[int, typer.Option("--lines", "-n", help="The newest so many records.", min=0)] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="And those that come, until Ctrl-C.")] = False,

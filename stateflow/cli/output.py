@@ -35,6 +35,11 @@ def emit(value: dict[str, Any]) -> None:
     print(json.dumps(_finite(value), default=str, allow_nan=False), flush=True)
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    """What a dataclass holds, for :func:`emit`; its values as they are."""
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
 def _finite(value: Any) -> Any:
     """What has no bound is null: JSON has no word for it."""
     if isinstance(value, dict):
@@ -84,7 +89,7 @@ def _end(status: int) -> NoReturn:
     raise typer.Exit(status) from None
 
 
-def command(function: F) -> F:
+def guarded(function: F) -> F:
     """A user's mistake ends with one line on stderr and status 1, never with a traceback."""
 
     @functools.wraps(function)

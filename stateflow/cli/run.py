@@ -13,7 +13,8 @@ import typer
 import yaml
 from rich.console import RenderableType
 
-from stateflow.cli.output import command, console, emit
+from stateflow.cli.group import Commands
+from stateflow.cli.output import console, emit
 from stateflow.cli.show import new_table, titled
 from stateflow.errors import InvalidArgument
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from stateflow.spark import OperatorMetrics, Seconds
     from stateflow.spark.pipeline import Progress
 
+app = Commands()
 
-@command
+
+@app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="pipeline.yml")],
     settings: Annotated[

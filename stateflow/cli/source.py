@@ -11,7 +11,7 @@ from rich.text import Text
 from stateflow.cli import show
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import command, console, emit, size
+from stateflow.cli.output import console, emit, size
 from stateflow.client import Cluster
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.runtime.timers import to_datetime
@@ -21,7 +21,6 @@ Operator = Annotated[str, typer.Argument(help="Its name.")]
 
 
 @app.command("list")
-@command
 def list_(
     operator: Operator,
     limit: Annotated[int, typer.Option(help="The newest so many; 0 for all.", min=0)] = 50,
@@ -54,8 +53,7 @@ def _moment(micros: int | None) -> str:
     return "" if micros is None else f"{to_datetime(micros):%Y-%m-%d %H:%M:%S}"
 
 
-@app.command("retire")
-@command
+@app.command()
 def retire(
     operator: Operator,
     source: Annotated[str, typer.Argument(help="As `stateflow source list` shows it.")],

@@ -9,18 +9,12 @@ import typer
 
 from stateflow.cli.group import Commands
 from stateflow.cli.options import Json
-from stateflow.cli.output import command, console, emit
+from stateflow.cli.output import console, emit
 
 app = Commands("spark", help="Spark streaming queries and their checkpoints.")
 
 
-@app.callback()
-def _group() -> None:
-    """Spark streaming queries and their checkpoints."""
-
-
-@app.command("rewind")
-@command
+@app.command()
 def rewind(
     directory: Annotated[Path, typer.Argument(help="The query's checkpointLocation. The query must be stopped.")],
     to_batch: Annotated[int, typer.Option("--to-batch", help="What it shall send next.")],

@@ -12,14 +12,14 @@ from rich.text import Text
 from stateflow.cli.group import Commands
 from stateflow.cli.ledger import DEFAULT, Url, opened_at, styled
 from stateflow.cli.options import Json
-from stateflow.cli.output import command, console, emit
+from stateflow.cli.output import console, emit
 from stateflow.cli.show import new_table, titled
 from stateflow.errors import IllegalRecord
 
 if TYPE_CHECKING:
     from stateflow.ledger import StateManager
 
-stages = Commands("stages", help="Stages of pipelines: what moved from which source to which sink.")
+app = Commands("stages", help="Stages of pipelines: what moved from which source to which sink.")
 OfJob = Annotated[str | None, typer.Option("--job", help="Only of this job.")]
 Limit = Annotated[int, typer.Option(help="The newest so many.", min=1)]
 
@@ -32,8 +32,7 @@ def _manager(url: str) -> Iterator[StateManager]:
         yield StateManager(opened)
 
 
-@stages.command("current")
-@command
+@app.command()
 def current(
     job: Annotated[str, typer.Argument(metavar="JOB")],
     entity: Annotated[str | None, typer.Option(help="Only of this source or sink entity.")] = None,
@@ -49,8 +48,7 @@ def current(
         _one(found | manager.get_columns(found["state_id"]), as_json)
 
 
-@stages.command("last")
-@command
+@app.command()
 def last(entity: Annotated[str, typer.Argument(metavar="ENTITY")], url: Url = DEFAULT, as_json: Json = False) -> None:
     """The newest stage that pulled an entity and was pushed with success."""
     with _manager(url) as manager:
@@ -60,16 +58,14 @@ def last(entity: Annotated[str, typer.Argument(metavar="ENTITY")], url: Url = DE
         _one(found | manager.get_columns(found["state_id"]), as_json)
 
 
-@stages.command("history")
-@command
+@app.command()
 def history(job: OfJob = None, limit: Limit = 50, url: Url = DEFAULT, as_json: Json = False) -> None:
     """Stages that have not failed, oldest first."""
     with _manager(url) as manager:
         _many(manager.get_processing_history(job, limit=limit), as_json)
 
 
-@stages.command("failed")
-@command
+@app.command()
 def failed(job: OfJob = None, limit: Limit = 50, url: Url = DEFAULT, as_json: Json = False) -> None:
     """Stages that have failed, and why, oldest first."""
     with _manager(url) as manager:
@@ -77,8 +73,7 @@ def failed(job: OfJob = None, limit: Limit = 50, url: Url = DEFAULT, as_json: Js
     _many(rows, as_json, errors=True)
 
 
-@stages.command("trace")
-@command
+@app.command()
 def trace(
     correlation: Annotated[str, typer.Argument(metavar="CORRELATION_ID")], url: Url = DEFAULT, as_json: Json = False
 ) -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from stateflow.checkpoint import CheckpointStore
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import command, console, emit, errors, size
+from stateflow.cli.output import console, emit, errors, size
 from stateflow.client import Cluster
 from stateflow.errors import EncodeError, InvalidArgument, StateflowError, UnsupportedKeyType
 from stateflow.private import url_of
@@ -64,8 +64,7 @@ def _telling(lacking: list[StateflowError] | None) -> Callable[[StateflowError],
     return None if lacking is None else lacking.append
 
 
-@app.command("get")
-@command
+@app.command()
 def get(
     operator: Operator,
     state: State,
@@ -101,8 +100,7 @@ def _keys(text: str) -> Iterator[Any]:
     yield tuple(value) if isinstance(value, list) else value
 
 
-@app.command("scan")
-@command
+@app.command()
 def scan(
     operator: Operator,
     state: State,
@@ -139,8 +137,7 @@ def _show(rows: list[dict[str, Any]], lacking: list[StateflowError] | None, as_j
     console.print(table)
 
 
-@app.command("export")
-@command
+@app.command()
 def export(
     operator: Operator,
     state: State,

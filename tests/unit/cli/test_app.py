@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from stateflow import __version__
-from stateflow.cli import app as commands
+from stateflow.cli import cluster as commands
 from stateflow.cli.app import app
 from stateflow.cli.examples import EXAMPLES
 from stateflow.cli.options import bytes_per_second, milliseconds, position
 from stateflow.cli.options import partition_numbers as _partitions
-from stateflow.cli.output import command, size
+from stateflow.cli.output import guarded, size
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.types import ranges
 
@@ -270,6 +270,15 @@ def test_examples_are_commands(called: str) -> None:
         command.make_context("stateflow", rest)
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"), [(["migrat"], "migrate"), (["reconfg"], "reconfig"), (["ledger", "inti"], "init")]
+)
+def test_a_word_that_is_no_command_is_answered_with_the_nearest(typed: list[str], meant: str) -> None:
+    result = invoke(*typed)
+    assert result.exit_code == 2
+    assert f"No such command '{typed[-1]}'. Did you mean '{meant}'?" in result.stderr
+
+
 def test_version() -> None:
     assert invoke("--version").stdout == f"stateflow {__version__}\n"
 
@@ -286,7 +295,7 @@ def raising(error: BaseException) -> Callable[..., None]:
     def act(as_json: bool = False) -> None:
         raise error
 
-    return command(act)
+    return guarded(act)
 
 
 def test_markup_in_an_error_is_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from stateflow.cli import app
+from stateflow.cli import processes
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateflowError
 from stateflow.replica import applying, server
@@ -192,6 +192,6 @@ def test_a_replica_whose_duty_ended_by_itself_ends(
 
 def test_a_process_that_stops_by_itself_ends_in_time_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    monkeypatch.setattr(app, "_end_as_it_is", lambda _: ended.set())
-    app._Stop(SOON_S).set()
+    monkeypatch.setattr(processes, "_end_as_it_is", lambda _: ended.set())
+    processes._Stop(SOON_S).set()
     assert ended.wait(LONG_S)

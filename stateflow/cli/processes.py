@@ -1,0 +1,188 @@
+"""Commands that run a process of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from random import Random  # noqa: TID251 - seeded by the system, here where everything is put together
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from stateflow.cli import checkpoint
+from stateflow.cli import ledger as ledger_commands
+from stateflow.cli.group import Commands
+from stateflow.cli.options import LOCAL, Controller, Json, default_ledger
+from stateflow.cli.output import console, emit, log_to_stderr
+from stateflow.private import UMASK, url_of
+from stateflow.replica import server
+from stateflow.runtime.code import INSIDE, check_outside
+from stateflow.runtime.lease import Lease
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.settings import ControllerSettings, ReplicaSettings
+from stateflow.storage.files import raise_limit
+from stateflow.types import ReplicaInfo, check_name
+
+log = logging.getLogger(__name__)
+app = Commands()
+#: a controller ends so long after SIGTERM at most
+STOP_S = 10.0
+Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
+StopWithParent = Annotated[
+    bool, typer.Option("--stop-with-parent", help="End when standard input closes.", hidden=True)
+]
+
+
+@app.command()
+def controller(
+    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = LOCAL,
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            envvar="STATEFLOW_LEDGER", help="SQLAlchemy URL, or @FILE that holds it; default: a file of this user's."
+        ),
+    ] = None,
+    advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
+    auto_rebalance: Annotated[
+        bool, typer.Option("--auto-rebalance", help="A replica that joins is given its share by itself.")
+    ] = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    stop_with_parent: StopWithParent = False,
+) -> None:
+    """Run the controller: members, assignment, reconfigurations, ledger.
+
+    Of several with one ledger one leads; the others wait for it to end.
+    """
+    from reconfig.controller.leading import serve  # half of what a command would import, and no other needs it
+    from stateflow.ledger import Ledger
+
+    check_outside("a controller")
+    raise_limit()
+    log_to_stderr(verbose)
+    os.umask(UMASK)
+    url = url_of(ledger) if ledger else default_ledger(make=True)
+    ledger_commands.keep_file_private(url)
+
+    async def run() -> None:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        stop = _stop_on_signal(stop_with_parent, STOP_S)
+        ready.add_done_callback(lambda done: _say_ready(done, "controller", as_json))
+        opened = Ledger(url)
+        did = ledger_commands.told(opened)
+        if did is not None:
+            logging.getLogger(__name__).info("%s at %s", did, opened.database.shown)
+        settings = ControllerSettings(auto_rebalance=True) if auto_rebalance else ControllerSettings()
+        await serve(opened, listen, settings, advertise=advertise, ready=ready, stop=stop)
+
+    asyncio.run(run())
+
+
+@app.command()
+def replica(
+    site: Annotated[str, typer.Option(help="The place this replica is at.")],
+    data_dir: Annotated[Path, typer.Option(help="Its state; one replica, one directory.")],
+    controller: Controller = LOCAL,
+    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it over restarts.")] = None,
+    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:0",
+    advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
+    weight: Annotated[int, typer.Option(help="Its share of partitions relative to others.", min=1)] = 1,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL for checkpoints, or @FILE with it."),
+    ] = None,
+    checkpoint_interval: Annotated[
+        float | None, typer.Option(help="Seconds between periodic checkpoints; 0 for none.", min=0)
+    ] = None,
+    checkpoint_cache: Annotated[
+        Path | None, typer.Option(help="Directory for a copy near by, shared by this machine's replicas.")
+    ] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    stop_with_parent: StopWithParent = False,
+) -> None:
+    """Run a replica: an operator process at a site."""
+    check_outside("a replica")
+    raise_limit()
+    log_to_stderr(verbose)
+    os.umask(UMASK)
+    settings = ReplicaSettings()
+    if checkpoint_interval is not None:
+        settings = settings.model_copy(update={"checkpoint_interval_s": checkpoint_interval})
+    info = ReplicaInfo(
+        check_name("replica", name or f"{site}-{socket.gethostname()}"), check_name("site", site), "", weight
+    )
+    os.environ[INSIDE] = f"the replica {info.name}"
+
+    async def run() -> None:
+        store = checkpoint.store_for_replica(url_of(checkpoints), settings, checkpoint_cache) if checkpoints else None
+        node = ReplicaNode(info, data_dir, settings, lease=Lease.none(), recover=False)
+        if store is not None:
+            node.remember(store)
+            checkpoint.try_out(store)
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        stop = _stop_on_signal(stop_with_parent, settings.stop_timeout_s)
+        ready.add_done_callback(lambda done: _say_ready(done, f"replica {info.name} at {site}", as_json))
+        await server.serve(
+            node, listen, controller, random=Random(), advertise=advertise, checkpoints=store, ready=ready, stop=stop
+        )
+        if node.is_stuck:
+            _end_now(0)
+
+    asyncio.run(run())
+
+
+class _Stop(asyncio.Event):
+    """Once it is set, by whomever, the process ends ``limit_s`` later at most: what was acknowledged is on disk, and
+    nothing else is worth waiting for."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__()
+        self._limit_s = limit_s
+
+    def set(self) -> None:
+        if not self.is_set():
+            last = threading.Timer(self._limit_s, _end_as_it_is, (self._limit_s,))
+            last.daemon = True
+            last.start()
+        super().set()
+
+
+def _stop_on_signal(with_parent: bool, limit_s: float) -> asyncio.Event:
+    """Set on SIGINT and SIGTERM; ``with_parent`` also when standard input closes, as it does when a parent dies."""
+    stop = _Stop(limit_s)
+    if with_parent:
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _end_as_it_is(limit_s: float) -> None:
+    log.error("it did not stop within %g s and ends as it is; nothing that was acknowledged is lost", limit_s)
+    _end_now(1)
+
+
+def _end_now(status: int) -> None:
+    """Without waiting for threads that do not come back."""
+    logging.shutdown()
+    os._exit(status)
+
+
+def _say_ready(done: asyncio.Future[str], what: str, as_json: bool) -> None:
+    if done.cancelled():
+        return
+    try:
+        if as_json:
+            emit({"address": done.result()})
+        else:
+            console.print(Text.assemble(f"{what} listens on ", (done.result(), "bold"), " (Ctrl-C ends it)"))
+    except OSError as error:
+        log.warning("%s listens on %s; stdout does not take it: %s", what, done.result(), error.strerror)
