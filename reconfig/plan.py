@@ -9,12 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
 
+from stateflow.moves import Order
 from stateflow.types import PartitionId, ReplicaInfo
-
-Order = Literal["hot-first", "hot-last", "number"]
-ORDERS: tuple[Order, ...] = ("hot-first", "hot-last", "number")
 
 
 @dataclass(frozen=True, slots=True)

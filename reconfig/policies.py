@@ -22,21 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from reconfig import plan
 from reconfig.migration import Kind
 from reconfig.plan import Load, Transfer
-from stateflow.errors import InvalidArgument
-
-
-class StrategyName(StrEnum):
-    STOP_AND_RESTART = "stop-and-restart"
-    PAUSE_AND_COPY = "pause-and-copy"
-    FLUID = "fluid"
-    BATCHED = "batched"
-    ON_DEMAND = "on-demand"
-    WARM_UP = "warm-up"
+from stateflow.moves import AUTO, StrategyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,6 @@ STRATEGIES = {
         Strategy(StrategyName.WARM_UP, Kind.WARM, plan.all_at_once, slots=True),
     )
 }
-NAMES = ("auto", *STRATEGIES)
 #: bytes a second, while no move has measured it
 BANDWIDTH_GUESS = 100e6
 #: what a copy behind the fence costs beside its bytes: a snapshot, round trips, an opened database
@@ -72,16 +61,11 @@ COLD_FIXED_S = 0.05
 
 
 def strategy_named(name: str) -> Strategy | None:
-    """None for ``auto``. Raises InvalidArgument."""
-    if name in ("", "auto"):
-        return None
-    try:
-        return STRATEGIES[StrategyName(name)]
-    except ValueError:
-        raise InvalidArgument(f"there is no strategy {name!r}", remedy=f"use {', '.join(NAMES)}") from None
+    """Of one that MoveOptions takes; None for ``auto``."""
+    return None if name == AUTO else STRATEGIES[StrategyName(name)]
 
 
-def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float, bandwidth: float = 0.0) -> Strategy:
+def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float | None, bandwidth: float = 0.0) -> Strategy:
     """What ``auto`` does.
 
     A warm-up never pauses longer than a copy behind the fence, except where what changes while the rest crosses is
@@ -90,7 +74,7 @@ def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float, band
     Args:
         loads: of the partitions that move.
         change_bytes: written per second to all of them, as measured by earlier moves; 0: not known.
-        max_pause_ms: a budget is a warm-up's to keep; 0: none.
+        max_pause_ms: a budget is a warm-up's to keep; None: none.
         bandwidth: bytes a second between the places; 0: not known.
     """
     if max_pause_ms:

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from reconfig import plan
 from reconfig.failover import How
-from reconfig.policies import StrategyName
+from stateflow import moves
+from stateflow.moves import MoveOptions, StrategyName
 from stateflow.types import PartitionId
 
 
@@ -42,18 +42,6 @@ class ReconfigurationState(StrEnum):
     @property
     def over(self) -> bool:
         return self in (ReconfigurationState.COMPLETED, ReconfigurationState.FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class MoveOptions:
-    """What its caller asked of a reconfiguration. ``max_bandwidth``: bytes a second of all its moves together; 0: not
-    said. ``strategy``: ``auto`` or one of :mod:`reconfig.policies`."""
-
-    max_pause_ms: float = 0.0
-    max_bandwidth: float = 0.0
-    patience_s: float = 0.0
-    strategy: str = "auto"
-    order: plan.Order = "number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +74,7 @@ class PlannedMove(_Transfer):
 
     granted_epoch: int
     strategy: StrategyName
-    options: MoveOptions = MoveOptions()
+    options: MoveOptions = moves.DEFAULT
     patience_s: float = 0.0
     bandwidth_max: float = 0.0
     cause: Cause = Cause.MIGRATE
@@ -95,7 +83,8 @@ class PlannedMove(_Transfer):
 
     @property
     def max_pause_ms(self) -> float:
-        return self.options.max_pause_ms
+        """0: no budget."""
+        return self.options.max_pause_ms or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +164,17 @@ def to_payload(work: Work) -> dict[str, Any]:
         "standby_move": takeover.standby_move if takeover else "",
         "asked": move.asked if move else "",
     }
-    return fields | {"round": move.round, "options": asdict(move.options)} if move else fields
+    return fields | {"round": move.round, "options": _options_payload(move.options)} if move else fields
+
+
+def _options_payload(options: MoveOptions) -> dict[str, Any]:
+    """What was not said is 0."""
+    return {name: value or 0.0 for name, value in asdict(options).items()}
+
+
+def _options_of(payload: Mapping[str, Any]) -> MoveOptions:
+    said: dict[str, Any] = {name: value for name, value in payload.items() if value}
+    return MoveOptions(**said)
 
 
 def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
@@ -199,8 +198,12 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
             )
         case strategy:
             patience_s, bandwidth_max = payload.get("patience_s", 0.0), payload.get("bandwidth_max", 0.0)
-            said = payload.get("options")  # else what was made of it is all that is known
-            max_pause_ms = payload["max_pause_ms"]
+            said = payload.get("options") or {  # else what was made of it is all that is known
+                "max_pause_ms": payload["max_pause_ms"],
+                "max_bandwidth": bandwidth_max,
+                "patience_s": patience_s,
+                "strategy": strategy,
+            }
             return PlannedMove(
                 reconfiguration,
                 partition,
@@ -209,7 +212,7 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
                 epoch,
                 payload["granted_epoch"],
                 StrategyName(strategy),
-                MoveOptions(**said) if said else MoveOptions(max_pause_ms, bandwidth_max, patience_s, strategy),
+                _options_of(said),
                 patience_s,
                 bandwidth_max,
                 Cause(payload.get("kind", Cause.MIGRATE)),

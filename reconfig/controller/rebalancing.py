@@ -10,9 +10,10 @@ from reconfig.controller.context import ControllerContext
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import RunRegistry
 from reconfig.joining import Joining, newcomers, was_emptied
-from reconfig.work import Cause, MoveOptions, PlannedStandby
+from reconfig.work import Cause, PlannedStandby
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
+from stateflow.moves import MoveOptions
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,10 @@ from reconfig.controller.history import move_of
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.plan import Load, Transfer
-from reconfig.work import Cause, MoveOptions, PlannedMove, ReconfigurationState
+from reconfig.work import Cause, PlannedMove, ReconfigurationState
 from stateflow import ring
 from stateflow.errors import AlreadyThere, InvalidArgument, MoveConflict, StateflowError, Unavailable
+from stateflow.moves import MoveOptions
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import spec_to_pb
@@ -182,7 +183,7 @@ class Reconfigurations:
                 strategy.name,
                 options,
                 options.patience_s or self._context.settings.patience_s,
-                options.max_bandwidth / together,
+                (options.max_bandwidth or 0.0) / together,
                 cause,
                 asked,
                 number,

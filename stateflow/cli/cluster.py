@@ -86,7 +86,7 @@ def migrate(
     cluster = Cluster(controller)
     numbers = partition_numbers(partition, cluster.operator(operator).partitions)
     options = move_options(max_pause, max_bandwidth, strategy, order, patience)
-    move = cluster.migrate(operator, numbers, to, **options)
+    move = cluster.migrate(operator, numbers, to, options)
     report = move.wait() if as_json else show.migration(move)
     if as_json:
         emit(report.to_dict())

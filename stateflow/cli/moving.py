@@ -126,7 +126,7 @@ def rebalance(
 ) -> None:
     """Bring every replica to its weight's share of partitions, by as few moves as that takes."""
     options = move_options(max_pause, max_bandwidth, strategy, order, patience)
-    wait_for(Cluster(controller).rebalance(operator or "", **options), as_json)
+    wait_for(Cluster(controller).rebalance(operator or "", options), as_json)
 
 
 @app.command()
@@ -142,7 +142,7 @@ def drain(
 ) -> None:
     """Move everything away from a replica, so that it can be stopped."""
     options = move_options(max_pause, max_bandwidth, strategy, order, patience)
-    wait_for(Cluster(controller).drain(replica, **options), as_json)
+    wait_for(Cluster(controller).drain(replica, options), as_json)
 
 
 @app.command()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, cast
 
 import typer
 
 from stateflow.errors import InvalidArgument
+from stateflow.moves import MoveOptions
+from stateflow.moves import Order as MoveOrder
 from stateflow.private import state_directory
-
-if TYPE_CHECKING:
-    from stateflow.client import MoveOptions
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 Controller = Annotated[
@@ -102,10 +101,11 @@ def bytes_per_second(text: str) -> float:
 def move_options(
     max_pause: str | None, max_bandwidth: str | None, strategy: str, order: str, patience: str | None
 ) -> MoveOptions:
-    return {
-        "max_pause_ms": None if max_pause is None else milliseconds(max_pause),
-        "max_bandwidth": None if max_bandwidth is None else bytes_per_second(max_bandwidth),
-        "strategy": strategy,
-        "order": order,
-        "patience_s": None if patience is None else milliseconds(patience) / 1e3,
-    }
+    """As the command line has it. Raises InvalidArgument."""
+    return MoveOptions(
+        None if max_pause is None else milliseconds(max_pause),
+        None if max_bandwidth is None else bytes_per_second(max_bandwidth),
+        None if patience is None else milliseconds(patience) / 1e3,
+        strategy,
+        cast("MoveOrder", order),  # another one is refused there
+    )

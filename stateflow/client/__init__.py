@@ -1,6 +1,6 @@
 """Talking to a cluster without Spark: control it, stream rows into it, read its state."""
 
-from stateflow.client.cluster import Cluster, Migration, MoveOptions
+from stateflow.client.cluster import Cluster, Migration
 from stateflow.client.reports import (
     CheckpointReport,
     ClusterStatus,
@@ -14,6 +14,7 @@ from stateflow.client.reports import (
 )
 from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
+from stateflow.moves import MoveOptions
 
 __all__ = [
     "CheckpointReport",

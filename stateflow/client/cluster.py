@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, fields, replace
 from numbers import Integral
 from time import sleep
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import pyarrow as pa
 
+from stateflow import moves
 from stateflow.client import sources
 from stateflow.client.given import iterable_given
 from stateflow.client.reports import (
@@ -24,6 +26,7 @@ from stateflow.client.reports import (
 from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
 from stateflow.errors import BatchChanged, InvalidArgument, NotOwner, Unavailable, UnknownPartition, brief
+from stateflow.moves import MoveOptions
 from stateflow.partitioner import partition_of
 from stateflow.router import Router, backoff
 from stateflow.rpc import controller_pb2 as cpb
@@ -43,25 +46,6 @@ LONG_TIMEOUT_S = 3600.0
 
 #: rows of initial state that are sent at a time
 LOADED_ROWS = 50_000
-
-
-class MoveOptions(TypedDict, total=False):
-    """How partitions are moved, as keywords of :meth:`Cluster.migrate`, ``rebalance`` and ``drain``.
-
-    Args:
-        max_pause_ms: a partition is cut over only when its pause is predicted to be within; None: no budget.
-        max_bandwidth: bytes a second that all base copies together may take; None: no limit. What changes while
-            they go on is not held back, or a copy would never catch up.
-        strategy: see docs/moving-state.md; ``auto``, the default, chooses by what is measured.
-        order: ``number`` (the default), ``hot-first`` or ``hot-last``, by batches a second.
-        patience_s: a budget that stays out of reach for so long is refused with BudgetUnreachable.
-    """
-
-    max_pause_ms: float | None
-    max_bandwidth: float | None
-    strategy: str
-    order: str
-    patience_s: float | None
 
 
 @brief
@@ -177,22 +161,29 @@ class Cluster:
         operator: str,
         partitions: Iterable[int],
         to: str,
-        **options: Unpack[MoveOptions],
+        options: MoveOptions = moves.DEFAULT,
+        **changed: Any,
     ) -> Migration:
         """Start moving partitions to a site or replica; those that are there already stay.
+
+        Args:
+            options: how, for this and for ``rebalance`` and ``drain``.
+            changed: what is other than in ``options``, by name: ``max_pause_ms=50``.
 
         Raises AlreadyThere when nothing is to move, MoveConflict, UnknownSite, UnknownPartition, Unavailable,
         OperatorNotImportable or OperatorOutdated for a target without the operator or with an older one; nothing is
         changed then.
         """
-        request = cpb.MigrateRequest(operator=operator, partitions=_numbers(partitions), to=to, options=_to_pb(options))
+        request = cpb.MigrateRequest(
+            operator=operator, partitions=_numbers(partitions), to=to, options=_asked(options, changed)
+        )
         return Migration(self._controller, Reconfiguration.of(self._controller.call("Migrate", request, 120)))
 
-    def rebalance(self, operator: str = "", **options: Unpack[MoveOptions]) -> list[Migration]:
+    def rebalance(self, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
         """Bring every replica that answers to its weight's share, by as few moves as that takes; one reconfiguration
         per operator, none when nothing is to do."""
         reply = self._controller.call(
-            "Rebalance", cpb.RebalanceRequest(operator=operator, options=_to_pb(options)), 120
+            "Rebalance", cpb.RebalanceRequest(operator=operator, options=_asked(options, changed)), 120
         )
         return self._migrations(reply)
 
@@ -233,10 +224,10 @@ class Cluster:
         reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), 120)
         return [AdoptedOperator.of(each) for each in reply.operators]
 
-    def drain(self, replica: str, **options: Unpack[MoveOptions]) -> list[Migration]:
+    def drain(self, replica: str, options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
         """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
         owns nothing."""
-        request = cpb.DrainRequest(replica=replica, options=_to_pb(options))
+        request = cpb.DrainRequest(replica=replica, options=_asked(options, changed))
         return self._migrations(self._controller.call("Drain", request, 120))
 
     def _migrations(self, reply: cpb.ReconfigurationList) -> list[Migration]:
@@ -407,11 +398,9 @@ def _numbers(partitions: object) -> list[int]:
     return numbers
 
 
-def _to_pb(options: MoveOptions) -> cpb.MoveOptions:
-    return cpb.MoveOptions(
-        max_pause_ms=options.get("max_pause_ms"),
-        max_bandwidth=options.get("max_bandwidth"),
-        patience_s=options.get("patience_s"),
-        strategy=options.get("strategy", "auto"),
-        order=options.get("order", "number"),
-    )
+def _asked(options: MoveOptions, changed: Mapping[str, Any]) -> cpb.MoveOptions:
+    """Raises InvalidArgument."""
+    names = [each.name for each in fields(MoveOptions)]
+    if unknown := changed.keys() - set(names):
+        raise InvalidArgument(f"a move has no option {min(unknown)!r}", remedy=f"use {', '.join(names)}")
+    return cpb.MoveOptions(**asdict(replace(options, **changed)))

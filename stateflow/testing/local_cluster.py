@@ -13,9 +13,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from stateflow.client import Cluster, Migration, MoveOptions, StreamClient
+from stateflow.client import Cluster, Migration, StreamClient
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, NameTaken, Unavailable, from_wire
 from stateflow.runtime.code import check_outside
@@ -311,5 +311,6 @@ class LocalCluster:
     def stream(self, operator: str, source: str, **options: Any) -> StreamClient:
         return self.cluster.stream(operator, source, **options)
 
-    def migrate(self, operator: str, partitions: list[int], to: str, **options: Unpack[MoveOptions]) -> Migration:
+    def migrate(self, operator: str, partitions: list[int], to: str, **options: Any) -> Migration:
+        """As :meth:`~stateflow.client.Cluster.migrate`."""
         return self.cluster.migrate(operator, partitions, to, **options)

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from stateflow import client, rpc
 from stateflow.client import reports
-from stateflow.client.cluster import MoveOptions
+from stateflow.moves import MoveOptions
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.testing import LocalCluster
 
@@ -76,5 +76,7 @@ def test_a_report_is_a_dict_for_machines() -> None:
 
 
 def test_options_of_moves_are_those_of_the_wire() -> None:
-    assert MoveOptions.__optional_keys__ == {each.name for each in rpc.controller_pb2.MoveOptions.DESCRIPTOR.fields}
+    assert {each.name for each in fields(MoveOptions)} == {
+        each.name for each in rpc.controller_pb2.MoveOptions.DESCRIPTOR.fields
+    }
     assert {each.name for each in fields(client.CheckpointReport)} <= set(rpb.CheckpointReply.DESCRIPTOR.fields_by_name)

@@ -24,6 +24,7 @@ from stateflow.cli.options import bytes_per_second, milliseconds, position
 from stateflow.cli.options import partition_numbers as _partitions
 from stateflow.cli.output import guarded, size
 from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.moves import MoveOptions
 from stateflow.types import ranges
 
 #: a port nobody listens on: connecting is refused at once
@@ -339,8 +340,8 @@ def test_migrate_passes_on_what_was_written(monkeypatch: pytest.MonkeyPatch) -> 
         def operator(self, name: str) -> Any:
             return SimpleNamespace(partitions=8)
 
-        def migrate(self, operator: str, partitions: list[int], to: str, **options: Any) -> Any:
-            asked.update(operator=operator, partitions=partitions, to=to, **options)
+        def migrate(self, operator: str, partitions: list[int], to: str, options: MoveOptions) -> Any:
+            asked.update(operator=operator, partitions=partitions, to=to, options=options)
             report = SimpleNamespace(state=state, to_dict=lambda: {"state": state})
             return SimpleNamespace(wait=lambda: report)
 
@@ -372,11 +373,7 @@ def test_migrate_passes_on_what_was_written(monkeypatch: pytest.MonkeyPatch) -> 
         "operator": "Op",
         "partitions": [3, 5, 6],
         "to": "edge",
-        "max_pause_ms": 200.0,
-        "max_bandwidth": 20e6,
-        "strategy": "auto",
-        "order": "hot-last",
-        "patience_s": 5.0,
+        "options": MoveOptions(200.0, 20e6, 5.0, order="hot-last"),
     }
     assert invoke("migrate", "Op", "all", "--to", "edge", "--json").exit_code == 0
     assert asked["partitions"] == list(range(8))

@@ -10,7 +10,6 @@ from reconfig.failover import How
 from reconfig.policies import StrategyName
 from reconfig.work import (
     Cause,
-    MoveOptions,
     Planned,
     PlannedMove,
     PlannedRestore,
@@ -20,6 +19,7 @@ from reconfig.work import (
     restore_of,
     to_payload,
 )
+from stateflow.moves import MoveOptions
 from stateflow.types import PartitionId
 
 P = PartitionId("Op", 3)
@@ -40,7 +40,7 @@ FORMS: dict[str, tuple[dict[str, Any], Planned]] = {
             4,
             5,
             StrategyName.FLUID,
-            MoveOptions(20.0, 4e6, 0.0, "auto", "hot-first"),
+            MoveOptions(20.0, 4e6, order="hot-first"),
             7.0,
             1e6,
             Cause.DRAIN,

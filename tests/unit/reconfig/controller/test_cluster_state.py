@@ -17,9 +17,10 @@ from reconfig.controller import cluster_state as cluster_state_module
 from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.policies import StrategyName
 from reconfig.tenure import Tenure
-from reconfig.work import MoveOptions, PlannedMove
+from reconfig.work import PlannedMove
 from stateflow.errors import HoldLost, IllegalRecord, Locked, OperatorNotDeployed
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
+from stateflow.moves import MoveOptions
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 SPEC = OperatorSpec("Op", "mod:Op", 4, ("a", "b"), b"\x00schema\xff", '{"x": 1}')

@@ -11,9 +11,10 @@ from reconfig.controller.cluster_state import ClusterState, Recorded
 from reconfig.controller.history import past
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import StrategyName
-from reconfig.work import MoveOptions, PlannedMove, PlannedStandby
+from reconfig.work import PlannedMove, PlannedStandby
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.ledger import App, Ledger, Record, RecordState
+from stateflow.moves import MoveOptions
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.types import OperatorSpec, PartitionId
 

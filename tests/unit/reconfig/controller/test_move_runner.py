@@ -13,9 +13,10 @@ from reconfig.budget import FixedCost
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.runner import Hooks
 from reconfig.policies import StrategyName
-from reconfig.work import MoveOptions, PlannedMove
+from reconfig.work import PlannedMove
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing, Unavailable
+from stateflow.moves import MoveOptions
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.operator import describe
 from stateflow.settings import ControllerSettings
@@ -62,7 +63,7 @@ async def _nothing(*_: object) -> None:
     return None
 
 
-def runner_of(pair: Pair, hooks: Hooks, max_pause_ms: float = 0.0, **options: Any) -> MoveRunner:
+def runner_of(pair: Pair, hooks: Hooks, max_pause_ms: float | None = None, **options: Any) -> MoveRunner:
     source, target = ReplicaInfo("a", "a", "a:1"), ReplicaInfo("b", "b", "b:1")
     planned = PlannedMove("r", PartitionId("Count", 0), "a", "b", 1, 2, StrategyName.WARM_UP, MoveOptions(max_pause_ms))
     return MoveRunner(

@@ -15,14 +15,15 @@ from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import STRATEGIES, StrategyName
-from reconfig.work import Cause, MoveOptions, PlannedMove
+from reconfig.work import Cause, PlannedMove
 from stateflow.ledger import Ledger
+from stateflow.moves import MoveOptions
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.types import OperatorSpec, PartitionId
 
 SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
 ERROR = {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}
-OPTIONS = MoveOptions(0.0, 4e6, 0.0, "fluid", "hot-last")
+OPTIONS = MoveOptions(max_bandwidth=4e6, strategy="fluid", order="hot-last")
 
 
 @pytest.fixture

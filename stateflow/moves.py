@@ -1,0 +1,71 @@
+"""How partitions are moved: what a caller may ask for, in Python, on the command line and on the wire."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, get_args
+
+from stateflow.errors import InvalidArgument
+
+
+class StrategyName(StrEnum):
+    STOP_AND_RESTART = "stop-and-restart"
+    PAUSE_AND_COPY = "pause-and-copy"
+    FLUID = "fluid"
+    BATCHED = "batched"
+    ON_DEMAND = "on-demand"
+    WARM_UP = "warm-up"
+
+
+#: the strategy is chosen by what is measured
+AUTO = "auto"
+STRATEGIES = (AUTO, *StrategyName)
+Order = Literal["hot-first", "hot-last", "number"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+_UNITS = {"max_pause_ms": "milliseconds", "max_bandwidth": "bytes a second", "patience_s": "seconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOptions:
+    """How partitions are moved.
+
+    Args:
+        max_pause_ms: a partition is cut over only when its pause is predicted to be within; None: no budget.
+        max_bandwidth: bytes a second that all base copies together may take; None: no limit. What changes while
+            they go on is not held back, or a copy would never catch up.
+        patience_s: a budget that stays out of reach for so long is refused with BudgetUnreachable; None: as long as
+            the controller is set to wait.
+        strategy: one of ``STRATEGIES``, see docs/moving-state.md; ``auto`` chooses by what is measured.
+        order: ``number``, ``hot-first`` or ``hot-last``, by batches a second.
+
+    Raises InvalidArgument.
+    """
+
+    max_pause_ms: float | None = None
+    max_bandwidth: float | None = None
+    patience_s: float | None = None
+    strategy: str = AUTO
+    order: Order = "number"
+
+    def __post_init__(self) -> None:
+        for name, unit in _UNITS.items():
+            value = getattr(self, name)
+            if value is not None and not _is_positive(value):
+                raise InvalidArgument(
+                    f"{name} cannot be {value!r}",
+                    remedy=f"give a positive number of {unit}, or leave it out for no limit",
+                )
+        if self.strategy not in STRATEGIES:
+            raise InvalidArgument(f"there is no strategy {self.strategy!r}", remedy=f"use {', '.join(STRATEGIES)}")
+        if self.order not in ORDERS:
+            raise InvalidArgument(f"there is no order {self.order!r}", remedy=f"use {', '.join(ORDERS)}")
+
+
+#: no limits, and what is usual otherwise
+DEFAULT = MoveOptions()
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0

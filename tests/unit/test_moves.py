@@ -1,0 +1,51 @@
+"""What a caller may ask of a move, wherever it is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reconfig.controller.options import options_of
+from stateflow.client import Cluster
+from stateflow.client.cluster import _asked
+from stateflow.errors import InvalidArgument
+from stateflow.moves import DEFAULT, MoveOptions
+from stateflow.rpc import controller_pb2 as cpb
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"max_pause_ms": -1}, "max_pause_ms cannot be -1: give a positive number of milliseconds, or leave it out"),
+    ({"max_pause_ms": 0}, "max_pause_ms cannot be 0: "),
+    ({"max_pause_ms": True}, "max_pause_ms cannot be True: "),
+    ({"max_pause_ms": "50ms"}, "max_pause_ms cannot be '50ms': "),
+    ({"max_bandwidth": float("nan")}, "max_bandwidth cannot be nan: give a positive number of bytes a second"),
+    ({"patience_s": float("inf")}, "patience_s cannot be inf: give a positive number of seconds"),
+    ({"strategy": "magic"}, "there is no strategy 'magic': use auto, stop-and-restart, pause-and-copy, fluid, batched"),
+    ({"strategy": ""}, "there is no strategy ''"),
+    ({"order": "hottest"}, "there is no order 'hottest': use hot-first, hot-last, number"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said"), REFUSED)
+def test_what_cannot_be_is_refused_where_it_is_written(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        MoveOptions(**asked)
+    assert str(refused.value).startswith(f"invalid_argument: {said}")
+
+
+def test_keywords_change_what_the_options_say() -> None:
+    given = MoveOptions(50.0, strategy="warm-up")
+    assert options_of(_asked(given, {"patience_s": 5, "max_pause_ms": None})) == MoveOptions(
+        patience_s=5.0, strategy="warm-up"
+    )
+    assert options_of(_asked(DEFAULT, {})) == DEFAULT == options_of(cpb.MoveOptions())
+
+
+def test_a_keyword_that_is_none_is_refused_before_anything_is_asked() -> None:
+    with pytest.raises(InvalidArgument, match=r"a move has no option 'max_pause': use max_pause_ms, max_bandwidth, "):
+        Cluster("127.0.0.1:1").migrate("Op", [0], "edge", max_pause=50)
+
+
+def test_what_is_sent_from_elsewhere_is_looked_at_as_well() -> None:
+    with pytest.raises(InvalidArgument, match="max_pause_ms cannot be 0"):
+        options_of(cpb.MoveOptions(max_pause_ms=0.0))
