@@ -111,7 +111,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         if request.asked:
             await self.threads.in_files(self.node.check, spec, request.total)
         else:
-            await self.threads.in_files(self.node.create, spec, list(request.partitions), request.epoch, request.total)
+            wanted = list(request.partitions), request.epoch, request.total, command_of(request)
+            await self.threads.in_files(self.node.create, spec, *wanted)
         return pb.Empty()
 
     @unary

@@ -18,11 +18,11 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     Cut short, it is done again: what is still here is named at the next registration, and deleted then. What was put
     aside as evidence stays, under another name.
     """
+    registry.undeployed(operator, epoch)
     slots = [slot for slot in registry.slots() if slot.id.operator == operator]
     registry.evidence.undeployed(operator, epoch)
     dropped = sum(_drop_slot(registry, slot, epoch) for slot in slots)
-    if all(slot.lifecycle.state is State.ABSENT for slot in slots):
-        registry.unlearn(operator)
+    registry.unlearn(operator)
     if dropped:
         log.warning("%s was undeployed: %d partitions are deleted", operator, dropped)
     return dropped

@@ -44,9 +44,8 @@ class Receiver:
         """Become the target of a move. A second call for the same move starts its transfer again. Returns what an
         earlier stay of the partition left here, sealed.
         """
-        self._registry.learn(spec)
         slot = self._registry.slot(partition)
-        with slot.work, slot.mutex:
+        with self._registry.making(spec), slot.work, slot.mutex:
             if slot.incoming is None:
                 self._registry.expect(1)
             replace(slot.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises, if it must not be

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from stateflow.errors import (
     OperatorNotDeployed,
     OperatorNotImportable,
     OperatorOutdated,
+    StaleEpoch,
     StateDamaged,
     StateflowError,
     StateMissing,
@@ -161,6 +163,8 @@ class PartitionRegistry:
         self._deployed: dict[str, DeployedStates] = {}
         self._unloadable: dict[str, StateflowError] = {}
         self._learning = self.environment.mutex()
+        self._makers: Counter[str] = Counter()  # calls that make something of an operator here, by its name
+        self._undeployed: dict[str, int] = {}  # operator → newest epoch of what this process was told to drop
         self._slots: dict[PartitionId, Slot] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
@@ -279,6 +283,23 @@ class PartitionRegistry:
             self._know(spec, cls)
             self._unloadable.pop(spec.name, None)
 
+    @contextmanager
+    def making(self, spec: OperatorSpec, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Around what makes something of an operator here: it is learnt, and not forgotten beside that. Raises what
+        :meth:`learn` does.
+
+        Args: check: raises where what asked for it is void by now.
+        """
+        with self._learning:
+            check()
+            self.learn(spec)
+            self._makers[spec.name] += 1
+        try:
+            yield
+        finally:
+            with self._learning:
+                self._makers[spec.name] -= 1
+
     def _know(self, spec: OperatorSpec, cls: type[Operator]) -> None:
         self._deployed[spec.name] = DeployedStates.of(spec.state_schema, spec.dropped)
         self._operators[spec.name] = spec, cls
@@ -294,13 +315,44 @@ class PartitionRegistry:
                     found.add(schema)
         return found
 
+    def undeployed(self, operator: str, epoch: int) -> None:
+        """Nothing of it is created at this epoch or an older one any more, however late that is asked for. For this
+        process: what another one was asked for is void."""
+        self._undeployed[operator] = max(epoch, self._undeployed.get(operator, 0))
+
+    def check_deployed(self, partition: PartitionId, epoch: int) -> None:
+        """Called with ``mutex`` held: whoever drops comes before, or finds what was created. Raises StaleEpoch."""
+        undeployed = self._undeployed.get(partition.operator, 0)
+        if epoch <= undeployed:
+            raise StaleEpoch(
+                f"it was undeployed at epoch {undeployed}, and cannot be created at {epoch}",
+                remedy="deploy it again",
+                partition=partition,
+            )
+
     def unlearn(self, operator: str) -> None:
-        """Nothing of it is here any more."""
+        """Forget it, unless something of it is here or being made: of a later deployment, say."""
         with self._learning:
+            slots = (slot for slot in self.slots() if slot.id.operator == operator)
+            if self._makers[operator] or any(self._has_something(slot) for slot in slots):
+                return
             self._operators.pop(operator, None)
             self._deployed.pop(operator, None)
             self._unloadable.pop(operator, None)
             self.environment.remove_tree(self.root / "operators" / operator)
+
+    @staticmethod
+    def _has_something(slot: Slot) -> bool:
+        with slot.mutex:
+            return slot.lifecycle.state is not State.ABSENT or slot.incoming is not None or slot.restoring is not None
+
+    def barrier(self) -> None:
+        """Wait for whoever is changing something: what comes later finds what was decided before this."""
+        with self._learning:
+            pass
+        for slot in self.slots():
+            with slot.mutex:
+                pass
 
     def _load(self, spec: OperatorSpec) -> type[Operator]:
         """Raises OperatorNotImportable, which says that it is here where it cannot be imported."""

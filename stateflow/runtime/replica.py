@@ -24,7 +24,7 @@ from stateflow.errors import (
     TooFewFiles,
 )
 from stateflow.runtime import layout
-from stateflow.runtime.authority import Authority, Command
+from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.checkpointing import Checkpointer
 from stateflow.runtime.dropping import drop
 from stateflow.runtime.environment import Environment
@@ -156,49 +156,58 @@ class ReplicaNode:
         """Partitions that have a database here."""
         return {slot.id.partition for slot in self._registry.slots() if slot.id.operator == operator and slot.directory}
 
-    def create(self, spec: OperatorSpec, partitions: Iterable[int], epoch: int, total: int = 0) -> None:
+    def create(
+        self, spec: OperatorSpec, partitions: Iterable[int], epoch: int, total: int = 0, command: Command = NOBODY
+    ) -> None:
         """Empty partitions owned from ``epoch`` on. Those that are there already at this epoch stay as they are.
 
         Args:
             total: so many partitions of the operator are to be here in the end.
 
-        Raises TooFewFiles, before anything is created.
+        Raises TooFewFiles, before anything is created; LeaseLost and StaleEpoch where the deployment may have been
+        taken back meanwhile.
         """
-        self.learn(spec)
-        partitions = list(partitions)
-        here = self._here(spec.name)
-        self._registry.expect(max(len(set(partitions) - here), total - len(here)))
-        for number in partitions:
-            slot = self._registry.slot(PartitionId(spec.name, number))
-            with slot.work, slot.mutex:
-                if slot.lifecycle.state is State.OWNED and slot.lifecycle.epoch == epoch:
-                    continue
-                if slot.lifecycle.state is State.ABSENT and self._registry.evidence.has(spec.name, slot.home.name):
-                    raise StateMissing(
-                        "the partition was here, and what is left of it was put aside",
-                        remedy="restore it from a checkpoint; to begin empty, remove the evidence first",
-                        partition=slot.id,
-                        replica=self.info.name,
-                    )
-                if slot.lifecycle.state is not State.ABSENT or slot.lifecycle.epoch >= epoch:
-                    raise AlreadyDeployed(
-                        "the partition is here already",
-                        remedy="use another operator name or data directory",
-                        partition=slot.id,
-                        epoch=slot.lifecycle.epoch,
-                    )
-                slot.directory = slot.home / f"created-{epoch}"
-                slot.directory.mkdir(parents=True, exist_ok=True)
-                (slot.directory / UNFINISHED).write_bytes(b"")  # cut short, it is created again …
-                self._registry.environment.sync([slot.directory])  # … which a loss of power may not make it forget
-                slot.store = self._registry.environment.open(slot.directory, create=True)
-                self._registry.environment.sync([slot.home, slot.home.parent])
-                ownership = layout.Ownership(self.info.name, State.OWNED, epoch)
-                slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-                (slot.directory / UNFINISHED).unlink()
-                self._registry.environment.sync([slot.directory])
-                slot.lifecycle.create(epoch)
-            self._registry.on_change(slot.id)
+        with self._registry.making(spec, partial(self.authority.check, command)):
+            partitions = list(partitions)
+            here = self._here(spec.name)
+            self._registry.expect(max(len(set(partitions) - here), total - len(here)))
+            for number in partitions:
+                slot = self._registry.slot(PartitionId(spec.name, number))
+                with slot.work, slot.mutex:
+                    self.authority.check(command)
+                    if slot.lifecycle.state is State.OWNED and slot.lifecycle.epoch == epoch:
+                        continue
+                    self._create(slot, epoch)
+                self._registry.on_change(slot.id)
+
+    def _create(self, slot: Slot, epoch: int) -> None:
+        """Called with ``work`` and ``mutex`` held."""
+        self._registry.check_deployed(slot.id, epoch)
+        if slot.lifecycle.state is State.ABSENT and self._registry.evidence.has(slot.id.operator, slot.home.name):
+            raise StateMissing(
+                "the partition was here, and what is left of it was put aside",
+                remedy="restore it from a checkpoint; to begin empty, remove the evidence first",
+                partition=slot.id,
+                replica=self.info.name,
+            )
+        if slot.lifecycle.state is not State.ABSENT or slot.lifecycle.epoch >= epoch:
+            raise AlreadyDeployed(
+                "the partition is here already",
+                remedy="use another operator name or data directory",
+                partition=slot.id,
+                epoch=slot.lifecycle.epoch,
+            )
+        slot.directory = slot.home / f"created-{epoch}"
+        slot.directory.mkdir(parents=True, exist_ok=True)
+        (slot.directory / UNFINISHED).write_bytes(b"")  # cut short, it is created again …
+        self._registry.environment.sync([slot.directory])  # … which a loss of power may not make it forget
+        slot.store = self._registry.environment.open(slot.directory, create=True)
+        self._registry.environment.sync([slot.home, slot.home.parent])
+        ownership = layout.Ownership(self.info.name, State.OWNED, epoch)
+        slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+        (slot.directory / UNFINISHED).unlink()
+        self._registry.environment.sync([slot.directory])
+        slot.lifecycle.create(epoch)
 
     def drop(self, operator: str, epoch: int) -> int:
         """See :func:`~stateflow.runtime.dropping.drop`."""
@@ -212,9 +221,7 @@ class ReplicaNode:
         """Obey this controller, in this session. What was asked for in an earlier one is refused from now on, or done
         when this returns. Raises StaleTerm, ForeignLedger."""
         self.authority.obey(command, adopted)
-        for slot in self._registry.slots():
-            with slot.mutex:
-                pass
+        self._registry.barrier()
 
     def inventory(self) -> Iterator[tuple[Lifecycle, int]]:
         """(lifecycle, sequence) of every partition that is here in some form."""

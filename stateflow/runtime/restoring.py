@@ -82,18 +82,18 @@ class Restorer:
         Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
         one of another operator, and what the store raises.
         """
-        self._registry.learn(spec)
         slot = self._registry.slot(partition)
-        if _is_owned_by(slot, restore_id):
-            return self._as_it_is(slot)
-        self.abandon(partition)
-        self._registry.expect(1)
-        for _ in range(LISTED_AGAIN):
-            collected, restored = self._prepare(spec, slot, restore_id, store, own, wanted)
-            if restored is not None:
-                return restored
-            if not collected:
-                break
+        with self._registry.making(spec):
+            if _is_owned_by(slot, restore_id):
+                return self._as_it_is(slot)
+            self.abandon(partition)
+            self._registry.expect(1)
+            for _ in range(LISTED_AGAIN):
+                collected, restored = self._prepare(spec, slot, restore_id, store, own, wanted)
+                if restored is not None:
+                    return restored
+                if not collected:
+                    break
         raise CheckpointMissing(
             f"there is no checkpoint of the partition that can be used in {store.url}",
             remedy="see `stateflow checkpoint list`; another store can be named with --from",

@@ -116,9 +116,8 @@ class Successor:
         Raises StateMissing when there is none, CheckpointStoreMissing when there is no store, StaleEpoch when a newer
         owner has checkpointed already, LeaseLost.
         """
-        self._registry.learn(spec)
         slot = self._registry.slot(partition)
-        with slot.work:
+        with self._registry.making(spec), slot.work:
             if self._owns(slot, epoch):
                 return self._view(slot, epoch)
             self._check_asked(command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from stateflow.runtime.authority import Authority, Command
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import EPOCH_STEP_MAX, State
 from stateflow.runtime.operator import describe
+from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.replica import HOLD_S_MAX, ReplicaNode
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.unit.operators import Count
@@ -140,6 +142,24 @@ def test_the_greatest_term_outlives_the_process(tmp_path: Path) -> None:
         ReplicaNode(info, tmp_path, lease=Lease.none())
 
 
+def test_a_creation_that_a_registration_overtakes_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stood still in its thread. Its deployment may have been taken back since then, and made elsewhere; and the
+    replica was told of nothing to drop, as it had nothing."""
+    node = ReplicaNode(ReplicaInfo("a", "a", ""), tmp_path, lease=Lease.none())
+    node.begin_session(asked := Command(LEDGER, TERM, SESSION))
+    again = Command(LEDGER, TERM, "another")
+    monkeypatch.setattr(PartitionRegistry, "expect", lambda _self, _more: node.begin_session(again))
+    with pytest.raises(LeaseLost):
+        node.create(SPEC, [P.partition], 1, command=asked)
+    assert list(node.inventory()) == []
+    newer = replace(SPEC, dropped=(("gone", 1),))
+    node.learn(newer)
+    with pytest.raises(LeaseLost):
+        node.create(SPEC, [], 0, command=asked)
+    assert node.operators() == [newer], "nor is an older version learnt again"
+    node.close()
+
+
 # -- at the replica -----------------------------------------------------------------------------------------
 
 
@@ -148,8 +168,8 @@ def serving(tmp_path: Path, work: Callable[[Any, ReplicaNode], Awaitable[None]])
 
     async def run() -> None:
         node = ReplicaNode(ReplicaInfo("a", "a", ""), tmp_path, lease=Lease.none())
-        node.create(SPEC, [P.partition], 1)
-        node.begin_session(Command(LEDGER, TERM, SESSION))
+        node.begin_session(registered := Command(LEDGER, TERM, SESSION))
+        node.create(SPEC, [P.partition], 1, command=registered)
         node.lease.granted(0.0, 1e12)
         shell = ReplicaService(node, None)
         server = grpc.aio.server()

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.errors import NotOwner, OperatorNotDeployed, StateMissing
+from stateflow.errors import NotOwner, OperatorNotDeployed, StaleEpoch, StateMissing
 from stateflow.runtime.lifecycle import State
+from stateflow.runtime.registry import PartitionRegistry
+from stateflow.types import PartitionId
 from tests.unit.runtime.test_replica import P, Two
 
 
@@ -80,3 +82,42 @@ def test_what_was_put_aside_stays_and_is_in_nobodys_way(two: Two) -> None:
     node.create(two.spec, [0], 2)
     kept = two.root / "a" / "evidence" / "Op" / "p00000-undeployed-1" / "created-1-1"
     assert any(path.name.startswith("MANIFEST-") for path in kept.iterdir())
+
+
+def test_what_is_deployed_again_beside_it_stays(two: Two) -> None:
+    """The last partition of the former deployment is gone, and the first of the next one is here before the
+    description is removed."""
+    two.send(two.a, 1)
+
+    def dropped(_: PartitionId) -> None:
+        two.a.on_change(lambda _: None)
+        two.a.create(two.spec, [1], 2)
+
+    two.a.on_change(dropped)
+    assert two.a.drop("Op", 1) == 1
+    assert [spec.name for spec in two.a.operators()] == ["Op"]
+    assert [each.partition.partition for each, _ in two.restart("a").inventory()] == [1]
+
+
+def test_an_operator_is_not_forgotten_while_a_copy_of_it_is_about_to_come(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever prepares a move has learnt it, and has nothing of it yet."""
+    dropped: list[int] = []
+    monkeypatch.setattr(PartitionRegistry, "expect", lambda _self, _more: dropped.append(two.b.drop("Op", 1)))
+    two.warm(two.a, two.b, "m1")
+    assert dropped == [0]
+    assert [spec.name for spec in two.b.operators()] == ["Op"]
+    assert two.b.lifecycle(P).state is State.WARMING
+
+
+def test_nothing_is_created_that_was_dropped_meanwhile(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deployment was taken back while its request stood still: nothing was here yet that could be dropped."""
+    dropped: list[int] = []
+    monkeypatch.setattr(PartitionRegistry, "expect", lambda _self, _more: dropped.append(two.b.drop("Op", 1)))
+    with pytest.raises(StaleEpoch, match="was undeployed at epoch 1"):
+        two.b.create(two.spec, [0], 1)
+    assert dropped == [0]
+    assert list(two.b.inventory()) == []
+    two.b.create(two.spec, [0], 2)
+    assert two.b.lifecycle(P).state is State.OWNED
