@@ -43,7 +43,7 @@ from reconfig.work import (
     to_payload,
 )
 from stateflow.assignment import Assignment
-from stateflow.errors import LeaseLost, OperatorNotDeployed
+from stateflow.errors import LeaseLost, OperatorNotDeployed, WriteUncertain
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -127,6 +127,7 @@ class ClusterState:
     term: int | None = None  # of the hold that it writes by
     #: raises where it may not be written any more: what was decided would be carried out by nobody
     check: Callable[[], None] = lambda: None
+    unsure: WriteUncertain | None = None  # since then this may not be what the ledger says: nothing follows from it
 
     @classmethod
     def read(cls, ledger: Ledger, mirror: ClusterState | None = None, term: int | None = None) -> ClusterState:
@@ -142,8 +143,15 @@ class ClusterState:
         return self._write(_entry(item, state, previous, payload))[-1]
 
     def _write(self, *entries: Entry) -> list[Record]:
-        """All of a step in one transaction: a step that failed was not begun, and can be taken again."""
-        records = self.ledger.put_many(entries, self.term, self.check)
+        """All of a step in one transaction: a step that failed was not begun, and can be taken again. Raises
+        WriteUncertain where that is not known, and from then on."""
+        if self.unsure is not None:
+            raise self.unsure
+        try:
+            records = self.ledger.put_many(entries, self.term, self.check)
+        except WriteUncertain as error:
+            self.unsure = error
+            raise
         for record in records:
             self.fold(record)
             if self.on_record is not None:

@@ -125,8 +125,10 @@ class ControllerContext:
         return self._tenure.term
 
     def check_leads(self) -> None:
-        """Raises HoldLost."""
+        """Raises HoldLost, also where the term has ended early: what is known here may not be all that was decided."""
         self._tenure.check(self.clock.monotonic())
+        if self.over.done():
+            raise HoldLost(f"the term is over: {self.over.result()}", remedy="ask who leads now", term=self.term)
 
     def _end_term(self, error: StateflowError) -> None:
         if not self.over.done():

@@ -229,3 +229,36 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
             await terms.leading.close()
 
     asyncio.run(scenario())
+
+
+def test_nothing_follows_from_a_record_of_which_nobody_knows_whether_it_was_written(tmp_path: Path) -> None:
+    """What was asked for beside it is not decided by a view that may lack it: two take-overs were planned, with one
+    epoch for both. The term that read both could never grant the other one."""
+
+    async def scenario() -> None:
+        with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+            terms = Terms()
+            await terms.leading.try_once()
+            server = ControllerServer(ledger, SETTINGS, terms.clock, tenure=terms.leading._tenure)
+            put_many = ledger.put_many
+
+            def lost(*arguments: Any) -> Any:
+                put_many(*arguments)
+                raise WriteUncertain("the ledger went away", remedy="-")
+
+            ledger.put_many = lost  # type: ignore[method-assign]
+            context = server._context
+            records = [asyncio.ensure_future(context.record(ClusterState.pause, name, True)) for name in ("r1", "r2")]
+            await asyncio.wait(records)
+            assert [type(record.exception()) for record in records] == [WriteUncertain, WriteUncertain]
+            ledger.put_many = put_many  # type: ignore[method-assign]
+            assert server.over.done()
+            with pytest.raises(HoldLost, match="went away"):
+                await context.record(ClusterState.pause, "r3", True)
+            with pytest.raises(HoldLost, match="went away"):
+                context.check_leads()
+            assert [record.item_id for record in ledger.records()] == ["pause/r1/1"]
+            await server.close()
+            await terms.leading.close()
+
+    asyncio.run(scenario())
