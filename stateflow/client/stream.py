@@ -16,7 +16,15 @@ from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps
 from stateflow.client.given import number_given, rows_given, source_given
 from stateflow.client.history import History
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import InvalidArgument, KeyColumnMissing, LeaseLost, NotOwner, Unavailable, brief
+from stateflow.errors import (
+    InvalidArgument,
+    KeyColumnMissing,
+    LeaseLost,
+    NotOwner,
+    StandbyMissing,
+    Unavailable,
+    brief,
+)
 from stateflow.partitioner import partition_of
 from stateflow.router import Router, backoff
 from stateflow.rpc import replica_pb2 as rpb
@@ -48,7 +56,7 @@ def _positions(router: Router, source: str, session: Session | None = None) -> I
     for partitions in by_address.values():
         try:
             yield _positions_of(router, source, partitions, session)
-        except (LeaseLost, NotOwner, Unavailable):  # some of them are moving, or their owner was away
+        except (LeaseLost, NotOwner, StandbyMissing, Unavailable):  # some of them are moving, or their owner was away
             for partition in partitions:
                 yield _positions_of_moving(router, source, partition, session)
 
@@ -71,7 +79,7 @@ def _positions_of_moving(router: Router, source: str, partition: int, session: S
     for pause in backoff():
         try:
             return _positions_of(router, source, [partition], session)
-        except (LeaseLost, NotOwner, Unavailable):
+        except (LeaseLost, NotOwner, StandbyMissing, Unavailable):
             if pause is None:
                 if (why := router.table.unserved.get(partition)) is not None:
                     raise why from None

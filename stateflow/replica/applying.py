@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -22,7 +22,7 @@ from stateflow.rpc.fields import checked
 from stateflow.rpc.wire import fault_of, pieces, session_of, unexpected
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.host import Applied
-from stateflow.runtime.layout import Attempt
+from stateflow.runtime.layout import Attempt, Session
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.positions import INITIAL, RESERVED, Batch
 from stateflow.runtime.replica import ReplicaNode
@@ -254,18 +254,19 @@ class Applier:
         said: list[_Outcome] = []
         for part, outcome in zip(parts, outcomes, strict=True):
             if isinstance(outcome, Applied):
-                said.append(await self._replicated_one(part.partition, outcome, deadline))
+                said.append(await self._replicated_one(part.partition, outcome.sequence, deadline) or outcome)
             else:
                 said.append(outcome)
         return said
 
     async def _replicated_one(
-        self, partition: PartitionId, applied: Applied, deadline: float
-    ) -> Applied | ReplicaInfo | StateflowError:
+        self, partition: PartitionId, sequence: int, deadline: float
+    ) -> ReplicaInfo | StateflowError | None:
+        """None: a standby has everything up to ``sequence``."""
         while True:
             event = self._changed(partition)
-            if self.node.sender.confirmed(partition, applied.sequence):
-                return applied
+            if self.node.sender.confirmed(partition, sequence):
+                return None
             lifecycle = self.node.lifecycle(partition)
             if lifecycle.state is State.SEALED and lifecycle.successor is not None:
                 return lifecycle.successor  # who has the batch, and standbys of its own: it is asked there again
@@ -276,10 +277,25 @@ class Applier:
             except TimeoutError:
                 return StandbyMissing(
                     f"no standby confirmed it within {self.node.settings.hold_timeout_s:g} s",
-                    remedy="see that the operator has standbys and that they run; the batch is asked for again",
+                    remedy="see that the operator has standbys and that they run; it is asked for again",
                     partition=partition,
-                    sequence=applied.sequence,
+                    sequence=sequence,
                 )
+
+    async def open_source(self, partitions: Iterable[PartitionId], source: str, session: Session) -> None:
+        """Refuse older clients of the source from now on. What its client is told now that partitions contain, it takes
+        for acknowledged: so it waits like an answer where that takes a standby. Raises NotOwner, StandbyMissing and
+        what :meth:`~stateflow.runtime.replica.ReplicaNode.open_source` does."""
+        at = {p: await self.in_turn(self.node.open_source, p, source, session) for p in partitions}
+        if self.node.settings.acknowledge != "standby":
+            return
+        deadline = self._clock.monotonic() + self.node.settings.hold_timeout_s
+        for partition, sequence in at.items():
+            missing = await self._replicated_one(partition, sequence, deadline)
+            if isinstance(missing, ReplicaInfo):
+                missing = NotOwner("the partition has left this replica", remedy="refresh", partition=partition)
+            if missing is not None:
+                raise missing
 
     def _apply_in_thread(self, call: _Call, parts: list[_Part], turn: _Turn) -> None:
         for part in parts:

@@ -192,11 +192,10 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @unary
     async def OpenSource(self, request: rpb.OpenSourceRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
-        session = session_of(request.session)
-        for number in request.asked.partitions:
-            partition = PartitionId(request.asked.operator, number)
-            await self.applier.in_turn(self.node.open_source, partition, request.asked.source, session)
-        return await self._positions(request.asked)
+        asked = request.asked
+        partitions = [PartitionId(asked.operator, number) for number in asked.partitions]
+        await self.applier.open_source(partitions, asked.source, session_of(request.session))
+        return await self._positions(asked)
 
     @streaming
     async def Sources(

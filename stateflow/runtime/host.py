@@ -246,8 +246,9 @@ class PartitionHost:
         """The last batch of ``source`` this partition contains; None when it has seen none."""
         return self._positions.last(source)
 
-    def open_source(self, source: str, session: layout.Session) -> None:
-        """Refuse older clients of a source from now on. Raises SourceTaken when this one is older itself."""
+    def open_source(self, source: str, session: layout.Session) -> int:
+        """Refuse older clients of a source from now on. Returns the sequence of the last commit, this one or an earlier
+        one. Raises SourceTaken when this one is older itself."""
         self._recall(source)
         if self._positions.is_newer(source, session):
             put = layout.SESSION + source.encode(), session.encode()
@@ -260,6 +261,7 @@ class PartitionHost:
             self._commit_changes(source, -1 if last is None else last, mutations, sync=True)
             self._positions.taken(source, session)
             self.is_unsure = False
+        return self.sequence
 
     def retire(self, source: str) -> bool:
         """Keep only a tombstone of a source, see :mod:`stateflow.runtime.retirement`. False: nothing is known of it."""

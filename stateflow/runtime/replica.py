@@ -411,9 +411,9 @@ class ReplicaNode:
         self._registry.on_change(slot.id)
         return True
 
-    def open_source(self, partition: PartitionId, source: str, session: layout.Session) -> None:
+    def open_source(self, partition: PartitionId, source: str, session: layout.Session) -> int:
         """See :meth:`~stateflow.runtime.host.PartitionHost.open_source`. Raises NotOwner, LeaseLost, SourceTaken."""
-        self._beside_batches(partition, lambda host: host.open_source(source, session))
+        return self._beside_batches(partition, lambda host: host.open_source(source, session))
 
     def retire_source(self, partition: PartitionId, source: str) -> bool:
         """See :meth:`~stateflow.runtime.host.PartitionHost.retire`. Raises NotOwner, LeaseLost."""

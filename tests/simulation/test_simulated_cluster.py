@@ -73,6 +73,7 @@ FAILED_ONCE = {
     7830: "a creation went on behind a registration, and behind the end of its deployment",
     2868: "the folder of an operator was removed beside copies of its next deployment",
     3002: "two take-overs were planned with one epoch, the second one by a view that lacked the first",
+    8508: "a client was told of a batch that no standby had, and took it for acknowledged",
     23384: "a ledger that went away between the hold and the reading ended its controller",
 }
 

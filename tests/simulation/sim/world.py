@@ -117,9 +117,9 @@ class Node(ReplicaNode):
         with self._noted(partition, batch, rows):
             return super().apply(partition, epoch, batch, input_schema, rows, *more)
 
-    def open_source(self, partition: PartitionId, source: str, session: Session) -> None:
+    def open_source(self, partition: PartitionId, source: str, session: Session) -> int:
         with self._noted(partition, Batch(source, -1, sparse=True, session=session), b""):
-            super().open_source(partition, source, session)
+            return super().open_source(partition, source, session)
 
     @contextlib.contextmanager
     def _noted(self, *what: Any) -> Iterator[None]:

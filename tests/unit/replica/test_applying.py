@@ -1,4 +1,5 @@
-"""``acknowledge=standby``: who is asked whether a standby has a batch, when its partition goes elsewhere meanwhile."""
+"""``acknowledge=standby``: who is asked whether a standby has a batch, when its partition goes elsewhere meanwhile; and
+what a client may be told before a standby has it."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotOwner, StandbyMissing
 from stateflow.replica.applying import Applier
+from stateflow.runtime.layout import Session
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
 from tests.unit.runtime.test_replica import P, Two
@@ -34,7 +36,7 @@ def asked(node: ReplicaNode, applied: Any, meanwhile: Callable[[], object], wait
         changed = asyncio.Event()
         node.on_change(lambda _: changed.set())
         applier = Applier(node, SYSTEM_CLOCK, lambda _: changed, lambda _: None)
-        said = asyncio.create_task(applier._replicated_one(P, applied, SYSTEM_CLOCK.monotonic() + wait_s))
+        said = asyncio.create_task(applier._replicated_one(P, applied.sequence, SYSTEM_CLOCK.monotonic() + wait_s))
         await asyncio.sleep(0)
         assert not said.done()
         meanwhile()
@@ -67,9 +69,51 @@ def test_a_former_owner_that_follows_by_now_says_that_it_is_not_the_owner(two: T
 def test_a_standby_that_confirms_is_enough(two: Two) -> None:
     base = two.a.sender.snapshot(P, "s1", True)
     applied = two.send(two.a, 1)
-    assert asked(two.a, applied, lambda: two.a.sender.confirm(base.snapshot_id, applied.sequence)) == applied
+    assert asked(two.a, applied, lambda: two.a.sender.confirm(base.snapshot_id, applied.sequence)) is None
 
 
 def test_without_a_standby_it_is_said(two: Two) -> None:
     applied = two.send(two.a, 1)
     assert isinstance(asked(two.a, applied, lambda: None, wait_s=0.01), StandbyMissing)
+
+
+def opened(node: ReplicaNode, wait_s: float, meanwhile: Callable[[asyncio.Task[None]], object]) -> None:
+    """A client of source "s" is let in, and ``meanwhile`` happens when the partition knows it."""
+    node.settings = node.settings.model_copy(update={"acknowledge": "standby", "hold_timeout_s": wait_s})
+    before = node.sequence(P)
+
+    async def open_source() -> None:
+        changed = asyncio.Event()
+        applier = Applier(node, SYSTEM_CLOCK, lambda _: changed, lambda _: None)
+        opening = asyncio.create_task(applier.open_source([P], "s", Session(1, "newer")))
+        try:
+            while node.sequence(P) == before:
+                await asyncio.sleep(0.001)
+            meanwhile(opening)
+            changed.set()
+            await asyncio.wait_for(opening, 10)
+        finally:
+            await applier.close()
+
+    asyncio.run(open_source())
+
+
+def test_a_client_is_let_in_when_a_standby_has_what_it_is_told(two: Two) -> None:
+    """What its predecessor sent is there, and no standby has it yet. The client would take it for acknowledged, and ask
+    its application for it when the standby takes over."""
+    base = two.a.sender.snapshot(P, "s1", True)
+    two.send(two.a, 1)
+
+    def confirm(opening: asyncio.Task[None]) -> None:
+        assert not opening.done()
+        two.a.sender.confirm(base.snapshot_id, two.a.sequence(P))
+
+    opened(two.a, LONG_S, confirm)
+
+
+def test_it_is_not_enough_that_a_standby_has_its_predecessors_batches(two: Two) -> None:
+    """Who takes over must know the client, too."""
+    base = two.a.sender.snapshot(P, "s1", True)
+    applied = two.send(two.a, 1)
+    with pytest.raises(StandbyMissing):
+        opened(two.a, 0.01, lambda _: two.a.sender.confirm(base.snapshot_id, applied.sequence))
