@@ -20,7 +20,7 @@ from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.host import read_sequence
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.registry import PART, PartitionRegistry, Slot
+from stateflow.runtime.registry import PART, Incoming, PartitionRegistry, Slot
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -60,11 +60,7 @@ class Successor:
                     raise MoveUnknown(
                         "no copy follows here for that standby", remedy="restore a checkpoint", move=standby_move
                     )
-                self._check_asked(command)
-                with slot.mutex:
-                    slot.lifecycle.adopt(standby_move, move_id)
-                    incoming.move_id = move_id  # its transfer applies nothing more
-                self._own(slot, move_id, epoch, incoming.store, incoming.directory)
+                self._own(slot, move_id, epoch, incoming.store, incoming.directory, command, incoming)
             return self._view(slot, epoch)
 
     def from_local(self, partition: PartitionId, move_id: str, epoch: int, command: Command = NOBODY) -> TakenOver:
@@ -89,7 +85,7 @@ class Successor:
                     sealed = replace(slot.lifecycle)
                     slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
                 try:
-                    self._own(slot, move_id, epoch, store, slot.directory)
+                    self._own(slot, move_id, epoch, store, slot.directory, command)
                 except BaseException:  # a disk that refuses: it is sealed as before, and may be asked for again
                     with slot.mutex:
                         if slot.lifecycle.state is State.WARMING:
@@ -136,7 +132,7 @@ class Successor:
                 if slot.store is not None:
                     slot.store.close()
                     slot.store = None
-                self._own(slot, move_id, epoch, self._registry.environment.open(directory), directory)
+                self._own(slot, move_id, epoch, self._registry.environment.open(directory), directory, command)
             except BaseException:
                 with slot.mutex:
                     slot.lifecycle.abandon(move_id)
@@ -178,10 +174,24 @@ class Successor:
     def _owns(slot: Slot, epoch: int) -> bool:
         return slot.lifecycle.state in (State.OWNED, State.FENCING) and slot.lifecycle.epoch == epoch
 
-    def _own(self, slot: Slot, move_id: str, epoch: int, store: PartitionStore, directory: Path) -> None:
-        """Durable first, then served."""
+    def _own(
+        self,
+        slot: Slot,
+        move_id: str,
+        epoch: int,
+        store: PartitionStore,
+        directory: Path,
+        command: Command,
+        standby: Incoming | None = None,
+    ) -> None:
+        """Durable first, then served. Asked again here: a registration since then has said that it is not owned here,
+        and the controller may have given this take-over up."""
         ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, move_id)
         with slot.mutex:
+            self._check_asked(command)
+            if standby is not None:
+                slot.lifecycle.adopt(standby.move_id, move_id)
+                standby.move_id = move_id  # its transfer applies nothing more
             slot.lifecycle.check_own(move_id, epoch)
             puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(store)]
             store.apply(Mutations(puts=puts), sync=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ from stateflow.errors import (
     StateMissing,
     TransferCorrupt,
 )
+from stateflow.runtime.authority import Command
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.positions import Batch
+from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import BaseFile, Kept, Seal
 from stateflow.types import ReplicaInfo
 from tests.unit.runtime.test_replica import SCHEMA, P, Two
@@ -105,6 +108,39 @@ def test_a_sealed_owner_serves_again_when_its_move_can_never_end(two: Two) -> No
     assert taken.epoch == 3
     assert two.states(two.a) == expected
     assert two.send(two.a, 3, epoch=3).rows == 1
+
+
+class Overtaken:
+    """A partition's lock, whoever takes which next stands still there until its replica has registered again."""
+
+    def __init__(self, node: ReplicaNode) -> None:
+        self._node, self._slot = node, node._registry.slot(P)
+        self._mutex, self._slot.mutex = self._slot.mutex, self
+
+    def __enter__(self) -> None:
+        self._slot.mutex = self._mutex
+        self._node.begin_session(Command("ledger", 1, "second"))
+        self._mutex.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._mutex.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("how", ["standby", "local"])
+def test_a_take_over_that_a_registration_overtakes_is_void(two: Two, how: str) -> None:
+    """The registration said that it is not owned here: the controller may have given the take-over up by then."""
+    if how == "standby":
+        followed(two)
+        node, take_over = two.b, lambda: two.b.successor.from_standby(P, "t1", 3, "s1", command)
+    else:
+        assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+        node, take_over = two.a, lambda: two.a.successor.from_local(P, "t1", 3, command)
+    node.begin_session(command := Command("ledger", 1, "first"))
+    before = replace(node.lifecycle(P))
+    Overtaken(node)
+    with pytest.raises(LeaseLost):
+        take_over()
+    assert node.lifecycle(P) == before
 
 
 def moved_to_its_standby(two: Two) -> None:
