@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import ClassVar, get_args
 
 from reconfig.migration import STORY_KEPT
-from stateflow.errors import REPORT_LINE, InvalidTransition, StateflowError, StateMissing, Unavailable
+from stateflow.errors import REPORT_LINE, InvalidTransition, InvariantBroken, StateflowError, StateMissing, Unavailable
 from stateflow.transitions import Guard, Ignored, Impossible, Order, Row, Table, Transition
 from stateflow.types import PartitionId, ReplicaInfo, ranges
 
@@ -344,9 +344,14 @@ class Takeover:
         return [order.make(self) for order in orders]
 
     def validate(self) -> None:
-        """Raises InvalidTransition, with the story so far, in a state that only a bug leads to."""
+        """Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
         for words in self.table.broken(self):
-            raise self.fault(f"in {self.phase} it does not hold: {words}")
+            raise InvariantBroken(
+                f"in {self.phase} it does not hold: {words}",
+                remedy=REPORT_LINE,
+                partition=self.partition,
+                story=" | ".join(self.story),
+            )
 
     def fault(self, what: str) -> InvalidTransition:
         return InvalidTransition(what, remedy=REPORT_LINE, partition=self.partition, story=" | ".join(self.story))

@@ -24,7 +24,15 @@ from enum import StrEnum
 from typing import ClassVar, get_args
 
 from reconfig.budget import FIXED_MS_DEFAULT, Measured, lag_ms, predicted_pause_ms
-from stateflow.errors import REPORT_LINE, BudgetUnreachable, InvalidTransition, MoveAborted, StateflowError, Unavailable
+from stateflow.errors import (
+    REPORT_LINE,
+    BudgetUnreachable,
+    InvalidTransition,
+    InvariantBroken,
+    MoveAborted,
+    StateflowError,
+    Unavailable,
+)
 from stateflow.transitions import Guard, Ignored, Impossible, Order, Refused, Row, Table, Transition
 
 #: a move without a budget is cut over once its lag takes no longer than this to cross
@@ -632,9 +640,13 @@ class Move:
         return [order.make(self) for order in orders]
 
     def validate(self) -> None:
-        """Raises InvalidTransition, with the story so far, in a state that only a bug leads to."""
+        """Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
         for words in self.table.broken(self):
-            raise self.fault(f"in {self.phase} it does not hold: {words}")
+            raise InvariantBroken(
+                f"in {self.phase} it does not hold: {words}",
+                remedy=REPORT_LINE,
+                story=" | ".join(self.story),
+            )
 
     def prediction(self, event: CaughtUp) -> tuple[float, float]:
         """(pause, margin), both in ms."""

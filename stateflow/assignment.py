@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stateflow.errors import StaleEpoch, UnknownPartition
+from stateflow.errors import REPORT_LINE, InvariantBroken, StaleEpoch, UnknownPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,16 @@ class Assignment:
         owners, epochs = list(self.owners), list(self.epochs)
         owners[partition], epochs[partition] = owner, epoch
         return Assignment(self.operator, self.version + 1, tuple(owners), tuple(epochs))
+
+    def validate(self) -> None:
+        """Raises InvariantBroken where only a bug can have made it."""
+        if len(self.owners) != len(self.epochs) or not all(self.owners) or min(self.epochs, default=1) < 1:
+            raise InvariantBroken(
+                f"each of {len(self.owners)} partitions has an owner, and an epoch from 1 on",
+                remedy=REPORT_LINE,
+                operator=self.operator,
+                version=self.version,
+            )
 
     def of(self, replica: str) -> dict[int, int]:
         """Partition → epoch of everything ``replica`` owns."""

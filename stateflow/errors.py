@@ -254,6 +254,13 @@ class InvalidTransition(StateflowError):
     code = "invalid_transition"
 
 
+class InvariantBroken(StateflowError):
+    """What always holds does not: only a bug in stateflow leads there. Raised by ``validate()`` alone, see
+    :mod:`stateflow.validating`."""
+
+    code = "invariant_broken"
+
+
 # --- remote conditions ---------------------------------------------------------------------------------
 
 

@@ -19,15 +19,26 @@ class Settings(BaseSettings):
             super().__init__(**values)
         except ValidationError as error:
             first = error.errors()[0]
-            name = f"{self.model_config['env_prefix']}{first['loc'][0]}".upper()
+            prefix, field = self.model_config["env_prefix"], str(first["loc"][0])
+            name = (field if field.startswith("STATEFLOW_") else f"{prefix}{field}").upper()
             raise InvalidArgument(
                 f"{name} cannot be {str(first['input'])[:80]!r}: {first['msg']}",
                 remedy="correct it in the environment, or leave it out for the default",
             ) from error
 
 
-class ReplicaSettings(Settings):
-    model_config = SettingsConfigDict(env_prefix="STATEFLOW_REPLICA_", frozen=True)
+class CheckedSettings(Settings):
+    """Of a process that decides something."""
+
+    debug_validate: bool = Field(
+        default=False,
+        validation_alias="STATEFLOW_DEBUG_VALIDATE",
+        description="what always holds is looked at after each change, see `stateflow.validating`; slow",
+    )
+
+
+class ReplicaSettings(CheckedSettings):
+    model_config = SettingsConfigDict(env_prefix="STATEFLOW_REPLICA_", frozen=True, populate_by_name=True)
 
     block_cache_bytes: int = Field(default=256 << 20, ge=1 << 20)
     write_buffer_bytes: int = Field(default=256 << 20, ge=1 << 20)
@@ -97,8 +108,8 @@ class ReplicaSettings(Settings):
     disk_reserve_bytes: int = Field(default=64 << 20, ge=0, description="a move must leave so much of the disk free")
 
 
-class ControllerSettings(Settings):
-    model_config = SettingsConfigDict(env_prefix="STATEFLOW_CONTROLLER_", frozen=True)
+class ControllerSettings(CheckedSettings):
+    model_config = SettingsConfigDict(env_prefix="STATEFLOW_CONTROLLER_", frozen=True, populate_by_name=True)
 
     heartbeat_interval_s: float = Field(default=1.0, gt=0)
     heartbeats_missed_max: int = Field(default=5, ge=1)

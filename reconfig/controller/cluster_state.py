@@ -43,9 +43,10 @@ from reconfig.work import (
     to_payload,
 )
 from stateflow.assignment import Assignment
-from stateflow.errors import LeaseLost, OperatorNotDeployed, WriteUncertain
+from stateflow.errors import REPORT_LINE, InvariantBroken, LeaseLost, OperatorNotDeployed, WriteUncertain
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from stateflow.validating import check
 
 APP = App("reconfig.controller", "1")
 
@@ -128,11 +129,14 @@ class ClusterState:
     #: raises where it may not be written any more: what was decided would be carried out by nobody
     check: Callable[[], None] = lambda: None
     unsure: WriteUncertain | None = None  # since then this may not be what the ledger says: nothing follows from it
+    validated: bool = False  # after each record, see :mod:`stateflow.validating`
 
     @classmethod
-    def read(cls, ledger: Ledger, mirror: ClusterState | None = None, term: int | None = None) -> ClusterState:
+    def read(
+        cls, ledger: Ledger, mirror: ClusterState | None = None, term: int | None = None, validated: bool = False
+    ) -> ClusterState:
         """``mirror``: an empty one that folds the same records."""
-        cluster = cls(ledger, term=term)
+        cluster = cls(ledger, term=term, validated=validated)
         for record in ledger.records(archived=True):
             cluster.fold(record)
             if mirror is not None:
@@ -184,6 +188,60 @@ class ClusterState:
             return
         kind, _, rest = record.item_id.partition("/")
         FOLDS[kind](self, rest, record)
+        if self.validated:
+            check(self)
+
+    def validate(self) -> None:
+        """Raises InvariantBroken in a state that only a bug leads to."""
+        for deployed in [*self.deployed.values(), *(plan for plan, _ in self.planned.values())]:
+            deployed.assignment.validate()
+        for words, where in self._broken():
+            raise InvariantBroken(words, remedy=REPORT_LINE, **where)
+
+    def _broken(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(what does not hold, where)."""
+        for name in self.deployed.keys() & self.planned.keys():
+            yield "an operator is deployed or to be, not both", {"operator": name}
+        for name, deployed in [*self.deployed.items(), *((name, plan) for name, (plan, _) in self.planned.items())]:
+            assignment, spec = deployed.assignment, deployed.spec
+            if (spec.name, assignment.operator, spec.partitions) != (name, name, len(assignment.owners)):
+                yield "an assignment has the partitions of its operator", {"operator": name}
+            if unknown := set(assignment.owners) - self.replicas.keys():
+                yield "who owns is known", {"operator": name, "replicas": ", ".join(sorted(unknown))}
+            if min(assignment.epochs, default=1) < deployed.first_epoch or (
+                deployed.first_epoch <= self.undeployed.get(name, 0)
+            ):
+                yield "epochs are newer than those of what was undeployed", {"operator": name}
+        if lost := self.standbys.keys() - self.deployed.keys():
+            yield "copies are wanted of what is deployed", {"operator": ", ".join(sorted(lost))}
+        for restore, _ in self.open_restores.values():
+            if not self._exists(restore.partition):
+                yield "a restore is of a partition that exists", {"restore": restore.restore_id}
+        changing: set[PartitionId] = set()
+        for open_move in self.open_moves.values():
+            planned = open_move.planned
+            where = {"partition": planned.partition, "move": planned.move_id}
+            if not self._exists(planned.partition):
+                yield "a move is of a partition that exists", where
+                continue
+            if unknown := {planned.source, planned.target} - self.replicas.keys():
+                yield "source and target are known", where | {"replicas": ", ".join(sorted(unknown))}
+            epoch = self.deployed[planned.partition.operator].assignment.epochs[planned.partition.partition]
+            if isinstance(planned, PlannedStandby):
+                if planned.source == planned.target:
+                    yield "a standby is not at the owner", where
+                continue
+            if planned.partition in changing:
+                yield "a partition has one move at a time", where
+            changing.add(planned.partition)
+            if not planned.granted_epoch > max(planned.epoch, epoch):
+                yield "what is granted is newer than what is owned", where
+            if open_move.granted and self.epochs_granted.get(planned.partition, 0) < planned.granted_epoch:
+                yield "what was granted is known", where
+
+    def _exists(self, partition: PartitionId) -> bool:
+        deployed = self.deployed.get(partition.operator)
+        return deployed is not None and 0 <= partition.partition < deployed.spec.partitions
 
     # -- replicas -----------------------------------------------------------------------------------------
 

@@ -50,10 +50,10 @@ class ClusterStates:
     writer: ClusterState
 
     @classmethod
-    def read(cls, ledger: Ledger, term: int | None = None) -> ClusterStates:
+    def read(cls, ledger: Ledger, term: int | None = None, validated: bool = False) -> ClusterStates:
         """``term``: of the hold that it is read and written in. A write of an earlier one may still be on its way."""
-        mirror = ClusterState(ledger)
-        return cls(mirror, ClusterState.read(ledger, mirror, term))
+        mirror = ClusterState(ledger, validated=validated)
+        return cls(mirror, ClusterState.read(ledger, mirror, term, validated))
 
 
 class ControllerContext:

@@ -167,7 +167,7 @@ class Executor:
                 except Exception as error:
                     log.exception("reconfiguration %s", running.message.id)
                     fault = error if isinstance(error, StateflowError) else unexpected(error)
-                    first |= {runner.planned.item_id: runner.machine.handle(m.TargetFailed(fault)) for runner in moves}
+                    first |= {runner.planned.item_id: runner.handle(m.TargetFailed(fault)) for runner in moves}
             await self._run_rounds(running, first)
         finally:
             holding.cancel()

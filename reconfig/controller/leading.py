@@ -165,7 +165,9 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         self._tenure = Tenure(hold.term, self._settings.hold_s, sent_at + self._settings.hold_s)
         self._leader = None
         self._note_predecessor(hold.grace_s)
-        reading = asyncio.ensure_future(self._in_other_thread(ClusterStates.read, self._ledger, hold.term))
+        reading = asyncio.ensure_future(
+            self._in_other_thread(ClusterStates.read, self._ledger, hold.term, self._settings.debug_validate)
+        )
         try:
             while not reading.done():  # a long ledger must not cost the hold
                 await asyncio.wait([reading], timeout=self._tenure.renew_s)

@@ -95,7 +95,7 @@ class MoveRunner(Runner):
         """Until the move has ended. ``first``: instructions of a machine that was resumed."""
         started = self.clock.monotonic()
         try:
-            await self._carry_out(self.machine.handle(m.Begin()) if first is None else first)
+            await self._carry_out(self.handle(m.Begin()) if first is None else first)
             while self.machine.phase not in m.TERMINAL:
                 event = await self._events.get()
                 if isinstance(event, m.TargetOwned) and self._fenced_at is not None:
@@ -107,7 +107,7 @@ class MoveRunner(Runner):
                     self._note_proof(event.error)
                 if isinstance(event, m.CaughtUp):
                     self._expect()
-                await self._carry_out(self.machine.handle(event))
+                await self._carry_out(self.handle(event))
                 self._report_promise()
                 if self.machine.phase not in (m.Phase.CATCHING_UP, m.Phase.FENCED):
                     self._end_turn()

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from reconfig.failover import Takeover
+from reconfig.migration import Move
 from reconfig.work import Planned
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StateMissing
@@ -15,6 +17,7 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.validating import check
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class Replicas(Protocol):
 @dataclass(slots=True, kw_only=True)
 class Runner:
     planned: Planned
+    machine: Move | Takeover
     spec: OperatorSpec
     target: ReplicaInfo
     replicas: Replicas
@@ -59,6 +63,13 @@ class Runner:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)  # of the machine's
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def handle(self, event: Any) -> list[Any]:
+        """Instructions of the machine, to be carried out. Raises what it raises."""
+        instructions: list[Any] = self.machine.handle(event)
+        if self.settings.debug_validate:
+            check(self.machine)
+        return instructions
 
     def _begin_report(self, phase: str) -> None:
         planned = self.planned

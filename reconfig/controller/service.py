@@ -94,7 +94,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
             connect,
             new_id,
             tenure or Tenure(),
-            states or ClusterStates.read(ledger),
+            states or ClusterStates.read(ledger, validated=self.settings.debug_validate),
             grace_s,
         )
         self.over = self._context.over

@@ -42,9 +42,9 @@ class TakeoverRunner(Runner):
     async def run(self, first: list[f.Instruction] | None = None) -> cpb.Move:
         started = self.clock.monotonic()
         try:
-            await self._carry_out(self.machine.handle(f.Begin()) if first is None else first)
+            await self._carry_out(self.handle(f.Begin()) if first is None else first)
             while self.machine.phase not in f.TERMINAL:
-                await self._carry_out(self.machine.handle(await self._events.get()))
+                await self._carry_out(self.handle(await self._events.get()))
                 self._say(self.machine.phase, started)
         finally:
             self._end()

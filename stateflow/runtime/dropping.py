@@ -31,6 +31,8 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
 def _drop_slot(registry: PartitionRegistry, slot: Slot, epoch: int) -> bool:
     """A batch in hand is finished first; nobody is told of it any more."""
     with slot.work, slot.mutex:
+        if slot.lifecycle.epoch <= epoch:
+            slot.lost = None  # what is deployed later is another one
         if slot.lifecycle.state is State.ABSENT or not slot.lifecycle.drop(epoch):
             return False
         host, slot.host = slot.host, None

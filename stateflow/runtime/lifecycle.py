@@ -26,6 +26,7 @@ from stateflow.errors import (
     REPORT_LINE,
     InvalidArgument,
     InvalidTransition,
+    InvariantBroken,
     MoveAborted,
     MoveConflict,
     NotOwner,
@@ -34,6 +35,7 @@ from stateflow.errors import (
 )
 from stateflow.transitions import Guard, Ignored, Impossible, Refused, Row, Table, Transition
 from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.validating import check
 
 #: far beyond every grant that was ever rolled back, and so small that epochs last for ever
 EPOCH_STEP_MAX = 1 << 32
@@ -550,9 +552,9 @@ class Lifecycle:
         return answer
 
     def validate(self) -> None:
-        """Raises InvalidTransition in a state that only a bug leads to."""
+        """Raises InvariantBroken in a state that only a bug leads to."""
         for words in self.table.broken(self):
-            raise InvalidTransition(
+            raise InvariantBroken(
                 f"in {self.state} it does not hold: {words}",
                 remedy=REPORT_LINE,
                 partition=self.partition,
@@ -666,3 +668,14 @@ class Lifecycle:
     def recover(self, state: State, epoch: int, move_id: str = "", successor: ReplicaInfo | None = None) -> None:
         """After a restart: what the durable ownership says."""
         self._handle(Recover(state, epoch, move_id, successor))
+
+
+class CheckedLifecycle(Lifecycle):
+    """Validated after each event, see :mod:`stateflow.validating`. A class of its own: the other pays nothing."""
+
+    __slots__ = ()
+
+    def _handle(self, event: Event) -> Any:
+        answer = super()._handle(event)
+        check(self)
+        return answer

@@ -22,7 +22,9 @@ from typing import Any
 from stateflow.checkpoint import Adoption, Manifest
 from stateflow.clock import Clock
 from stateflow.errors import (
+    REPORT_LINE,
     DecodeError,
+    InvariantBroken,
     OperatorNotDeployed,
     OperatorNotImportable,
     OperatorOutdated,
@@ -38,7 +40,7 @@ from stateflow.runtime.environment import Environment, WorkLock
 from stateflow.runtime.evidence import Evidence
 from stateflow.runtime.host import PartitionHost, evolution_of
 from stateflow.runtime.identity import identify
-from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.runtime.lifecycle import CheckedLifecycle, Lifecycle, State
 from stateflow.runtime.operator import Operator, class_of, describe
 from stateflow.runtime.rows import get_ready
 from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests, Kept, Seal
@@ -47,6 +49,7 @@ from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from stateflow.validating import check
 
 log = logging.getLogger(__name__)
 #: in the directory of a copy that is on its way in: without an ownership of this replica's in it, it is nobody's state
@@ -95,6 +98,41 @@ class Slot:
         self.kept = self.since = self.lost = None
         return former if former != directory else None
 
+    def validate(self) -> None:
+        """To be called with ``mutex`` held. Raises InvariantBroken in a state that only a bug leads to."""
+        self.lifecycle.validate()
+        for words in self._broken():
+            raise InvariantBroken(
+                f"in {self.lifecycle.state} it does not hold: {words}",
+                remedy=REPORT_LINE,
+                partition=self.id,
+                epoch=self.lifecycle.epoch,
+                move=self.lifecycle.move_id or None,
+            )
+
+    def _broken(self) -> Iterator[str]:
+        lifecycle, incoming = self.lifecycle, self.incoming
+        serves = lifecycle.state in (State.OWNED, State.FENCING)
+        copies = [each.directory for each in (self, incoming, self.restoring) if each is not None and each.directory]
+        if lifecycle.partition != self.id:
+            yield "a slot is of one partition"
+        if incoming is not None and (lifecycle.state is not State.WARMING or lifecycle.move_id != incoming.move_id):
+            yield "it comes in only while it warms, and for the same move"
+        if self.directory is None and (serves or lifecycle.state is State.SEALED):
+            yield "what is owned or sealed is on disk"
+        if self.directory is None and self.store is not None:
+            yield "a database that is open has a directory"
+        if any(directory.parent != self.home for directory in copies) or len(set(copies)) < len(copies):
+            yield "each copy has a directory of its own, in the partition's"
+        if self.host is not None and not serves:
+            yield "nothing is at work on what is not owned"
+        if self.host is not None and (self.host.epoch != lifecycle.epoch or self.store is None):
+            yield "what is at work is so at the epoch that is owned, on the database that is open"
+        if self.lost is not None and serves:
+            yield "what was lost is not served"
+        if self.stuck is not None and lifecycle.in_hand:
+            yield "no batch is in hand beside one that was taken away"
+
 
 @dataclass(frozen=True, slots=True)
 class Since:
@@ -131,6 +169,25 @@ class Restoring:
     epoch_min: int
     adoption: Adoption | None
     owning: AbstractContextManager[Any]
+
+
+class CheckedMutex:
+    """A slot's ``mutex``, behind which it is validated: whoever lets it go has done a whole change."""
+
+    def __init__(self, mutex: AbstractContextManager[Any], slot: Slot) -> None:
+        self._mutex, self._slot, self._depth = mutex, slot, 0
+
+    def __enter__(self) -> None:
+        self._mutex.__enter__()
+        self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self._depth -= 1
+        try:
+            if not self._depth and kind is None:
+                check(self._slot)
+        finally:
+            self._mutex.__exit__(kind, *error)
 
 
 class PartitionRegistry:
@@ -403,10 +460,29 @@ class PartitionRegistry:
 
     def _empty(self, partition: PartitionId) -> Slot:
         home = self.root / "operators" / partition.operator / f"p{partition.partition:05d}"
-        return Slot(partition, Lifecycle(partition), home, self.environment.work_lock(), self.environment.mutex())
+        checked = self.settings.debug_validate
+        lifecycle = CheckedLifecycle(partition) if checked else Lifecycle(partition)
+        slot = Slot(partition, lifecycle, home, self.environment.work_lock(), self.environment.mutex())
+        if checked:
+            slot.mutex = CheckedMutex(slot.mutex, slot)
+        return slot
 
     def slots(self) -> Iterator[Slot]:
         return iter(list(self._slots.values()))
+
+    def validate(self) -> None:
+        """Raises InvariantBroken in a state that only a bug leads to."""
+        for partition, slot in list(self._slots.items()):
+            with slot.mutex:
+                slot.validate()
+                known = partition.operator in self._operators or partition.operator in self._unloadable
+                if slot.id != partition or not (known or slot.lifecycle.state is State.ABSENT):
+                    raise InvariantBroken(
+                        "a partition is here under another's name, or of an operator that nobody knows here",
+                        remedy=REPORT_LINE,
+                        partition=slot.id,
+                        replica=self.info.name,
+                    )
 
     def store(self, slot: Slot) -> PartitionStore:
         """Open, since the first who asks. Raises StateMissing, StateDamaged, Unavailable."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 #: else a file of who runs the tests is made
 os.environ.setdefault("STATEFLOW_CODE_KEY", "of tests and of nothing else")
+#: replicas and controllers look at what always holds, after each change
+os.environ.setdefault("STATEFLOW_DEBUG_VALIDATE", "1")
 
 
 @pytest.fixture(scope="session")

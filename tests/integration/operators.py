@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from random import Random
 from typing import Any
 
 from stateflow import Context, Operator, TumblingWindows, state
+from stateflow.errors import StateDamaged
+from stateflow.runtime.registry import Slot
 
 RAISES, UNENCODABLE, WRONG_OUTPUT, EXITS = -1, -2, -3, -4
 
@@ -175,3 +178,23 @@ class Unopenable(Rogue):
     def open(self, ctx: Context) -> None:
         while True:
             pass
+
+
+class Corrupting(Operator):
+    """Does to the partition's slot what only a bug would do."""
+
+    key = "k"
+    output = "k string, n long"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        self.n.value += 1
+        for slot in [found for found in gc.get_objects() if type(found) is Slot] if row.what else []:
+            match row.what:
+                case "epoch":
+                    slot.lifecycle.epoch += 1
+                case "directory":
+                    slot.directory = None
+                case "lost":
+                    slot.lost = StateDamaged("it was")
+        yield row.k, self.n.value

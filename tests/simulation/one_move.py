@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from reconfig import migration as m
 from reconfig.budget import Measured
 from reconfig.migration import Instruction, Move, Phase
-from stateflow.errors import InvalidTransition, StateflowError, Unavailable
+from stateflow.errors import InvariantBroken, StateflowError, Unavailable
 from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -560,7 +560,7 @@ class Model:
 def _validate(machine: Move | Lifecycle) -> None:
     try:
         machine.validate()
-    except InvalidTransition as error:
+    except InvariantBroken as error:
         raise Broken(error.what) from error
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.assignment import Assignment
-from stateflow.errors import StaleEpoch, UnknownPartition
+from stateflow.errors import InvariantBroken, StaleEpoch, UnknownPartition
 
 FIRST = Assignment.initial("Op", {0: "a", 2: "a", 1: "b"})
 
@@ -60,3 +60,12 @@ def test_epochs_rise_and_every_partition_has_one_owner(moves: list[tuple[int, st
         assert {p: assignment.owner(p) for p in range(4)} == model
         held = [assignment.of(name) for name in "abc"]
         assert sorted(p for part in held for p in part) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"owners": ("a", "b")}, {"epochs": (1, 1, 1, 1)}, {"owners": ("a", "", "a")}, {"epochs": (1, 0, 1)}]
+)
+def test_an_assignment_that_no_history_leads_to_is_named(wrong: dict[str, tuple[object, ...]]) -> None:
+    FIRST.validate()
+    with pytest.raises(InvariantBroken, match=r"has an owner.*operator=Op.*please report it"):
+        dataclasses.replace(FIRST, **wrong).validate()  # type: ignore[arg-type]

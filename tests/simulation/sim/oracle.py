@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateflow.changes import Mutations
-from stateflow.errors import InvalidTransition
 from stateflow.runtime import layout
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.lifecycle import Lifecycle, State
@@ -85,7 +84,7 @@ class Oracle:
     # -- while it runs ------------------------------------------------------------------------------------
 
     def changed(self, partition: PartitionId, nodes: dict[str, Any]) -> None:
-        """A lifecycle changed: at most one replica may commit, and each is in a state that it may be in."""
+        """A lifecycle changed: at most one replica may commit. What holds of each alone it validates itself."""
         able = [name for name, node in nodes.items() if may_commit(node.lifecycle(partition))]
         serving = [name for name in able if nodes[name].leased]
         if len(serving) > 1:
@@ -94,11 +93,6 @@ class Oracle:
             lifecycle = nodes[name].lifecycle(partition)
             if self.owners.setdefault((partition, lifecycle.epoch), name) != name:
                 raise Violation(f"{partition} was owned by two replicas at epoch {lifecycle.epoch}")
-        for node in nodes.values():
-            try:
-                node.lifecycle(partition).validate()
-            except InvalidTransition as error:
-                raise Violation(str(error)) from error
 
     def serves(self, partition: PartitionId, replica: str, epoch: int, given_up: bool) -> None:
         """A replica that has a lease commits. ``given_up``: as is every epoch that is newer, by the ledger."""

@@ -8,6 +8,7 @@ from random import Random
 from unittest.mock import patch
 
 from reconfig.work import PlannedMove, PlannedTakeover
+from stateflow import validating
 from stateflow.replica.troubles import Troubles
 from tests.simulation.sim import flow
 from tests.simulation.sim.controllers import NAMES
@@ -118,7 +119,10 @@ def simulate(seed: int) -> World:
     gc.disable()  # else objects end, and say so to the loop, when memory happens to be short
     world = World(seed)
     try:
-        with patch.object(Troubles, "unforeseen", lambda _, error: world.fail(error)):
+        with (
+            patch.object(Troubles, "unforeseen", lambda _, error: world.fail(error)),
+            patch.object(validating, "report", lambda error: world.fail(Violation(str(error)))),
+        ):
             _run(world)
     except (Violation, Stuck) as error:
         world.fail(error)

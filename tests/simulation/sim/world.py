@@ -54,12 +54,17 @@ CONTROLLER = ControllerSettings(
     takeover_retry_s=1.0,
     opening_timeout_s=6.0,
     hold_s=3.0,
+    debug_validate=True,
 )
 #: of a replica's starts: so many take a while, some longer than a lease, some longer than it is waited for
 SLOW_STARTS = 0.25
 REPLICA = {
     acknowledge: ReplicaSettings(
-        heartbeat_interval_s=1.0, hold_timeout_s=5.0, transfer_timeout_s=10.0, acknowledge=acknowledge
+        heartbeat_interval_s=1.0,
+        hold_timeout_s=5.0,
+        transfer_timeout_s=10.0,
+        acknowledge=acknowledge,
+        debug_validate=True,
     )
     for acknowledge in ("wal", "fsync", "standby")
 }
@@ -430,7 +435,9 @@ class World:
         cluster = self.controller._cluster
         assignment = cluster.operator("Flow").assignment
         self._check_ended()
-        folded = ClusterState.read(self.ledger)  # type: ignore[arg-type]
+        folded = ClusterState.read(self.ledger, validated=True)  # type: ignore[arg-type]
+        for node in self.nodes.values():
+            node._registry.validate()
         if (folded.replicas, folded.epochs_granted, folded.operator("Flow").assignment) != (
             cluster.replicas,
             cluster.epochs_granted,

@@ -10,7 +10,7 @@ from reconfig import failover as f
 from reconfig.controller.members import Members
 from reconfig.failover import Choice, How, Standby, Takeover
 from stateflow.clock import ManualClock
-from stateflow.errors import InvalidTransition, LeaseLost, StateMissing
+from stateflow.errors import InvalidTransition, InvariantBroken, LeaseLost, StateMissing
 from stateflow.runtime.lease import Lease
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -210,12 +210,12 @@ def test_a_state_that_no_history_leads_to_is_named() -> None:
     machine = takeover(*GRANTED, f.TargetRefused(ERROR))
     machine.validate()
     machine.error = None
-    with pytest.raises(InvalidTransition, match="refused it"):
+    with pytest.raises(InvariantBroken, match="refused it"):
         machine.validate()
     abandoned = takeover(*GRANTED, f.TargetGone())
     abandoned.validate()
     abandoned.error = None
-    with pytest.raises(InvalidTransition, match="says why"):
+    with pytest.raises(InvariantBroken, match="says why"):
         abandoned.validate()
 
 

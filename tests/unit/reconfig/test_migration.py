@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reconfig import migration as m
 from reconfig.budget import Measured, predicted_pause_ms
 from reconfig.migration import Kind, Move, Phase
-from stateflow.errors import BudgetUnreachable, InvalidTransition, MoveAborted, StaleEpoch, Unavailable
+from stateflow.errors import BudgetUnreachable, InvalidTransition, InvariantBroken, MoveAborted, StaleEpoch, Unavailable
 from tests.instructions import names
 
 SMALL = Measured(lag_bytes=0, change_rate=0.0, bandwidth=1e6, rtt_ms=1.0)
@@ -551,7 +551,7 @@ def test_an_ownership_is_recorded_with_epoch_and_digest() -> None:
 )
 def test_a_state_that_no_history_leads_to_is_named(machine: Move, wrong: dict[str, Any], words: str) -> None:
     machine.validate()
-    with pytest.raises(InvalidTransition, match=words):
+    with pytest.raises(InvariantBroken, match=words):
         replace(machine, **wrong).validate()
 
 

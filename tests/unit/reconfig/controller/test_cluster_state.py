@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from reconfig.controller import cluster_state as cluster_state_module
 from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.policies import StrategyName
 from reconfig.tenure import Tenure
-from reconfig.work import PlannedMove
-from stateflow.errors import HoldLost, IllegalRecord, Locked, OperatorNotDeployed
+from reconfig.work import MoveOptions, PlannedMove, PlannedStandby
+from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, OperatorNotDeployed
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.moves import MoveOptions
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -316,9 +316,11 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger("sqlite://")
-        self.cluster = ClusterState(self.ledger)
+        self.cluster = ClusterState(self.ledger, validated=True)
         self.runs = 0
         self.granted: dict[PartitionId, set[int]] = {}
+        for name in "ab":
+            self.register(name, 1)
 
     @rule(name=st.sampled_from("ab"), port=st.integers(1, 2))
     def register(self, name: str, port: int) -> None:
@@ -340,7 +342,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["Op", "Two"]), finish=st.booleans())
     def deploy(self, name: str, finish: bool) -> None:
-        if name in self.cluster.deployed or name in self.cluster.planned:
+        if name in self.cluster.deployed or name in self.cluster.planned or "a" not in self.cluster.replicas:
             return
         spec = dataclasses.replace(SPEC, name=name)
         record = self.cluster.plan_deployment(spec, dict.fromkeys(range(4), "a"))
@@ -356,7 +358,8 @@ class ClusterStateMachine(RuleBasedStateMachine):
     @rule(data=st.data(), partition=st.integers(0, 1), to=st.sampled_from("ab"))
     def plan_move(self, data: st.DataObject, partition: int, to: str) -> None:
         where = PartitionId(data.draw(st.sampled_from(sorted(self.cluster.deployed))), partition)
-        if any(each.planned.partition == where for each in self.cluster.open_moves.values()):
+        moving = any(each.planned.partition == where for each in self.cluster.open_moves.values())
+        if moving or to not in self.cluster.replicas:
             return
         self.runs += 1
         source, epoch = self.cluster.operator(where.operator).assignment.owner(partition)
@@ -395,11 +398,11 @@ class ClusterStateMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.cluster = ClusterState.read(self.ledger)
+        self.cluster = ClusterState.read(self.ledger, validated=True)
 
     @invariant()
     def the_fold_is_the_live_state(self) -> None:
-        assert facts(ClusterState.read(self.ledger)) == facts(self.cluster)
+        assert facts(ClusterState.read(self.ledger, validated=True)) == facts(self.cluster)
 
     @invariant()
     def records_are_consistent(self) -> None:
@@ -415,6 +418,62 @@ class ClusterStateMachine(RuleBasedStateMachine):
 
 ClusterStateMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestClusterStateMachine = ClusterStateMachine.TestCase
+
+
+def _second_move(cluster: ClusterState) -> None:
+    other = dataclasses.replace(planned(cluster), reconfiguration="r2")
+    cluster.open_moves[other.item_id] = dataclasses.replace(cluster.open_moves["move/r1/1"], planned=other)
+
+
+def _standby_at_the_owner(cluster: ClusterState) -> None:
+    open_move = cluster.open_moves["move/r1/1"]
+    open_move.planned = PlannedStandby("r1", P, "a", "a", 1)
+
+
+def _more_partitions(cluster: ClusterState) -> None:
+    cluster.deployed["Op"].spec = dataclasses.replace(SPEC, partitions=5)
+
+
+def _owned_at(cluster: ClusterState, owner: str, epoch: int) -> None:
+    deployed = cluster.deployed["Op"]
+    deployed.assignment = deployed.assignment.moved(1, owner, epoch)
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "words"),
+    [
+        (_more_partitions, "has the partitions of its operator"),
+        (_second_move, "one move at a time"),
+        (_standby_at_the_owner, "not at the owner"),
+        (lambda cluster: _owned_at(cluster, "nobody", 2), "who owns is known"),
+        (lambda cluster: _owned_at(cluster, "b", 9), "newer than what is owned"),
+        (lambda cluster: cluster.replicas.pop("b"), "source and target are known"),
+        (lambda cluster: cluster.deployed.pop("Op"), "of a partition that exists"),
+        (lambda cluster: cluster.standbys.update(Gone=1), "wanted of what is deployed"),
+        (lambda cluster: cluster.undeployed.update(Op=1), "newer than those of what was undeployed"),
+        (lambda cluster: cluster.planned.update(Op=(cluster.deployed["Op"], None)), "deployed or to be, not both"),
+        (lambda cluster: cluster.epochs_granted.clear(), "what was granted is known"),
+    ],
+)
+def test_what_no_ledger_folds_to_is_named(
+    cluster: ClusterState, corrupt: Callable[[ClusterState], Any], words: str
+) -> None:
+    move = planned(cluster)
+    cluster.plan_move(move)
+    cluster.grant(move)
+    cluster.validate()
+    corrupt(cluster)
+    with pytest.raises(InvariantBroken, match=rf"{words}.*please report it"):
+        cluster.validate()
+
+
+def test_a_corrupted_cluster_is_caught_by_the_next_record(ledger: Ledger) -> None:
+    cluster = ClusterState(ledger, validated=True)
+    cluster.register(ReplicaInfo("a", "site-a", "a:1"), Home("directory-a", "here"))
+    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+    _owned_at(cluster, "nobody", 2)
+    with pytest.raises(InvariantBroken, match="who owns is known"):
+        cluster.want_standbys("Op", 1)
 
 
 def test_every_kind_of_record_that_is_told_of_is_known_and_told_of() -> None:

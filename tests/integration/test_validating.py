@@ -1,0 +1,38 @@
+"""What always holds is looked at in a replica's process, and what is said when it does not hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateflow.errors import InvariantBroken
+from stateflow.testing import LocalCluster
+from tests.integration.operators import Corrupting
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("corrupted", "words"),
+    [
+        ("epoch", r"in OWNED it does not hold: what is at work is so at the epoch that is owned"),
+        ("directory", r"in OWNED it does not hold: what is owned or sealed is on disk"),
+        ("lost", r"in OWNED it does not hold: what was lost is not served"),
+    ],
+)
+def test_a_corrupted_partition_is_caught_behind_the_batch(corrupted: str, words: str) -> None:
+    with LocalCluster(Corrupting, sites={"edge": 1}, partitions=1) as cluster:
+        stream = cluster.stream("Corrupting", "s")
+        stream.send([{"k": "a", "what": ""}])
+        with pytest.raises(InvariantBroken, match=words) as caught:
+            stream.send([{"k": "a", "what": corrupted}])
+    assert caught.value.where["partition"] == "Corrupting/0"
+    assert str(caught.value).endswith("a bug in stateflow, please report it with this line")
+
+
+def test_nobody_looks_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STATEFLOW_DEBUG_VALIDATE")
+    with LocalCluster(Corrupting, sites={"edge": 1}, partitions=1) as cluster:
+        stream = cluster.stream("Corrupting", "s")
+        stream.send([{"k": "a", "what": "epoch"}])
+        (row,) = stream.send([{"k": "a", "what": ""}])
+    assert row["n"] == 2

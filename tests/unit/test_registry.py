@@ -1,0 +1,172 @@
+"""What always holds of a replica's partitions, and that it is looked at where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateflow.errors import InvalidArgument, InvariantBroken, StateDamaged
+from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.runtime.operator import describe
+from stateflow.runtime.positions import Batch
+from stateflow.runtime.registry import Incoming, PartitionRegistry, Slot
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.settings import ControllerSettings, ReplicaSettings
+from stateflow.types import PartitionId, ReplicaInfo
+from tests.unit.operators import Count
+
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
+SPEC = describe(Count, 2, "Op")
+P = PartitionId("Op", 0)
+ELSEWHERE = ReplicaInfo("b", "site", "b:1")
+
+
+def started(root: Path, *, checked: bool) -> ReplicaNode:
+    settings = ReplicaSettings(block_cache_bytes=8 << 20, write_buffer_bytes=8 << 20, debug_validate=checked)
+    return ReplicaNode(ReplicaInfo("a", "site", "a:1"), root, settings)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ReplicaNode]:
+    made = started(tmp_path, checked=True)
+    made.create(SPEC, [0], 1)
+    send(made, 0)
+    yield made
+    made.close()
+
+
+def send(node: ReplicaNode, number: int, epoch: int = 1) -> Any:
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "v": 1}], schema=SCHEMA).serialize().to_pybytes()
+    return node.apply(P, epoch, Batch("s", number), SCHEMA.serialize().to_pybytes(), rows)
+
+
+def registry(node: ReplicaNode) -> PartitionRegistry:
+    return node._registry
+
+
+def _both_owned_and_incoming(slot: Slot) -> None:
+    slot.incoming = Incoming("m1", slot.home / "m1-1")
+
+
+def _warms_for_another_move(slot: Slot) -> None:
+    slot.host, slot.lifecycle.state, slot.lifecycle.move_id = None, State.WARMING, "m2"
+    slot.incoming = Incoming("m1", slot.home / "m1-1")
+
+
+def _one_directory_twice(slot: Slot) -> None:
+    assert slot.directory is not None
+    slot.host, slot.lifecycle.state, slot.lifecycle.move_id = None, State.WARMING, "m1"
+    slot.incoming = Incoming("m1", slot.directory)
+
+
+def _another_partition(slot: Slot) -> None:
+    slot.lifecycle.partition = PartitionId("Op", 1)
+
+
+def _not_on_disk(slot: Slot) -> None:
+    slot.store = slot.host = slot.directory = None
+
+
+def _elsewhere_on_disk(slot: Slot) -> None:
+    slot.directory = slot.home.parent
+
+
+def _at_work_behind_its_seal(slot: Slot) -> None:
+    slot.lifecycle.state, slot.lifecycle.successor = State.SEALED, ELSEWHERE
+
+
+def _at_work_without_a_database(slot: Slot) -> None:
+    slot.store = None
+
+
+def _served_and_lost(slot: Slot) -> None:
+    slot.lost = StateDamaged("it was")
+
+
+def _in_hand_beside_one_taken_away(slot: Slot) -> None:
+    slot.lifecycle.in_hand, slot.stuck = True, object()  # type: ignore[assignment]
+
+
+def _sealed_to_nobody(slot: Slot) -> None:
+    slot.lifecycle.state = State.SEALED
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "words"),
+    [
+        (_both_owned_and_incoming, "comes in only while it warms"),
+        (_warms_for_another_move, "and for the same move"),
+        (_one_directory_twice, "each copy has a directory of its own"),
+        (_another_partition, "a slot is of one partition"),
+        (_not_on_disk, "what is owned or sealed is on disk"),
+        (_elsewhere_on_disk, "in the partition's"),
+        (_at_work_behind_its_seal, "nothing is at work on what is not owned"),
+        (_at_work_without_a_database, "on the database that is open"),
+        (_served_and_lost, "what was lost is not served"),
+        (_in_hand_beside_one_taken_away, "beside one that was taken away"),
+        (_sealed_to_nobody, "what is sealed has a successor"),
+    ],
+)
+def test_a_partition_in_a_state_that_no_history_leads_to_is_named(
+    node: ReplicaNode, corrupt: Callable[[Slot], None], words: str
+) -> None:
+    registry(node).validate()
+    served = registry(node).slot(P)
+    slot = replace(served, lifecycle=replace(served.lifecycle))
+    corrupt(slot)
+    with pytest.raises(InvariantBroken, match=rf"{words}.*please report it with this line"):
+        slot.validate()
+
+
+def test_a_partition_of_an_operator_that_nobody_knows_is_named(node: ReplicaNode) -> None:
+    del registry(node)._operators["Op"]
+    with pytest.raises(InvariantBroken, match=r"an operator that nobody knows here \(partition=Op/0 replica=a\)"):
+        registry(node).validate()
+
+
+def test_a_corruption_is_caught_behind_the_next_change(node: ReplicaNode, caplog: pytest.LogCaptureFixture) -> None:
+    slot = registry(node).slot(P)
+    slot.lost = StateDamaged("it was")
+    with pytest.raises(InvariantBroken, match="what was lost is not served"):
+        send(node, 1)
+    assert "invariant_broken: in OWNED it does not hold: what was lost is not served" in caplog.text
+
+
+def test_a_lifecycle_is_looked_at_after_each_event(node: ReplicaNode) -> None:
+    lifecycle = registry(node).slot(P).lifecycle
+    lifecycle.in_hand, lifecycle.state, lifecycle.successor = True, State.SEALED, ELSEWHERE
+    with pytest.raises(InvariantBroken, match="in hand only of who owns"):
+        lifecycle.cancel("m1")
+
+
+def test_nobody_looks_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STATEFLOW_DEBUG_VALIDATE", raising=False)
+    node = started(tmp_path, checked=ReplicaSettings().debug_validate)
+    node.create(SPEC, [0], 1)
+    slot = registry(node).slot(P)
+    assert type(slot.lifecycle) is Lifecycle
+    slot.lost = StateDamaged("it was")
+    assert send(node, 0).rows == 1
+    node.close()
+
+
+def test_what_was_lost_and_undeployed_is_created_again(node: ReplicaNode) -> None:
+    slot = registry(node).slot(P)
+    registry(node).lose(slot, StateDamaged("it was"))
+    node.drop("Op", 1)
+    node.create(SPEC, [0], 2)
+    assert send(node, 0, epoch=2).rows == 1
+
+
+def test_it_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEFLOW_DEBUG_VALIDATE", "1")
+    assert ReplicaSettings().debug_validate
+    assert ControllerSettings().debug_validate
+    monkeypatch.setenv("STATEFLOW_DEBUG_VALIDATE", "often")
+    with pytest.raises(InvalidArgument, match="STATEFLOW_DEBUG_VALIDATE cannot be 'often'"):
+        ReplicaSettings()
