@@ -14,10 +14,12 @@ from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Saved
 from stateflow.checkpoint.proof import state_digest
 from stateflow.errors import StaleCheckpoint, Unavailable
 from stateflow.runtime import layout
-from stateflow.runtime.host import read_schema, read_sequence, read_watermark
+from stateflow.runtime.committing import read_sequence
+from stateflow.runtime.host import read_watermark
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.rate_limit import Share
 from stateflow.runtime.registry import PartitionRegistry, Slot
+from stateflow.runtime.schema import read_schema
 from stateflow.runtime.transfer import base_digest
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId

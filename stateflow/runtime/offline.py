@@ -16,9 +16,11 @@ from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StateflowErro
 from stateflow.partitioner import partition_of
 from stateflow.runtime import layout
 from stateflow.runtime.checkpointing import NOT_STATE
-from stateflow.runtime.host import PartitionHost, is_evolved, read_sequence
+from stateflow.runtime.committing import read_sequence
+from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.operator import Operator, load
 from stateflow.runtime.reading import At, StateColumns, entries_of
+from stateflow.runtime.schema import is_evolved
 from stateflow.state import encode_row_key
 from stateflow.state.cells import CELL, EXPIRES, FORMAT_VERSION
 from stateflow.storage import RocksEngine, RocksStore

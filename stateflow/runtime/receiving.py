@@ -10,7 +10,7 @@ from pathlib import Path
 from stateflow.changes import ChangeSet, Mutations, chain
 from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, StateMissing, TransferCorrupt
 from stateflow.runtime import layout
-from stateflow.runtime.host import read_sequence
+from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.registry import PART, RECEIVED, Incoming, PartitionRegistry, Since, Slot
 from stateflow.runtime.transfer import (

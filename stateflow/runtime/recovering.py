@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stateflow.errors import DecodeError, StateDamaged, StateMissing
 from stateflow.runtime import layout
-from stateflow.runtime.host import read_sequence
+from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.registry import PART, RECEIVED, UNFINISHED, PartitionRegistry
 from stateflow.runtime.transfer import Kept

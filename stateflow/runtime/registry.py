@@ -38,11 +38,12 @@ from stateflow.runtime import layout
 from stateflow.runtime.cadence import Cadence
 from stateflow.runtime.environment import Environment, WorkLock
 from stateflow.runtime.evidence import Evidence
-from stateflow.runtime.host import PartitionHost, evolution_of
+from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.identity import identify
 from stateflow.runtime.lifecycle import CheckedLifecycle, Lifecycle, State
 from stateflow.runtime.operator import Operator, class_of, describe
 from stateflow.runtime.rows import get_ready
+from stateflow.runtime.schema import evolution_of
 from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests, Kept, Seal
 from stateflow.runtime.watchdog import InHand
 from stateflow.settings import ReplicaSettings

@@ -29,7 +29,7 @@ from stateflow.runtime.checkpointing import Checkpointer
 from stateflow.runtime.dropping import drop
 from stateflow.runtime.environment import Environment
 from stateflow.runtime.failures import failure
-from stateflow.runtime.host import Applied, PartitionHost, is_evolved, read_watermark
+from stateflow.runtime.host import Applied, PartitionHost, read_watermark
 from stateflow.runtime.identity import Identity
 from stateflow.runtime.known_store import remember
 from stateflow.runtime.lease import Lease
@@ -41,6 +41,7 @@ from stateflow.runtime.recovering import Recovery
 from stateflow.runtime.registry import UNFINISHED, PartitionRegistry, Slot
 from stateflow.runtime.restoring import Restorer
 from stateflow.runtime.retirement import Retention, Retired, SourceView, sources_in
+from stateflow.runtime.schema import is_evolved
 from stateflow.runtime.sending import Sender
 from stateflow.runtime.takeover import Successor
 from stateflow.runtime.watchdog import InHand, Interrupted

@@ -25,7 +25,7 @@ from stateflow.errors import (
 )
 from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
-from stateflow.runtime.host import read_sequence
+from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import Operator
 from stateflow.runtime.registry import UNFINISHED, PartitionRegistry, Restoring, Slot

@@ -10,7 +10,7 @@ from stateflow.changes import ChangeSet, Mutations, net
 from stateflow.errors import MoveUnknown
 from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
-from stateflow.runtime.host import read_sequence
+from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lifecycle import FenceAnswer, State
 from stateflow.runtime.registry import PartitionRegistry, Slot
 from stateflow.runtime.transfer import (

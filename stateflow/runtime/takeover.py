@@ -17,7 +17,7 @@ from stateflow.clock import Clock
 from stateflow.errors import CheckpointCorrupt, MoveUnknown, StaleEpoch, StateDamaged, StateMissing
 from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
-from stateflow.runtime.host import read_sequence
+from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.registry import PART, Incoming, PartitionRegistry, Slot

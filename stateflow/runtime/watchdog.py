@@ -29,7 +29,7 @@ from stateflow.types import PartitionId
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120, PTH100 - as in code objects
 #: where operators are called
-_CALLERS = (os.path.join(_PACKAGE, "runtime", "host.py"), os.path.join(_PACKAGE, "runtime", "failures.py"))  # noqa: PTH118
+_CALLERS = (os.path.join(_PACKAGE, "runtime", "instance.py"), os.path.join(_PACKAGE, "runtime", "failures.py"))  # noqa: PTH118
 FRAMES_SHOWN = 12
 
 
@@ -39,6 +39,25 @@ class Interrupted(BaseException):
 
 class Discardable(Protocol):
     def discard(self) -> None: ...
+
+
+class Guard(Protocol):
+    """Whoever may end a batch from outside: not while it is being committed."""
+
+    def begin_commit(self) -> None:
+        """May raise, before anything is written."""
+        ...
+
+    def end_commit(self) -> None: ...
+
+
+class Unguarded:
+    def begin_commit(self) -> None: ...
+
+    def end_commit(self) -> None: ...
+
+
+UNGUARDED = Unguarded()
 
 
 class InHand:

@@ -23,8 +23,9 @@ from stateflow.ledger import Hold, Holder
 from stateflow.router import reached
 from stateflow.runtime import layout
 from stateflow.runtime.authority import Authority
+from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.environment import Environment as RealEnvironment
-from stateflow.runtime.host import PartitionHost, read_sequence
+from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
 from stateflow.runtime.positions import Batch, Positions

@@ -24,7 +24,7 @@ from stateflow.replica.server import duties, recover
 from stateflow.replica.service import ReplicaService
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.runtime import layout
-from stateflow.runtime.host import read_sequence
+from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.layout import Session
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State

@@ -32,7 +32,7 @@ from stateflow.errors import (
 from stateflow.partitioner import partition_of
 from stateflow.runtime import layout
 from stateflow.runtime.arrow import read_batch
-from stateflow.runtime.host import Applied, PartitionHost, read_sequence
+from stateflow.runtime.host import Applied, PartitionHost
 from stateflow.runtime.operator import BatchOperator, Context, Operator, output_schema
 from stateflow.runtime.positions import Batch
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
@@ -452,10 +452,6 @@ def test_open_and_close_are_called_once() -> None:
     host.apply(Batch("s", 0), SCHEMA.serialize().to_pybytes(), message([("a", 1), ("b", 1)]), NOW_US)
     host.close()
     assert Lifecycled.calls == ["open 3 None", "process a", "process b", "close"]
-
-
-def test_sequence_of_an_empty_store() -> None:
-    assert read_sequence(MemoryStore()) == 0
 
 
 def test_positions_and_ownership_have_a_layout_version() -> None:

@@ -190,7 +190,7 @@ def test_an_operator_that_speaks_of_corruption_costs_nothing(place: Place) -> No
     host = node._registry.slot(P).host
     assert host is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(host._operator), "process", process)
+        patch.setattr(type(host._instance.operator), "process", process)
         with pytest.raises(Exception, match="of the youth"):
             send(node, 1)
     assert node.lifecycle(P).state is State.OWNED

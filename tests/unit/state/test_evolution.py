@@ -224,7 +224,7 @@ def test_a_migration_is_one_change_set() -> None:
     harness.send([{"k": "a"}])
     made = OperatorHarness.restore(Migrated, harness.checkpoint())
     seen: list[tuple[int, bytes]] = []
-    made._hosts[0]._on_commit = lambda sequence, encode: seen.append((sequence, encode()))
+    made._hosts[0]._committer._on_commit = lambda sequence, encode: seen.append((sequence, encode()))
     with pytest.raises(OperatorFailed):
         made.send([{"k": "fail"}])
     assert [sequence for sequence, _ in seen] == [2]

@@ -17,7 +17,7 @@ from reconfig.controller import cluster_state as cluster_state_module
 from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.policies import StrategyName
 from reconfig.tenure import Tenure
-from reconfig.work import MoveOptions, PlannedMove, PlannedStandby
+from reconfig.work import PlannedMove, PlannedStandby
 from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, OperatorNotDeployed
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.moves import MoveOptions

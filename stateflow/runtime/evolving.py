@@ -1,0 +1,76 @@
+"""A partition's stored states become those that are declared, once for each deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from stateflow.runtime import layout
+from stateflow.runtime.committing import Committer
+from stateflow.runtime.instance import OperatorInstance
+from stateflow.runtime.positions import MIGRATION
+from stateflow.runtime.schema import evolution_of, read_schema, schema_after
+from stateflow.runtime.watchdog import Guard
+from stateflow.state import DeployedStates, KeyedState, declarations_of
+from stateflow.storage import PartitionStore
+from stateflow.types import PartitionId
+
+
+class Evolver:
+    """Args: deployed: what is decided of the states now; another object when that has changed."""
+
+    def __init__(
+        self,
+        partition: PartitionId,
+        store: PartitionStore,
+        instance: OperatorInstance,
+        committer: Committer,
+        deployed: Callable[[], DeployedStates],
+    ) -> None:
+        self._partition, self._store = partition, store
+        self._instance, self._committer, self._deployed = instance, committer, deployed
+        #: what the states were made for
+        self._evolved: DeployedStates | None = None
+
+    def evolve(self, now_us: int, watermark_us: int | None, guard: Guard) -> None:
+        """Raises SchemaMismatch, OperatorFailed."""
+        deployed = self._deployed()
+        if deployed is self._evolved:
+            return
+        self._committer.unsaved = []
+        self._evolve(now_us, watermark_us, guard, deployed)
+        self._evolved = deployed
+
+    def _evolve(self, now_us: int, watermark_us: int | None, guard: Guard, deployed: DeployedStates) -> None:
+        instance = self._instance
+        operator, state = instance.operator, instance.state
+        stored = self._store.get(layout.SCHEMA)
+        declared = schema_after(stored, operator.state_version, state.schema(), deployed)
+        if stored == declared:
+            return
+        self._committer.unsaved = [(layout.SCHEMA, declared)]
+        if stored is None:
+            return
+        evolution = evolution_of(self._partition.operator, type(operator), stored, deployed)
+        if not evolution.needed:
+            return
+        before = read_schema(stored)["version"]
+        reader = evolution.evolved(self._store)
+        keyed = KeyedState(self._partition.operator, declarations_of(type(operator)), reader)
+
+        def migrate(key: Any, old: SimpleNamespace) -> None:
+            keyed.bind(operator, key)
+            instance.migrate_state(before, key, old)
+
+        keyed.set_time(now_us, watermark_us)
+        try:
+            converted = evolution.convert(reader, keyed, migrate)
+            guard.begin_commit()
+            self._committer.commit(MIGRATION, operator.state_version, converted)
+            guard.end_commit()
+            state.invalidate()
+            self._committer.known()
+        finally:
+            keyed.unbind()
+            instance.attach()

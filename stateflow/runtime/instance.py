@@ -1,0 +1,205 @@
+"""An operator at work on a partition: its methods are called here, and what they raise is told as its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from stateflow.errors import OperatorFailed, StateflowError
+from stateflow.runtime.failures import failure, is_ours, shown
+from stateflow.runtime.operator import BatchOperator, Context, Operator, output_schema, side_schemas
+from stateflow.runtime.output import OutputReader, join_output
+from stateflow.runtime.rows import OutputWriter, RowReader
+from stateflow.runtime.timers import Domain, Timers, to_datetime
+from stateflow.state import ColumnStates, KeyedState
+from stateflow.types import PartitionId
+
+
+class OperatorInstance:
+    """Not thread-safe. Raises OperatorFailed for what the operator raises, and StateflowErrors as they are.
+
+    Args:
+        watermark_us: the partition's by now.
+    """
+
+    def __init__(
+        self,
+        cls: type[Operator],
+        partition: PartitionId,
+        state: KeyedState | ColumnStates,
+        timers: Timers,
+        watermark_us: int | None,
+    ) -> None:
+        self.state = state
+        self.takes_batches = issubclass(cls, BatchOperator)
+        self._partition, self._timers = partition, timers
+        self._event_time = cls.event_time
+        side = side_schemas(cls)
+        self._writer = OutputWriter(output_schema(cls), partition.operator)
+        self._side_writers = {tag: OutputWriter(schema, partition.operator) for tag, schema in side.items()}
+        self._freeze = self._writer.freeze
+        self._outputs = OutputReader(output_schema(cls), side)
+        keyed = state if isinstance(state, KeyedState) else None
+        self._ctx = Context(partition.operator, partition.partition, timers, keyed)
+        self._ctx._frozen = {tag: freeze for tag, writer in self._side_writers.items() if (freeze := writer.freeze)}
+        self.show_watermark(watermark_us)
+        self.operator = cls()
+        self.attach()
+
+    def attach(self) -> None:
+        """Its attributes are the partition's states."""
+        if isinstance(self.state, ColumnStates):
+            self.state.attach(self.operator)
+
+    def open(self) -> None:
+        try:
+            self.operator.open(self._ctx)
+        except StateflowError:
+            raise
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            raise self._failed("open", error, remedy="mend the operator; no batch was applied") from error
+
+    # -- a batch ------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Nothing was emitted yet."""
+        self._ctx._side = {tag: [] for tag in self._side_writers}
+
+    def process(self, reader: RowReader, message: bytes, outputs: list[Any], initial: bool) -> int:
+        """Rows in order; returns how many."""
+        assert isinstance(self.state, KeyedState)
+        operator, ctx, bind = self.operator, self._ctx, self.state.bind
+        process = operator.init_state if initial else operator.process
+        extend = outputs.extend if self._freeze is None else partial(self._extend, outputs)
+        timestamp = None if initial else reader.getter(self._event_time)
+        count = 0
+        key: Any = None
+        row: Any = None
+        try:
+            for key, row in reader.read(message):
+                bind(operator, key)
+                ctx.key = key
+                if timestamp is not None:
+                    ctx.timestamp = timestamp(row)
+                produced = process(row, ctx)
+                if produced is not None:
+                    extend(produced)
+                count += 1
+        except StateflowError as error:
+            error.located(**self._here(key))
+            raise
+        except BaseException as error:  # whatever it raises, also sys.exit() and what asyncio means for itself
+            if not is_ours(error):
+                raise
+            raise self._failed(process.__name__, error, key=key, row=row) from error
+        finally:
+            ctx.key = ctx.timestamp = None
+            self.state.unbind()
+        return count
+
+    def process_batch(self, reader: RowReader, message: bytes, initial: bool) -> tuple[pa.RecordBatch | None, int]:
+        """(output columns, how many rows came)."""
+        assert isinstance(self.operator, BatchOperator)
+        batch = reader.batch(message)
+        process = self.operator.init_batch if initial else self.operator.process_batch
+        try:
+            produced = process(batch, self._ctx)
+        except StateflowError:
+            raise
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            raise self._failed(process.__name__, error, row=batch.slice(0, 1).to_pylist()) from error
+        return (None if produced is None else self._writer.columns(produced)), batch.num_rows
+
+    def _extend(self, outputs: list[Any], produced: Iterable[Any]) -> None:
+        """Row by row as they are produced: what comes next may change what they were made from."""
+        assert self._freeze is not None
+        outputs.extend(map(self._freeze, produced))
+
+    def on_watermark(self, watermark_us: int, outputs: list[Any]) -> None:
+        self.show_watermark(watermark_us)
+        assert self._ctx.watermark is not None
+        self._call("on_watermark", self.operator.on_watermark, self._ctx.watermark, outputs)
+
+    def show_watermark(self, watermark_us: int | None) -> None:
+        self._ctx.watermark = None if watermark_us is None else to_datetime(watermark_us)
+
+    def fire(self, domain: Domain, until_us: int, outputs: list[Any]) -> None:
+        """Timers that are due."""
+        for timer in self._timers.due(domain, until_us):
+            assert isinstance(self.state, KeyedState)
+            self.state.bind(self.operator, timer.key)
+            self._ctx.key = timer.key
+            try:
+                self._call("on_timer", self.operator.on_timer, timer, outputs)
+            finally:
+                self._ctx.key = None
+                self.state.unbind()
+
+    def encode(self, earlier: bytes, outputs: list[Any], columns: pa.RecordBatch | None) -> bytes:
+        """All that the batch gave, behind what ``earlier`` holds; see :mod:`stateflow.runtime.output`. Raises
+        OutputMismatch."""
+        side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
+        return self._outputs.join(earlier, join_output(self._writer.write(outputs, columns), side))
+
+    # -- beside batches -----------------------------------------------------------------------------------
+
+    def migrate_state(self, version: int, key: Any, old: SimpleNamespace) -> None:
+        """Args: version: that the states of ``key`` have. Those that it is bound to are the new ones."""
+        operator = self.operator
+        self._ctx.key = key
+        try:
+            self._call("migrate_state", lambda old, _: operator.migrate_state(version, old), old, [])
+        finally:
+            self._ctx.key = None
+
+    def let_go(self, aside: Callable[[Callable[[], None]], None]) -> None:
+        """Args: aside: given the operator's ``close``, when it has one, to be called where nobody waits for it."""
+        operator, ctx, name = self.operator, self._ctx, self._partition
+        self.operator = Operator()
+
+        def close() -> None:
+            nonlocal operator
+            try:
+                operator.close(ctx)
+            except BaseException as error:  # nobody could do anything about it
+                if not is_ours(error):
+                    raise
+                ctx.logger.exception("close() of %s failed", name)
+            del operator  # and with it what its __del__ does
+
+        if type(operator).close is not Operator.close or hasattr(operator, "__del__"):
+            aside(close)
+
+    def _call(self, name: str, method: Callable[[Any, Context], Any], argument: Any, outputs: list[Any]) -> None:
+        try:
+            produced = method(argument, self._ctx)
+            if produced is not None:
+                outputs.extend(produced if self._freeze is None else map(self._freeze, produced))
+        except StateflowError as error:
+            error.located(**self._here(self._ctx.key))
+            raise
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            raise self._failed(name, error, key=self._ctx.key, row=argument) from error
+
+    def _here(self, key: Any) -> dict[str, Any]:
+        return {"operator": self._partition.operator, "partition": self._partition.partition, "key": shown(key)}
+
+    def _failed(
+        self,
+        method: str,
+        error: BaseException,
+        remedy: str = "mend the operator or the row; the batch was not applied",
+        **where: Any,
+    ) -> OperatorFailed:
+        place = {"operator": self._partition.operator, "partition": self._partition.partition}
+        return failure(f"{method}()", error, remedy, **place, **where)

@@ -1,0 +1,171 @@
+"""Who sends to a partition: what it contains of each source, who its client is, and what is kept when it sends no more.
+
+:mod:`~stateflow.runtime.positions` decides, :mod:`~stateflow.runtime.retirement` says what is kept; here both are read
+from the partition's store and written with its commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import xxhash
+
+from stateflow.changes import Mutations
+from stateflow.runtime import layout
+from stateflow.runtime.positions import INITIAL, Batch, Positions
+from stateflow.runtime.retirement import Retention, Retired, Tombstones
+from stateflow.storage import PartitionStore
+from stateflow.types import PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Where sources are behind a batch. ``silent``: those whose watermark counts no more; ``retired``: with it."""
+
+    source: str
+    position: layout.Position
+    silent: Mapping[str, layout.Position]
+    retired: Mapping[str, Retired]
+
+
+class Sources:
+    """Of one partition. Not thread-safe. What is added to ``mutations`` counts once :meth:`committed`, :meth:`opened`
+    or :meth:`retired` says that it is on disk."""
+
+    def __init__(self, partition: PartitionId, store: PartitionStore, retention: Retention) -> None:
+        known = {
+            entry[len(layout.POSITION) :].decode(): layout.Position.decode(value)
+            for entry, value in store.scan(layout.POSITION)
+        }
+        sessions = {
+            entry[len(layout.SESSION) :].decode(): layout.Session.decode(value)
+            for entry, value in store.scan(layout.SESSION)
+        }
+        lapsed = [entry[len(layout.LAPSED) :].decode() for entry, _ in store.scan(layout.LAPSED)]
+        self._store, self._retention = store, retention
+        self._positions = Positions(partition, known, sessions, lapsed)
+        self._tombstones = Tombstones(store, retention.retired_max)
+
+    def last(self, source: str) -> int | None:
+        """The last batch of ``source`` the partition contains; None when it has seen none."""
+        return self._positions.last(source)
+
+    def reached(self, source: str) -> layout.Position | None:
+        """Its last batch here, and what is known of it."""
+        return self._positions.reached_by(source)
+
+    def _recall(self, source: str) -> bool:
+        """Whether the source is known, perhaps by its tombstone."""
+        if self._positions.knows(source):
+            return True
+        retired = self._tombstones.of(source)
+        if retired is not None:
+            self._positions.recall(source, retired)
+        return retired is not None
+
+    # -- a batch ------------------------------------------------------------------------------------------
+
+    def check(self, batch: Batch, input_schema: bytes, rows: bytes, after: int | None) -> int | None:
+        """May its client send it? Returns the digest of its rows, where they must be the same whenever it is sent.
+
+        Raises SourceTaken, SourceRetired, PositionGap.
+        """
+        if not self._recall(batch.source) and self._tombstones.forgotten_us is not None:
+            self._positions.refuse_forgotten(batch, after, self._tombstones.forgotten_us)
+        if batch.session is None:
+            return None
+        self._positions.check_client(batch.source, batch.session)
+        return xxhash.xxh3_64_intdigest(rows, xxhash.xxh3_64_intdigest(input_schema))
+
+    def contains(self, batch: Batch) -> bool:
+        """See :meth:`~stateflow.runtime.positions.Positions.contains`."""
+        return self._positions.contains(batch)
+
+    def is_replay(self, batch: Batch, after: int | None, digest: int | None) -> bool:
+        """Whether it is the newest one again. Raises BatchChanged, and what
+        :meth:`~stateflow.runtime.positions.Positions.is_replay` raises."""
+        started = batch.source == INITIAL and (self._positions.others or self._tombstones.any)
+        if not self._positions.is_replay(batch, after, started):
+            return False
+        self._positions.check_digest(batch, digest)
+        return True
+
+    def output(self, source: str) -> bytes:
+        """Of its last batch."""
+        return self._store.get(layout.OUTPUT + source.encode()) or b""
+
+    def rows(self, source: str) -> int:
+        """Of its last batch."""
+        return self._positions.rows(source)
+
+    def check_rows(self, batch: Batch, now: int) -> None:
+        """Of a replay with ``now`` rows. Raises BatchChanged."""
+        self._positions.check_rows(batch, now)
+
+    def silent(self, now_us: int, serving: str) -> dict[str, layout.Position]:
+        """See :meth:`~stateflow.runtime.positions.Positions.silent`."""
+        return self._positions.silent(now_us, self._retention.watermark_idle_us, serving)
+
+    def watermark_us(self, batch: Batch, silent: Mapping[str, layout.Position]) -> int | None:
+        """The minimum over those that have one and are not silent, this batch's with it; None when none has."""
+        return self._positions.watermark_us(batch, silent)
+
+    def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None) -> layout.Position:
+        """The source's position once the batch is applied."""
+        return self._positions.behind(batch, rows, now_us, digest)
+
+    def advance(
+        self,
+        source: str,
+        position: layout.Position,
+        output: bytes,
+        silent: Mapping[str, layout.Position],
+        mutations: Mutations,
+    ) -> Advance:
+        """Have ``mutations`` keep what a batch brings of its source, and of those that are silent or to be retired."""
+        positions, name = self._positions, source.encode()
+        if positions.is_recalled(source):
+            mutations.deletes.append(layout.RETIRED + name)
+            if (session := positions.session(source)) is not None:
+                mutations.puts.append((layout.SESSION + name, session.encode()))
+        mutations.puts += [(layout.POSITION + name, position.encode()), (layout.OUTPUT + name, output)]
+        if retired := positions.idle(position.at_us, self._retention, source):
+            self._tombstones.bury(retired, mutations)
+        # with the watermark that comes of it: whoever has the batch finds it decided, and nobody decides it anew
+        silent = {each: without for each, without in silent.items() if each not in retired}
+        mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
+        return Advance(source, position, silent, retired)
+
+    def committed(self, advance: Advance) -> None:
+        self._positions.reached(advance.source, advance.position)
+        self._positions.silenced(advance.silent)
+        self._positions.retired(advance.retired)
+
+    # -- a client, or none any more -----------------------------------------------------------------------
+
+    def open(self, source: str, session: layout.Session) -> Mutations | None:
+        """What refuses older clients of a source from now on; None: that is so. Raises SourceTaken when this one is
+        older itself."""
+        self._recall(source)
+        if not self._positions.is_newer(source, session):
+            return None
+        put = layout.SESSION + source.encode(), session.encode()
+        if self._positions.is_recalled(source):  # it stays retired until it sends
+            tombstone = replace(self._positions.tombstone(source), session=session)
+            put = layout.RETIRED + source.encode(), tombstone.encode()
+        return Mutations(puts=[put], deletes=[layout.LAPSED + source.encode()])
+
+    def opened(self, source: str, session: layout.Session) -> None:
+        self._positions.taken(source, session)
+
+    def retire(self, source: str) -> tuple[int, Mutations] | None:
+        """(its last batch, what leaves only a tombstone of it); None: nothing is known of it."""
+        if not self._positions.knows(source) or self._positions.is_recalled(source) or source == INITIAL:
+            return None
+        mutations, tombstone = Mutations(), self._positions.tombstone(source)
+        self._tombstones.bury({source: tombstone}, mutations)
+        return tombstone.batch, mutations
+
+    def retired(self, source: str) -> None:
+        self._positions.retired([source])
