@@ -221,7 +221,7 @@ class _Bench:
             self.state = {
                 key: xxhash.xxh64_intdigest(value)
                 for partition in range(PARTITIONS)
-                for key, _, value in node.scan(PartitionId("Keep", partition), "payload")
+                for key, _, value in node.reader.scan(PartitionId("Keep", partition), "payload")
             }
         node.close()
         shutil.rmtree(root)

@@ -71,7 +71,7 @@ def replica(operator: type[Operator]) -> Contest:
             if number == warm_up:
                 outcome.began_s = time.perf_counter()
             for partition, rows in enumerate(parts):
-                applied = node.apply(PartitionId(name, partition), 1, Batch("s", number), schema, rows)
+                applied = node.batches.apply(PartitionId(name, partition), 1, Batch("s", number), schema, rows)
                 assert isinstance(applied, Applied)
                 if keep:
                     outputs.append(applied.output)
@@ -81,7 +81,7 @@ def replica(operator: type[Operator]) -> Contest:
         outcome.state = {
             key: tuple(value)
             for partition in range(PARTITIONS)
-            for key, _, value in node.scan(PartitionId(name, partition), "figures")
+            for key, _, value in node.reader.scan(PartitionId(name, partition), "figures")
         }
         node.close()
         return outcome

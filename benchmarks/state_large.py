@@ -65,7 +65,7 @@ def main() -> None:
 
     def send(partition: int, rows: list[int]) -> None:
         batch = pa.record_batch({"k": rows}, schema=schema).serialize().to_pybytes()
-        node.apply(
+        node.batches.apply(
             PartitionId("Archive", partition), 1, Batch("s", numbers[partition]), schema.serialize().to_pybytes(), batch
         )
         numbers[partition] += 1
@@ -89,7 +89,7 @@ def main() -> None:
     sample = [*list(changed)[:500], *(chosen.randrange(keys) for _ in range(500))]
     counts: dict[int, int] = {}
     for partition in {key % PARTITIONS for key in sample}:
-        counts.update((key, value) for key, _, value in node.scan(PartitionId("Archive", partition), "changes"))
+        counts.update((key, value) for key, _, value in node.reader.scan(PartitionId("Archive", partition), "changes"))
     equal = len(counts) == keys and all(counts[key] == changed.get(key, 1) for key in sample)
     stored = sum(file.stat().st_size for file in (directory / "data").rglob("*") if file.is_file())
     node.close()

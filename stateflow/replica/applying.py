@@ -286,7 +286,7 @@ class Applier:
         """Refuse older clients of the source from now on. What its client is told now that partitions contain, it takes
         for acknowledged: so it waits like an answer where that takes a standby. Raises NotOwner, StandbyMissing and
         what :meth:`~stateflow.runtime.replica.ReplicaNode.open_source` does."""
-        at = {p: await self.in_turn(self.node.open_source, p, source, session) for p in partitions}
+        at = {p: await self.in_turn(self.node.batches.open_source, p, source, session) for p in partitions}
         if self.node.settings.acknowledge != "standby":
             return
         deadline = self._clock.monotonic() + self.node.settings.hold_timeout_s
@@ -302,7 +302,7 @@ class Applier:
             try:
                 if self._stopping:
                     raise _stops(part.partition)
-                outcome: _Outcome = self.node.apply(
+                outcome: _Outcome = self.node.batches.apply(
                     part.partition, part.epoch, part.batch, call.schema, part.rows, part.after
                 )
             except StateflowError as error:
@@ -316,7 +316,7 @@ class Applier:
 
     def _left(self, partition: PartitionId) -> StateflowError:
         """What is said of a part that is left behind with its thread."""
-        return self.node.refusal(partition) or Unavailable(
+        return self.node.batches.refusal(partition) or Unavailable(
             "the partition is held up here",
             remedy="see the replica's log and its disk; whether the batch was applied shows when it is sent again",
             partition=partition,
@@ -337,7 +337,7 @@ class Applier:
         self._give_signs_of_life()
         if not limit_s:
             return
-        if (hand := self.node.overdue(limit_s)) is not None:
+        if (hand := self.node.batches.overdue(limit_s)) is not None:
             await self.end(hand)
         elif self._waits_for() > limit_s:
             log.error("the thread for batches does not come back: another one goes on")
@@ -354,7 +354,7 @@ class Applier:
         """How long the thread has had no batch in hand, seconds, though there is work: it waits for a partition that
         somebody else holds, or frees what an operator's ``__del__`` holds up."""
         since = self._batches.busy_since
-        if since is None or self.node.in_hand():
+        if since is None or self.node.batches.in_hand():
             return 0.0
         return self._clock.monotonic() - max(since, self.node.served_at)
 
@@ -366,14 +366,14 @@ class Applier:
             if hand.ended:
                 return
         try:
-            taken = await self._loop.run_in_executor(self._watchdog, self.node.take_away, hand)
+            taken = await self._loop.run_in_executor(self._watchdog, self.node.batches.take_away, hand)
         except Exception as error:
             if not (taken := hand.taken):
                 raise
             # the seal that waited for it, say: whoever wants that asks again, and this thread is gone all the same
             Troubles(log, f"{hand.partition} was taken away, and not all of that done").met(error)
         if taken:
-            log.error("%s", self.node.refusal(hand.partition))
+            log.error("%s", self.node.batches.refusal(hand.partition))
         elif hand.ended:
             return
         else:
@@ -475,7 +475,7 @@ class Applier:
         self._batches.shutdown(wait=False)
         if await self._is_over(self.node.settings.stop_timeout_s / 2):
             return
-        for hand in self.node.in_hand():
+        for hand in self.node.batches.in_hand():
             with Troubles(log, "a batch is not given up").survived():
                 await self.end(hand)
         await self._is_over(LAST_S)

@@ -147,7 +147,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @streaming
     async def Scan(self, request: rpb.ScanRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.ScanPage]:
         for number in request.partitions:
-            scan = self.node.scan_pages(PartitionId(request.operator, number), request.state, request.keys)
+            scan = self.node.reader.scan_pages(PartitionId(request.operator, number), request.state, request.keys)
             while pages := await self.threads.in_files(next, scan, None):
                 for page in pages:
                     for piece, last in pieces(page, self.node.settings.chunk_bytes):
@@ -168,7 +168,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def _positions(self, request: rpb.PositionsRequest) -> rpb.PositionsReply:
         reply = rpb.PositionsReply()
         if request.HasField("before"):  # asked by every task of a micro-batch
-            found = self.node.whole_before(request.operator, request.partitions, request.source, request.before)
+            found = self.node.reader.whole_before(request.operator, request.partitions, request.source, request.before)
             if found is not None:
                 reply.whole = True
                 if found.event_us is not None:
@@ -176,7 +176,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
                 return reply
         for number in request.partitions:
             partition = PartitionId(request.operator, number)
-            position = await self.threads.in_files(self.node.position, partition, request.source)
+            position = await self.threads.in_files(self.node.reader.position, partition, request.source)
             if position is None:
                 continue
             reply.positions[number] = position.batch
@@ -202,7 +202,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self, request: rpb.SourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.SourcesReply]:
         for number in request.partitions:
-            found = await self.threads.in_files(self.node.sources, PartitionId(request.operator, number))
+            found = await self.threads.in_files(self.node.reader.sources, PartitionId(request.operator, number))
             for at in range(0, len(found), SOURCES_PER_REPLY):
                 yield rpb.SourcesReply(sources=[source_to_pb(number, v) for v in found[at : at + SOURCES_PER_REPLY]])
 
@@ -213,7 +213,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         reply = rpb.RetireSourceReply()
         for number in request.partitions:
             partition = PartitionId(request.operator, number)
-            reply.retired += await self.applier.in_turn(self.node.retire_source, partition, request.source)
+            reply.retired += await self.applier.in_turn(self.node.batches.retire_source, partition, request.source)
         return reply
 
     # -- moves, at the target -----------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     @commanded
     async def Hold(self, request: rpb.HoldRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
-        self.node.hold(request.operator, request.seconds)
+        self.node.batches.hold(request.operator, request.seconds)
         return pb.Empty()
 
     @unary

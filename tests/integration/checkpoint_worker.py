@@ -57,7 +57,7 @@ def rows(batch: int) -> list[dict[str, Any]]:
 def send(node: ReplicaNode, batch: int) -> None:
     data = pa.RecordBatch.from_pylist(rows(batch), schema=SCHEMA).serialize().to_pybytes()
     epoch = node.lifecycle(P).epoch
-    assert isinstance(node.apply(P, epoch, Batch("s", batch), SCHEMA.serialize().to_pybytes(), data), Applied)
+    assert isinstance(node.batches.apply(P, epoch, Batch("s", batch), SCHEMA.serialize().to_pybytes(), data), Applied)
 
 
 def expected(last_batch: int) -> dict[str, int]:
@@ -69,7 +69,7 @@ def expected(last_batch: int) -> dict[str, int]:
 
 
 def state_of(node: ReplicaNode) -> dict[Any, Any]:
-    return {key: value for key, _, value in node.scan(P, "total")}
+    return {key: value for key, _, value in node.reader.scan(P, "total")}
 
 
 def check_newest(root: Path, at_least: int, folder: str) -> int:

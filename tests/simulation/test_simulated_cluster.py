@@ -23,6 +23,7 @@ from stateflow.ledger import Hold, Holder
 from stateflow.router import reached
 from stateflow.runtime import layout
 from stateflow.runtime.authority import Authority
+from stateflow.runtime.batches import Batches
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.environment import Environment as RealEnvironment
 from stateflow.runtime.host import PartitionHost
@@ -30,7 +31,6 @@ from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
 from stateflow.runtime.positions import Batch, Positions
 from stateflow.runtime.registry import PartitionRegistry
-from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.sending import Sender
 from stateflow.runtime.timers import BY_NAME, BY_TIME
 from stateflow.runtime.transfer import ChangeLog, SnapshotInfo, base_digest
@@ -180,13 +180,13 @@ def zombie_commit(patch: pytest.MonkeyPatch) -> None:
         return begin(self, epoch)
 
     patch.setattr(Lifecycle, "begin", broken)
-    host = ReplicaNode._host
+    host = Batches._host
 
-    def reopened(self: ReplicaNode, slot: Any) -> Any:
+    def reopened(self: Batches, slot: Any) -> Any:
         self._registry.store(slot)
         return host(self, slot)
 
-    patch.setattr(ReplicaNode, "_host", reopened)
+    patch.setattr(Batches, "_host", reopened)
 
 
 def lost_from_change_sets(*prefixes: bytes) -> Any:

@@ -42,7 +42,7 @@ def node(tmp_path: Path) -> Iterator[ReplicaNode]:
 
 def send(node: ReplicaNode, number: int, epoch: int = 1) -> Any:
     rows = pa.RecordBatch.from_pylist([{"k": "a", "v": 1}], schema=SCHEMA).serialize().to_pybytes()
-    return node.apply(P, epoch, Batch("s", number), SCHEMA.serialize().to_pybytes(), rows)
+    return node.batches.apply(P, epoch, Batch("s", number), SCHEMA.serialize().to_pybytes(), rows)
 
 
 def registry(node: ReplicaNode) -> PartitionRegistry:

@@ -24,12 +24,14 @@ from stateflow.replica.server import duties, recover
 from stateflow.replica.service import ReplicaService
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.runtime import layout
+from stateflow.runtime.batches import Batches
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.layout import Session
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
+from stateflow.runtime.reader import Reader
 from stateflow.runtime.registry import Slot
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ControllerSettings, ReplicaSettings
@@ -87,6 +89,32 @@ class Clock:
         return now_us
 
 
+class WatchedBatches(Batches):
+    """They note in the thread that works on them what they are, for the oracle."""
+
+    loop: SimLoop
+
+    def apply(
+        self, partition: PartitionId, epoch: int, batch: Any, input_schema: bytes, rows: bytes, *more: Any
+    ) -> Any:
+        with self._noted(partition, batch, rows):
+            return super().apply(partition, epoch, batch, input_schema, rows, *more)
+
+    def open_source(self, partition: PartitionId, source: str, session: Session) -> int:
+        with self._noted(partition, Batch(source, -1, sparse=True, session=session), b""):
+            return super().open_source(partition, source, session)
+
+    @contextlib.contextmanager
+    def _noted(self, *what: Any) -> Iterator[None]:
+        job = self.loop.job
+        assert job is not None
+        job.notes["applies"] = what
+        try:
+            yield
+        finally:
+            job.notes.clear()
+
+
 class Node(ReplicaNode):
     """A replica that is watched."""
 
@@ -102,6 +130,9 @@ class Node(ReplicaNode):
             Lease.none(),
             recover=False,  # type: ignore[arg-type]
         )
+        self.batches = WatchedBatches(self._registry, self.lease, self.sender, self.cache)
+        self.batches.loop = process.loop
+        self.reader = Reader(self._registry, self.batches)
 
     @property
     def leased(self) -> bool:
@@ -115,26 +146,6 @@ class Node(ReplicaNode):
                 listener(partition)
 
         super().on_change(changed)
-
-    def apply(
-        self, partition: PartitionId, epoch: int, batch: Any, input_schema: bytes, rows: bytes, *more: Any
-    ) -> Any:
-        with self._noted(partition, batch, rows):
-            return super().apply(partition, epoch, batch, input_schema, rows, *more)
-
-    def open_source(self, partition: PartitionId, source: str, session: Session) -> int:
-        with self._noted(partition, Batch(source, -1, sparse=True, session=session), b""):
-            return super().open_source(partition, source, session)
-
-    @contextlib.contextmanager
-    def _noted(self, *what: Any) -> Iterator[None]:
-        job = self._process.loop.job
-        assert job is not None
-        job.notes["applies"] = what
-        try:
-            yield
-        finally:
-            job.notes.clear()
 
 
 def contents(slot: Slot) -> dict[bytes, bytes]:

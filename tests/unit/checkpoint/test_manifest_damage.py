@@ -205,7 +205,7 @@ def test_a_partition_whose_newest_checkpoint_cannot_be_read_is_left_out(tmp_path
     """Its state of an hour ago beside that of now is of no time at all."""
     store, node = counted(tmp_path, 3)
     rows = pa.RecordBatch.from_pylist([{"k": "a", "v": 1}])
-    node.apply(
+    node.batches.apply(
         PartitionId("Op", 0), 1, Batch("s", 0), rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes()
     )
     node.checkpointer.take(PartitionId("Op", 0), store)

@@ -161,4 +161,4 @@ def test_a_replica_that_did_not_publish_last_drops_nothing(tmp_path: Path) -> No
 def send(node: ReplicaNode, number: int) -> None:
     schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
     rows = pa.RecordBatch.from_pylist([{"k": "a", "v": number}], schema=schema).serialize().to_pybytes()
-    node.apply(PartitionId("Op", 0), 1, Batch("s", number), schema.serialize().to_pybytes(), rows)
+    node.batches.apply(PartitionId("Op", 0), 1, Batch("s", number), schema.serialize().to_pybytes(), rows)

@@ -26,11 +26,12 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import remote_error, replica_to_pb, spec_to_pb
 from stateflow.runtime.authority import Authority, Command
+from stateflow.runtime.batches import HOLD_S_MAX
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import EPOCH_STEP_MAX, State
 from stateflow.runtime.operator import describe
 from stateflow.runtime.registry import PartitionRegistry
-from stateflow.runtime.replica import HOLD_S_MAX, ReplicaNode
+from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.unit.operators import Count
 
@@ -217,7 +218,7 @@ def test_nobody_else_commands(tmp_path: Path, method: str) -> None:
         lifecycle = node.lifecycle(P)
         assert (lifecycle.state, lifecycle.epoch, lifecycle.cancelled) == (State.OWNED, 1, frozenset())
         assert [held.partition for held, _ in node.inventory()] == [P]
-        assert not node._is_held("Count")
+        assert not node.batches._is_held("Count")
 
     serving(tmp_path, work)
 
@@ -245,8 +246,8 @@ def test_requests_are_held_for_a_bounded_time(tmp_path: Path) -> None:
         for seconds in (-1.0, HOLD_S_MAX * 1.01, float("inf"), float("nan")):
             request = rpb.HoldRequest(operator="Count", seconds=seconds, command=command)
             assert isinstance(await refused(stub, "Hold", request), InvalidArgument), seconds
-            assert not node._is_held("Count")
+            assert not node.batches._is_held("Count")
         await stub.Hold(rpb.HoldRequest(operator="Count", seconds=HOLD_S_MAX, command=command))
-        assert node._is_held("Count")
+        assert node.batches._is_held("Count")
 
     serving(tmp_path, work)

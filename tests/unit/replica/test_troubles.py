@@ -62,7 +62,9 @@ def test_batches_are_watched_on_after_any_error(monkeypatch: pytest.MonkeyPatch)
     async def run() -> None:
         failing = Failing(NO_ROOM, RuntimeError("a fault"))
         node = SimpleNamespace(
-            settings=ReplicaSettings(batch_timeout_s=LONG_S), overdue=failing, in_hand=list, served_at=0.0
+            settings=ReplicaSettings(batch_timeout_s=LONG_S),
+            batches=SimpleNamespace(overdue=failing, in_hand=list),
+            served_at=0.0,
         )
         applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
         await goes_on(applier.watch(), failing)
@@ -79,7 +81,8 @@ def test_the_thread_of_a_batch_that_was_taken_away_is_left_although_its_seal_can
 
     async def run() -> None:
         held = threading.Event()
-        node = SimpleNamespace(settings=ReplicaSettings(), take_away=Failing(NO_ROOM), refusal=lambda _: None)
+        batches = SimpleNamespace(take_away=Failing(NO_ROOM), refusal=lambda _: None)
+        node = SimpleNamespace(settings=ReplicaSettings(), batches=batches)
         applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
         hand.taken = taken
         stuck = asyncio.create_task(applier.in_turn(held.wait, LONG_S))

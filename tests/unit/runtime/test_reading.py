@@ -69,10 +69,10 @@ class Served:
         watermark_us = None if watermark_s is None else watermark_s * 1_000_000
         batch = Batch("s", self.sent, watermark_us=watermark_us)
         self.sent += 1
-        self.node.apply(P, 1, batch, SCHEMA.serialize().to_pybytes(), data if rows else b"")
+        self.node.batches.apply(P, 1, batch, SCHEMA.serialize().to_pybytes(), data if rows else b"")
 
     def read(self, name: str, *keys: str) -> list[tuple[Any, Any, Any]]:
-        return list(self.node.scan(P, name, [encode_row_key(key) for key in keys]))
+        return list(self.node.reader.scan(P, name, [encode_row_key(key) for key in keys]))
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def rows(*values: int) -> bytes:
 
 
 def send(node: ReplicaNode, number: int) -> Applied:
-    applied = node.apply(P, 1, Batch("s", number), bytes(SCHEMA.serialize()), rows(number))
+    applied = node.batches.apply(P, 1, Batch("s", number), bytes(SCHEMA.serialize()), rows(number))
     assert isinstance(applied, Applied)
     return applied
 

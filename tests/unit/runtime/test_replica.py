@@ -85,7 +85,7 @@ class Two:
         rows = [{"k": f"k{value % 3}", "v": value} for value in values]
         data = pa.RecordBatch.from_pylist(rows, schema=SCHEMA).serialize().to_pybytes()
         batch = Batch("s", self.sent if number is None else number)
-        outcome = node.apply(P, epoch, batch, SCHEMA.serialize().to_pybytes(), data)
+        outcome = node.batches.apply(P, epoch, batch, SCHEMA.serialize().to_pybytes(), data)
         if isinstance(outcome, Applied) and number is None:
             self.sent += 1
         return outcome
@@ -126,7 +126,7 @@ class Two:
         self.send(self.b, 2, epoch=2)
 
     def states(self, node: ReplicaNode) -> dict[Any, Any]:
-        return {key: value for key, _, value in node.scan(P, "total")}
+        return {key: value for key, _, value in node.reader.scan(P, "total")}
 
 
 @pytest.fixture
@@ -491,9 +491,9 @@ def test_what_is_not_here(two: Two) -> None:
     with pytest.raises(NotOwner):
         two.send(two.b, 1)
     with pytest.raises(UnknownState, match="'m'"):
-        list(two.a.scan(P, "m"))
+        list(two.a.reader.scan(P, "m"))
     with pytest.raises(NotOwner):
-        list(two.a.scan(PartitionId("Other", 0), "n"))
+        list(two.a.reader.scan(PartitionId("Other", 0), "n"))
     with pytest.raises(MoveUnknown):
         two.a.sender.snapshot_file("nothing", "CURRENT")
     base = two.a.sender.snapshot(P, "m1")
@@ -539,7 +539,8 @@ gc.disable()
 node.create(describe(Count, 1, "Op"), [0], 1)
 young = gc.get_count()[0]
 before = set(sys.modules)
-node.apply(PartitionId("Op", 0), 1, Batch("s", 0), (folder / "schema").read_bytes(), (folder / "rows").read_bytes())
+schema, rows = (folder / "schema").read_bytes(), (folder / "rows").read_bytes()
+node.batches.apply(PartitionId("Op", 0), 1, Batch("s", 0), schema, rows)
 print(sorted({name.partition(".")[0] for name in set(sys.modules) - before}), young < 5000)
 node.close()
 """

@@ -90,10 +90,10 @@ class Cluster:
             data = pa.RecordBatch.from_pylist([{"k": f"k{partition}"}], schema=SCHEMA).serialize().to_pybytes()
             batch = Batch("s", self._batches, sparse=True)
             self._batches += 1
-            self.node.apply(PartitionId("Op", partition), 1, batch, SCHEMA.serialize().to_pybytes(), data)
+            self.node.batches.apply(PartitionId("Op", partition), 1, batch, SCHEMA.serialize().to_pybytes(), data)
 
     def read(self, state: str) -> list[Any]:
-        return [value for number in (0, 1) for _, _, value in self.node.scan(PartitionId("Op", number), state)]
+        return [value for number in (0, 1) for _, _, value in self.node.reader.scan(PartitionId("Op", number), state)]
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_deployment_that_nobody_migrates_is_refused(
     cluster.send(0)
     cls = cluster.install(now)
     if opened:
-        cluster.node.sources(PartitionId("Op", 0))
+        cluster.node.reader.sources(PartitionId("Op", 0))
     with pytest.raises(SchemaMismatch, match=rf"state 's' is stored as {said}.*write migrate_state"):
         cluster.deploy(cls)
 

@@ -67,7 +67,7 @@ def message(rows: list[tuple[str, int]]) -> bytes:
 def applied_to(host: PartitionHost | ReplicaNode, number: int) -> Any:
     batch, schema = Batch("s", number), SCHEMA.serialize().to_pybytes()
     if isinstance(host, ReplicaNode):
-        return host.apply(P, 1, batch, schema, message(ROWS))
+        return host.batches.apply(P, 1, batch, schema, message(ROWS))
     return host.apply(batch, schema, message(ROWS), 0)
 
 
@@ -176,7 +176,7 @@ def test_a_replica_that_stops_waits_for_whoever_has_a_partition(
     assert isinstance(came[0], Applied)
     again = ReplicaNode(ReplicaInfo("a", "s", "", 1), tmp_path / "a")
     again.learn(describe(Sums, 1))
-    assert {key: value for key, _, value in again.scan(P, "total")} == dict(ROWS)
+    assert {key: value for key, _, value in again.reader.scan(P, "total")} == dict(ROWS)
     assert applied_to(again, 0).replayed
     again.close()
 
@@ -216,13 +216,14 @@ def test_a_lock_is_waited_for_as_long_as_was_asked_for() -> None:
 
 
 class Node:
-    """Writes down what is applied; the first part waits."""
+    """A replica whose batches are written down; the first part waits."""
 
     settings = ReplicaSettings(stop_timeout_s=2 * LONG_S)
 
     def __init__(self) -> None:
         self.applied: list[int] = []
         self.entered, self.go_on = threading.Event(), threading.Event()
+        self.batches = self  # of which the applier asks nothing else
 
     def apply(self, partition: PartitionId, *_: Any) -> Applied:
         self.applied.append(partition.partition)
@@ -322,5 +323,5 @@ def test_a_batch_that_never_comes_back_does_not_keep_a_replica_from_stopping(
     held.go_on.set()
     again = ReplicaNode(ReplicaInfo("a", "s", "", 1), tmp_path / "a")
     again.learn(describe(Sums, 1))
-    assert again.position(P, "s") is None
+    assert again.reader.position(P, "s") is None
     again.close()

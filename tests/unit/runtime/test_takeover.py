@@ -47,7 +47,7 @@ def checkpoints(tmp_path: Path) -> CheckpointStore:
 
 
 def position(two: Two, source: str) -> int | None:
-    found = two.a.position(P, source)
+    found = two.a.reader.position(P, source)
     return None if found is None else found.batch
 
 
@@ -268,12 +268,12 @@ def test_without_a_checkpoint_nothing_is_taken_over(two: Two, checkpoints: Check
 
 def test_a_sparse_source_may_skip_but_not_what_was_acknowledged(two: Two) -> None:
     schema = SCHEMA.serialize().to_pybytes()
-    two.a.apply(P, 1, Batch("x", 3, sparse=True), schema, b"")
-    two.a.apply(P, 1, Batch("x", 7, sparse=True), schema, b"", 3)
+    two.a.batches.apply(P, 1, Batch("x", 3, sparse=True), schema, b"")
+    two.a.batches.apply(P, 1, Batch("x", 7, sparse=True), schema, b"", 3)
     with pytest.raises(PositionGap) as caught:
-        two.a.apply(P, 1, Batch("x", 12, sparse=True), schema, b"", 9)
+        two.a.batches.apply(P, 1, Batch("x", 12, sparse=True), schema, b"", 9)
     assert caught.value.where["expected"] == 8
-    again = two.a.apply(P, 1, Batch("x", 5, sparse=True, rewind=True), schema, b"")
+    again = two.a.batches.apply(P, 1, Batch("x", 5, sparse=True, rewind=True), schema, b"")
     assert again is not None
     assert position(two, "x") == 7
 
@@ -295,7 +295,7 @@ def test_a_lease_that_lapses_during_a_batch_lets_nothing_be_said(two: Two) -> No
             if self.asked == 2:
                 raise LeaseLost("meanwhile")
 
-    two.a.lease = Lapsing()  # type: ignore[assignment]
+    two.a.batches._lease = Lapsing()  # type: ignore[assignment]
     with pytest.raises(LeaseLost):
         two.send(two.a, 1)
     assert position(two, "s") == 0, "committed, but not said"

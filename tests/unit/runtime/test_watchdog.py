@@ -69,7 +69,7 @@ def node(tmp_path: Path) -> Iterator[ReplicaNode]:
 
 def send(node: ReplicaNode, number: int, partition: PartitionId = P, **values: int) -> Applied:
     rows = pa.RecordBatch.from_pylist([{"k": k, "v": v} for k, v in values.items()], schema=SCHEMA)
-    applied = node.apply(
+    applied = node.batches.apply(
         partition, 1, Batch("s", number), SCHEMA.serialize().to_pybytes(), rows.serialize().to_pybytes()
     )
     assert isinstance(applied, Applied)
@@ -77,7 +77,7 @@ def send(node: ReplicaNode, number: int, partition: PartitionId = P, **values: i
 
 
 def total(node: ReplicaNode, partition: PartitionId = P) -> dict[Any, Any]:
-    return {key: value for key, _, value in node.scan(partition, "total")}
+    return {key: value for key, _, value in node.reader.scan(partition, "total")}
 
 
 def test_a_batch_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
@@ -88,7 +88,7 @@ def test_a_batch_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
 
     def disturb() -> None:
         while not over.is_set():
-            for hand in node.in_hand():
+            for hand in node.batches.in_hand():
                 hand.interrupt()
             time.sleep(0.0003)
 
@@ -111,7 +111,7 @@ def test_a_batch_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
         disturbing.join()
         sys.setswitchinterval(switch)
     assert total(node) == {"a": number, "c": 2 * number, "d": 3 * number, "f": 4 * number}
-    position = node.position(P, "s")
+    position = node.reader.position(P, "s")
     assert position is not None
     assert position.batch == number - 1
     send(node, number, a=1)
@@ -133,13 +133,13 @@ def test_what_was_taken_away_never_commits_and_its_partition_comes_back_with_it(
     thread = threading.Thread(target=work)
     thread.start()
     assert Waits.entered.wait(30)
-    (hand,) = node.in_hand()
-    assert node.overdue(3600) is None
-    assert node.overdue(0) is hand
-    assert node.take_away(hand)
+    (hand,) = node.batches.in_hand()
+    assert node.batches.overdue(3600) is None
+    assert node.batches.overdue(0) is hand
+    assert node.batches.take_away(hand)
     hand.left = True
-    assert node.in_hand() == []
-    assert node.is_stuck
+    assert node.batches.in_hand() == []
+    assert node.batches.is_stuck
     with pytest.raises(OperatorStuck, match="waits where it cannot be interrupted") as caught:
         send(node, 1, waits, a=7)
     assert "go_on.wait" in caught.value.where["traceback"]
@@ -149,7 +149,7 @@ def test_what_was_taken_away_never_commits_and_its_partition_comes_back_with_it(
     Waits.go_on.set()
     thread.join(30)
     assert len(raised) == 1
-    assert not node.is_stuck
+    assert not node.batches.is_stuck
     assert not send(node, 1, waits, a=7).replayed
     assert total(node, waits) == {"a": 12}
 
@@ -159,7 +159,7 @@ def test_a_batch_that_has_ended_is_neither_interrupted_nor_taken_away(node: Repl
     apply = Waits.process
 
     def look(self: Waits, row: Any, ctx: Context) -> Iterator[Any]:
-        hands.extend(node.in_hand())
+        hands.extend(node.batches.in_hand())
         yield from apply(self, row, ctx)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -168,7 +168,7 @@ def test_a_batch_that_has_ended_is_neither_interrupted_nor_taken_away(node: Repl
     (hand,) = hands
     hand.interrupt()
     assert not hand.interrupted
-    assert not node.take_away(hand)
+    assert not node.batches.take_away(hand)
     send(node, 1, PartitionId("Waits", 0), a=5)
 
 

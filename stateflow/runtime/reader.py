@@ -1,0 +1,101 @@
+"""What the partitions that are owned here hold: states by key, and how far sources have come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stateflow.errors import StateDamaged
+from stateflow.runtime import layout
+from stateflow.runtime.batches import Batches, not_owned
+from stateflow.runtime.host import read_watermark
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.reading import At, StateColumns, declaration_of, entries_of
+from stateflow.runtime.registry import PartitionRegistry
+from stateflow.runtime.retirement import Retired, SourceView, sources_in
+from stateflow.runtime.schema import is_evolved
+from stateflow.storage import PartitionStore
+from stateflow.types import PartitionId
+
+
+class Reader:
+    """Of one replica. Called from several threads."""
+
+    def __init__(self, registry: PartitionRegistry, batches: Batches) -> None:
+        self._registry, self._batches = registry, batches
+
+    def scan(
+        self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()
+    ) -> Iterator[tuple[object, object, object]]:
+        """(key, entry key or None, value) of one state, as of one moment, without what has expired by then. Raises
+        UnknownState, NotOwner.
+
+        Args:
+            keys: as they are stored; none: all.
+        """
+        store = self._owned_store(partition)  # first: one that has lost its data knows no operator either
+        _, cls = self._registry.operator(partition.operator)
+        declaration = declaration_of(cls, state, partition.operator)
+        if not is_evolved(cls, store, self._registry.deployed(partition.operator)):
+            store = self._evolved(partition)
+        host = self._registry.slot(partition).host
+        latest_us = 0 if host is None else host.latest_us  # time does not go back: what is gone stays gone
+        at = At(max(self._registry.clock.now_us(), latest_us), read_watermark(store))
+        try:
+            yield from entries_of(declaration, store, at, keys)
+        except Exception as error:
+            self._owned_store(partition)  # it left in the middle: NotOwner says it better
+            self._batches.judge(self._registry.slot(partition), error)
+            raise
+
+    def scan_pages(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[list[bytes]]:
+        """The same as Arrow IPC streams, see :class:`~stateflow.runtime.reading.StateColumns`."""
+        self._owned_store(partition)
+        _, cls = self._registry.operator(partition.operator)
+        columns = StateColumns(cls, state, partition.operator)
+        yield from columns.pages(self.scan(partition, state, keys), partition.partition)
+
+    def _evolved(self, partition: PartitionId) -> PartitionStore:
+        """Its states as they are declared now, which else its first batch would see to. Raises what that raises."""
+        slot = self._registry.slot(partition)
+        with slot.work:
+            self._owned_store(partition)
+            self._batches.evolve(slot)
+            return self._owned_store(partition)
+
+    def whole_before(self, operator: str, partitions: Iterable[int], source: str, batch: int) -> layout.Position | None:
+        """The batch before ``batch``, where all these partitions contain it, with the newest event time up to it. From
+        memory: None also where one of them is not at work here."""
+        times: list[int] = []
+        for number in partitions:
+            slot = self._registry.slot(PartitionId(operator, number))
+            reached = slot.host.reached(source) if slot.host is not None else None
+            if reached is None or reached.batch < batch - 1 or slot.lifecycle.state is not State.OWNED:
+                return None
+            event_us = reached.event_us if reached.batch < batch else reached.event_before_us
+            if event_us is not None:
+                times.append(event_us)
+        return layout.Position(batch - 1, event_us=max(times, default=None))
+
+    def position(self, partition: PartitionId, source: str) -> layout.Position | None:
+        """How far ``source`` has come in the partition. Raises NotOwner."""
+        store = self._owned_store(partition)
+        stored = store.get(layout.POSITION + source.encode())
+        if stored is not None:
+            return layout.Position.decode(stored)
+        retired = store.get(layout.RETIRED + source.encode())
+        contained = None if retired is None else Retired.decode(retired).position
+        return None if contained is None or contained.batch < 0 else contained
+
+    def sources(self, partition: PartitionId) -> list[SourceView]:
+        """Whoever has sent to a partition, as far as it is known. Raises NotOwner."""
+        return sources_in(self._owned_store(partition))
+
+    def _owned_store(self, partition: PartitionId) -> PartitionStore:
+        slot = self._registry.look(partition)
+        if slot.lifecycle.state is not State.OWNED:
+            raise slot.lost or not_owned(slot)
+        try:
+            return self._registry.store(slot)
+        except StateDamaged as error:
+            self._batches.judge(slot, error)
+            raise
