@@ -144,6 +144,14 @@ class ControllerSettings(CheckedSettings):
     )
 
 
+class ClientSettings(Settings):
+    model_config = SettingsConfigDict(env_prefix="STATEFLOW_CLIENT_", frozen=True)
+
+    connect_timeout_s: float = Field(
+        default=5.0, ge=0, description="a controller that nobody listens at yet is waited for"
+    )
+
+
 class RouterSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="STATEFLOW_ROUTER_", frozen=True)
 

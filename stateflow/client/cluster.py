@@ -37,7 +37,7 @@ from stateflow.runtime.code_key import signed
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, Operator, describe
 from stateflow.runtime.positions import INITIAL
 from stateflow.runtime.reading import joined
-from stateflow.settings import RouterSettings
+from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.state import encode_row_key
 from stateflow.types import PARTITIONS_MAX, OperatorSpec, check_name
 
@@ -76,11 +76,14 @@ class Migration:
 
 @brief
 class Cluster:
-    """Control surface of a running controller. Methods raise what the controller refuses with, or Unavailable."""
+    """Control surface of a running controller. Methods raise what the controller refuses with, or Unavailable.
+
+    Where nobody listens at its address they wait for it, ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s) at most.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._controller = ControllerClient(address)
+        self._controller = ControllerClient(address, connect_timeout_s=ClientSettings().connect_timeout_s)
 
     def status(self) -> ClusterStatus:
         return ClusterStatus.of(self._controller.call("Status", cpb.StatusRequest()))

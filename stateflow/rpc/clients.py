@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
+from time import sleep
 from typing import Any, TypeVar
 
 import grpc
@@ -32,12 +34,16 @@ from stateflow.rpc.wire import (
 from stateflow.runtime.positions import Batch
 from stateflow.types import OperatorSpec, ReplicaInfo
 
+log = logging.getLogger(__name__)
 Stub = TypeVar("Stub")
 #: a stream that has no deadline says something more often than this
 SILENCE_S = 60.0
 #: changes nothing, and may be asked of any controller
 READS = frozenset({"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration"})
 READ_TIMEOUT_S = 3.0
+#: people are told after so long that a controller is waited for, which is asked again so often
+TOLD_AFTER_S = 1.0
+ASKED_AGAIN_S = 0.1
 _LOCK = threading.Lock()
 _STUBS: dict[tuple[str, object], Any] = {}
 #: of thousands of partitions on a slow disk; a controller that has gone away is noticed by the connection
@@ -103,11 +109,14 @@ class Deployment:
 class ControllerClient:
     """Raises StateflowErrors only: what the controller refused with, or Unavailable.
 
-    Args: address: or those of several, with commas: the one that leads is asked.
+    Args:
+        address: or those of several, with commas: the one that leads is asked.
+        connect_timeout_s: so long a call waits where nobody listens at any of them, as while one is being started.
     """
 
-    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+    def __init__(self, address: str, timeout_s: float = 30.0, connect_timeout_s: float = 0.0) -> None:
         self.address = address
+        self._connect_timeout_s = connect_timeout_s
         self._addresses = address.split(",")
         self._asked = self._addresses[0]
         self._timeout_s = timeout_s
@@ -115,7 +124,7 @@ class ControllerClient:
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Each address is asked once at most, and the one that they say leads; another one only where the first cannot
         have begun, or it changes nothing."""
-        tried = set[str]()
+        tried, attempts = set[str](), self._attempts(SYSTEM_CLOCK.monotonic())
         timeout_s = timeout_s or self._timeout_s
         if method in READS and len(self._addresses) > 1:  # one that is silent must not keep it from the others
             timeout_s = min(timeout_s, READ_TIMEOUT_S)
@@ -132,11 +141,13 @@ class ControllerClient:
                     raise meant from error
                 self._asked = next_of(self._addresses, asked, meant)
                 if self._asked in tried:
-                    raise meant from error
+                    if not (_not_reached(error) and next(attempts, False)):
+                        raise meant from error
+                    tried.clear()
 
     def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Iterator[Any]:
         """From the one that leads, until that changes."""
-        tried, begun = set[str](), False
+        tried, begun, attempts = set[str](), False, self._attempts(SYSTEM_CLOCK.monotonic())
         while True:
             asked = self._asked
             tried.add(asked)
@@ -150,6 +161,24 @@ class ControllerClient:
                 self._asked = next_of(self._addresses, asked, error)
                 if begun or self._asked in tried:
                     raise
+            except Unavailable as error:
+                if begun or not (isinstance(error.__cause__, grpc.RpcError) and _not_reached(error.__cause__)):
+                    raise
+                self._asked = next_of(self._addresses, asked, error)
+                if self._asked in tried:
+                    if not next(attempts, False):
+                        raise
+                    tried.clear()
+
+    def _attempts(self, begun: float) -> Iterator[bool]:
+        """When those that nobody listened at may be asked once more; ends ``connect_timeout_s`` after ``begun``."""
+        told = False
+        while (waited := SYSTEM_CLOCK.monotonic() - begun) < self._connect_timeout_s:
+            if waited >= TOLD_AFTER_S and not told:
+                told = True
+                log.warning("waiting for the controller at %s", self.address)  # on stderr, where nobody set up logging
+            sleep(ASKED_AGAIN_S)
+            yield True
 
     def deploy(self, spec: OperatorSpec, sites: Iterable[str] = ()) -> cpb.Deployment:
         """Returns when every partition is there, however long that takes."""

@@ -147,6 +147,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         timeout=60,
         check=False,
         cwd=cwd,
+        env=os.environ | {"STATEFLOW_CLIENT_CONNECT_TIMEOUT_S": "0"},
     )
 
 
