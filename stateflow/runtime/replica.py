@@ -7,17 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import (
-    AlreadyDeployed,
-    StateMissing,
-)
-from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.batches import Batches
 from stateflow.runtime.checkpointing import Checkpointer
+from stateflow.runtime.creating import check, create
 from stateflow.runtime.dropping import drop
 from stateflow.runtime.environment import Environment
 from stateflow.runtime.identity import Identity
@@ -27,7 +22,7 @@ from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.reader import Reader
 from stateflow.runtime.receiving import Receiver
 from stateflow.runtime.recovering import Recovery
-from stateflow.runtime.registry import UNFINISHED, PartitionRegistry, Slot
+from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.restoring import Restorer
 from stateflow.runtime.sending import Sender
 from stateflow.runtime.takeover import Successor
@@ -124,67 +119,14 @@ class ReplicaNode:
         self._registry.learn(spec)
 
     def check(self, spec: OperatorSpec, total: int) -> None:
-        """Could this version of an operator, and so many of its partitions, be here? Nothing is changed. Raises
-        OperatorNotImportable, OperatorOutdated, TooFewFiles."""
-        self._registry.check(spec)
-        self._registry.expect(max(0, total - len(self._here(spec.name))))
-
-    def _here(self, operator: str) -> set[int]:
-        """Partitions that have a database here."""
-        return {slot.id.partition for slot in self._registry.slots() if slot.id.operator == operator and slot.directory}
+        """See :func:`~stateflow.runtime.creating.check`."""
+        check(self._registry, spec, total)
 
     def create(
         self, spec: OperatorSpec, partitions: Iterable[int], epoch: int, total: int = 0, command: Command = NOBODY
     ) -> None:
-        """Empty partitions owned from ``epoch`` on. Those that are there already at this epoch stay as they are.
-
-        Args:
-            total: so many partitions of the operator are to be here in the end.
-
-        Raises TooFewFiles, before anything is created; LeaseLost and StaleEpoch where the deployment may have been
-        taken back meanwhile.
-        """
-        with self._registry.making(spec, partial(self.authority.check, command)):
-            partitions = list(partitions)
-            here = self._here(spec.name)
-            self._registry.expect(max(len(set(partitions) - here), total - len(here)))
-            for number in partitions:
-                slot = self._registry.slot(PartitionId(spec.name, number))
-                with slot.work, slot.mutex:
-                    self.authority.check(command)
-                    if slot.lifecycle.state is State.OWNED and slot.lifecycle.epoch == epoch:
-                        continue
-                    self._create(slot, epoch)
-                self._registry.on_change(slot.id)
-
-    def _create(self, slot: Slot, epoch: int) -> None:
-        """Called with ``work`` and ``mutex`` held."""
-        self._registry.check_deployed(slot.id, epoch)
-        if slot.lifecycle.state is State.ABSENT and self._registry.evidence.has(slot.id.operator, slot.home.name):
-            raise StateMissing(
-                "the partition was here, and what is left of it was put aside",
-                remedy="restore it from a checkpoint; to begin empty, remove the evidence first",
-                partition=slot.id,
-                replica=self.info.name,
-            )
-        if slot.lifecycle.state is not State.ABSENT or slot.lifecycle.epoch >= epoch:
-            raise AlreadyDeployed(
-                "the partition is here already",
-                remedy="use another operator name or data directory",
-                partition=slot.id,
-                epoch=slot.lifecycle.epoch,
-            )
-        slot.directory = slot.home / f"created-{epoch}"
-        slot.directory.mkdir(parents=True, exist_ok=True)
-        (slot.directory / UNFINISHED).write_bytes(b"")  # cut short, it is created again …
-        self._registry.environment.sync([slot.directory])  # … which a loss of power may not make it forget
-        slot.store = self._registry.environment.open(slot.directory, create=True)
-        self._registry.environment.sync([slot.home, slot.home.parent])
-        ownership = layout.Ownership(self.info.name, State.OWNED, epoch)
-        slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-        (slot.directory / UNFINISHED).unlink()
-        self._registry.environment.sync([slot.directory])
-        slot.lifecycle.create(epoch)
+        """See :func:`~stateflow.runtime.creating.create`."""
+        create(self._registry, spec, partitions, epoch, total, partial(self.authority.check, command))
 
     def drop(self, operator: str, epoch: int) -> int:
         """See :func:`~stateflow.runtime.dropping.drop`."""
