@@ -24,9 +24,10 @@ from stateflow.runtime.host import Applied, PartitionHost
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State, Verdict
 from stateflow.runtime.positions import Batch
-from stateflow.runtime.registry import PartitionRegistry, Slot
+from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.retirement import Retention
 from stateflow.runtime.sending import Sender
+from stateflow.runtime.slot import Slot
 from stateflow.runtime.watchdog import InHand, Interrupted
 from stateflow.state import CachePool
 from stateflow.storage.faults import meaning

@@ -18,8 +18,9 @@ from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.host import read_watermark
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.rate_limit import Share
-from stateflow.runtime.registry import PartitionRegistry, Slot
+from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.schema import read_schema
+from stateflow.runtime.slot import Slot
 from stateflow.runtime.transfer import base_digest
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId

@@ -8,7 +8,8 @@ from stateflow.changes import Mutations
 from stateflow.errors import AlreadyDeployed, StateMissing
 from stateflow.runtime import layout
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.registry import UNFINISHED, PartitionRegistry, Slot
+from stateflow.runtime.registry import UNFINISHED, PartitionRegistry
+from stateflow.runtime.slot import Slot
 from stateflow.types import OperatorSpec, PartitionId
 
 
@@ -38,8 +39,8 @@ def create(
         total: so many partitions of the operator are to be here in the end.
         check_asked: raises where what asked for it is void by now.
 
-    Raises TooFewFiles, before anything is created; StaleEpoch, and what ``check_asked`` raises, where the deployment may
-    have been taken back meanwhile.
+    Raises TooFewFiles, before anything is created; StaleEpoch, and what ``check_asked`` raises, where the deployment
+    may have been taken back meanwhile.
     """
     with registry.making(spec, check_asked):
         partitions = list(partitions)

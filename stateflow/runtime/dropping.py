@@ -6,7 +6,8 @@ import contextlib
 import logging
 
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.registry import PartitionRegistry, Slot
+from stateflow.runtime.registry import PartitionRegistry
+from stateflow.runtime.slot import Slot
 
 log = logging.getLogger(__name__)
 

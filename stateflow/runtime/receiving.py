@@ -12,7 +12,8 @@ from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, StateMissing
 from stateflow.runtime import layout
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.registry import PART, RECEIVED, Incoming, PartitionRegistry, Since, Slot
+from stateflow.runtime.registry import PART, RECEIVED, PartitionRegistry
+from stateflow.runtime.slot import Incoming, Since, Slot
 from stateflow.runtime.transfer import (
     CHANGES,
     BaseFile,

@@ -1,9 +1,4 @@
-"""What a replica has: its data directory, the operators it knows, and a slot for every partition.
-
-Two locks per slot: ``work`` is held while the store is written or copied (a batch, a snapshot), ``mutex`` for the
-instant of a lifecycle transition, so that a fence never waits for a batch in order to be *heard*. Order: work before
-mutex.
-"""
+"""What a replica has: its data directory, the operators it knows, and a slot for every partition."""
 
 from __future__ import annotations
 
@@ -13,13 +8,11 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stateflow.checkpoint import Adoption, Manifest
 from stateflow.clock import Clock
 from stateflow.errors import (
     REPORT_LINE,
@@ -35,22 +28,19 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.runtime import layout
-from stateflow.runtime.cadence import Cadence
-from stateflow.runtime.environment import Environment, WorkLock
+from stateflow.runtime.environment import Environment
 from stateflow.runtime.evidence import Evidence
-from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.identity import identify
 from stateflow.runtime.lifecycle import CheckedLifecycle, Lifecycle, State
 from stateflow.runtime.operator import Operator, class_of, describe
 from stateflow.runtime.rows import get_ready
 from stateflow.runtime.schema import evolution_of
-from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, FileDigests, Kept, Seal
-from stateflow.runtime.watchdog import InHand
+from stateflow.runtime.slot import CheckedMutex, Incoming, Slot
+from stateflow.runtime.transfer import FileDigests
 from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
-from stateflow.validating import check
 
 log = logging.getLogger(__name__)
 #: in the directory of a copy that is on its way in: without an ownership of this replica's in it, it is nobody's state
@@ -67,128 +57,6 @@ PART = ".part"
 TERM = "TERM"
 #: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
 RECEIVED = "received"
-
-
-@dataclass(slots=True)
-class Slot:
-    """One partition as it is here. ``directory`` holds ``store``; ``incoming`` a copy that is being built."""
-
-    id: PartitionId
-    lifecycle: Lifecycle
-    home: Path
-    work: WorkLock
-    mutex: AbstractContextManager[Any]
-    directory: Path | None = None
-    store: PartitionStore | None = None
-    host: PartitionHost | None = None
-    incoming: Incoming | None = None
-    logs: dict[str, ChangeLog] = field(default_factory=dict)  # by move
-    snapshots: int = 0
-    restoring: Restoring | None = None
-    checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
-    cadence: Cadence = field(default_factory=Cadence)
-    kept: Kept | None = None  # what ``directory`` is, once it was sealed for a move
-    since: Since | None = None  # it moved in, and might move back
-    lost: StateDamaged | None = None  # it was here, and cannot be read
-    stuck: InHand | None = None  # a batch that was taken away, and has not come back
-    schema: bytes | None = None  # its states as they are in ``directory``, while that is not open
-
-    def replace(self, directory: Path, store: PartitionStore) -> Path | None:
-        """Another copy is the partition from now on. Returns where the former one is. Called with ``mutex`` held."""
-        former, self.directory, self.store = self.directory, directory, store
-        self.kept = self.since = self.lost = None
-        return former if former != directory else None
-
-    def validate(self) -> None:
-        """To be called with ``mutex`` held. Raises InvariantBroken in a state that only a bug leads to."""
-        self.lifecycle.validate()
-        for words in self._broken():
-            raise InvariantBroken(
-                f"in {self.lifecycle.state} it does not hold: {words}",
-                remedy=REPORT_LINE,
-                partition=self.id,
-                epoch=self.lifecycle.epoch,
-                move=self.lifecycle.move_id or None,
-            )
-
-    def _broken(self) -> Iterator[str]:
-        lifecycle, incoming = self.lifecycle, self.incoming
-        serves = lifecycle.state in (State.OWNED, State.FENCING)
-        copies = [each.directory for each in (self, incoming, self.restoring) if each is not None and each.directory]
-        if lifecycle.partition != self.id:
-            yield "a slot is of one partition"
-        if incoming is not None and (lifecycle.state is not State.WARMING or lifecycle.move_id != incoming.move_id):
-            yield "it comes in only while it warms, and for the same move"
-        if self.directory is None and (serves or lifecycle.state is State.SEALED):
-            yield "what is owned or sealed is on disk"
-        if self.directory is None and self.store is not None:
-            yield "a database that is open has a directory"
-        if any(directory.parent != self.home for directory in copies) or len(set(copies)) < len(copies):
-            yield "each copy has a directory of its own, in the partition's"
-        if self.host is not None and not serves:
-            yield "nothing is at work on what is not owned"
-        if self.host is not None and (self.host.epoch != lifecycle.epoch or self.store is None):
-            yield "what is at work is so at the epoch that is owned, on the database that is open"
-        if self.lost is not None and serves:
-            yield "what was lost is not served"
-        if self.stuck is not None and lifecycle.in_hand:
-            yield "no batch is in hand beside one that was taken away"
-
-
-@dataclass(frozen=True, slots=True)
-class Since:
-    """Every change set since a partition moved in. ``digest``: of the seal it moved in with."""
-
-    kept: Kept
-    digest: str
-    changes: ChangeLog
-
-
-@dataclass(slots=True)
-class Incoming:
-    """A partition on its way in. ``changes`` chains the change sets applied on the base so far; ``seal``: of a
-    standby's source, for another replica, with which the copy ends."""
-
-    move_id: str
-    directory: Path
-    sequence: int = -1
-    base: str = ""  # digest
-    changes: bytes = NO_CHANGES
-    store: PartitionStore | None = None
-    seal: Seal | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Restoring:
-    """A checkpoint that was fetched and proved. ``adoption``: by the replica's own store, where owning it is published
-    first; None: it has no store. ``owning``: re-entrant, held while it becomes the partition."""
-
-    id: str
-    directory: Path
-    store: PartitionStore
-    manifest: Manifest
-    epoch_min: int
-    adoption: Adoption | None
-    owning: AbstractContextManager[Any]
-
-
-class CheckedMutex:
-    """A slot's ``mutex``, behind which it is validated: whoever lets it go has done a whole change."""
-
-    def __init__(self, mutex: AbstractContextManager[Any], slot: Slot) -> None:
-        self._mutex, self._slot, self._depth = mutex, slot, 0
-
-    def __enter__(self) -> None:
-        self._mutex.__enter__()
-        self._depth += 1
-
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        self._depth -= 1
-        try:
-            if not self._depth and kind is None:
-                check(self._slot)
-        finally:
-            self._mutex.__exit__(kind, *error)
 
 
 class PartitionRegistry:

@@ -28,7 +28,8 @@ from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import Operator
-from stateflow.runtime.registry import UNFINISHED, PartitionRegistry, Restoring, Slot
+from stateflow.runtime.registry import UNFINISHED, PartitionRegistry
+from stateflow.runtime.slot import Restoring, Slot
 from stateflow.state import DeployedStates, Evolution, declarations_of
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId

@@ -12,7 +12,8 @@ from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lifecycle import FenceAnswer, State
-from stateflow.runtime.registry import PartitionRegistry, Slot
+from stateflow.runtime.registry import PartitionRegistry
+from stateflow.runtime.slot import Slot
 from stateflow.runtime.transfer import (
     CHANGES,
     ChangeLog,

@@ -20,7 +20,8 @@ from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.registry import PART, Incoming, PartitionRegistry, Slot
+from stateflow.runtime.registry import PART, PartitionRegistry
+from stateflow.runtime.slot import Incoming, Slot
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 

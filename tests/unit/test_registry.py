@@ -14,8 +14,9 @@ from stateflow.errors import InvalidArgument, InvariantBroken, StateDamaged
 from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
-from stateflow.runtime.registry import Incoming, PartitionRegistry, Slot
+from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.slot import Incoming, Slot
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.unit.operators import Count

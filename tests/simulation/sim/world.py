@@ -32,8 +32,8 @@ from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.reader import Reader
-from stateflow.runtime.registry import Slot
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.slot import Slot
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim import flow
