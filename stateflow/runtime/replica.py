@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -30,13 +29,12 @@ from stateflow.settings import ReplicaSettings
 from stateflow.state import CachePool
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
-log = logging.getLogger(__name__)
 #: a rate says nothing any more when no batch came for so long
 RATE_FORGOTTEN_S = 60.0
 
 
 class ReplicaNode:
-    """``batches`` applies them, ``reader`` reads what is there; ``sender`` and ``receiver`` are its two sides of a
+    """``batches`` serves, ``reader`` reads what is there; ``sender`` and ``receiver`` are its two sides of a
     move, ``checkpointer`` and ``restorer`` those of a checkpoint, ``successor`` its part in a take-over. Called from
     several threads.
 
