@@ -10,8 +10,9 @@ import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
+from stateflow.replica.peers import SourceReplica
 from stateflow.replica.progress import Phase, Progress
-from stateflow.replica.puller import IncomingMove, Pull, RunningPull
+from stateflow.replica.puller import Pull, RunningPull, Transfer
 from stateflow.replica.threads import Threads
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
@@ -41,7 +42,7 @@ class Pulls:
         self._turns = asyncio.Semaphore()  # of moves on demand that nobody asks for
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
+    async def run(self, move: Transfer, standby_move: str) -> AsyncIterator[Progress]:
         """Begin it, or join the one that is under way.
 
         The transfer outlives whoever iterates: a controller that goes away must not stop a move that is sealed, and
@@ -63,11 +64,11 @@ class Pulls:
         async for progress in running.reports():
             yield progress
 
-    def _begin(self, move: IncomingMove) -> RunningPull:
+    def _begin(self, move: Transfer) -> RunningPull:
         pull = Pull(
             self._node,
             move,
-            self._peer(move.source.address),
+            SourceReplica(self._peer(move.source.address), move.source.address, self._node.settings.transfer_timeout_s),
             self._threads.files,
             self._threads.quick,
             self._clock,

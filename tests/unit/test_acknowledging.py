@@ -12,12 +12,50 @@ import pytest
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotOwner, StandbyMissing
 from stateflow.replica.applying import Applier
-from stateflow.runtime.lifecycle import State
+from stateflow.runtime.acknowledging import acknowledgement, moved
+from stateflow.runtime.host import Applied
+from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.types import ReplicaInfo
 from tests.unit.test_replica import P, Two
 
+APPLIED = Applied(b"", False, 1, sequence=7)
+TARGET = ReplicaInfo("b", "b", "b:1")
 #: far more than any of this takes
 LONG_S = 600.0
+
+
+# -- the decision ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", State)
+def test_what_a_standby_confirmed_is_acknowledged_wherever_the_partition_is(state: State) -> None:
+    assert acknowledgement(APPLIED, True, Lifecycle(P, state, 1)) is APPLIED
+
+
+@pytest.mark.parametrize("state", State)
+def test_what_nobody_confirmed_is_waited_for_only_where_it_is_served(state: State) -> None:
+    lifecycle = Lifecycle(P, state, 1, successor=TARGET if state is State.SEALED else None)
+    said = acknowledgement(APPLIED, False, lifecycle)
+    if state in (State.OWNED, State.FENCING):
+        assert said is None
+    elif state is State.SEALED:
+        assert said is TARGET
+    else:
+        assert isinstance(said, NotOwner)
+        assert said.retryable
+
+
+def test_a_seal_for_nobody_known_is_no_place_to_ask() -> None:
+    assert isinstance(acknowledgement(APPLIED, False, Lifecycle(P, State.SEALED, 1)), NotOwner)
+
+
+def test_a_redirect_names_the_owner_and_its_epoch() -> None:
+    where = moved(TARGET, 4).where
+    assert (where["owner"], where["address"], where["epoch"]) == ("b", "b:1", 4)
+
+
+# -- at a replica ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

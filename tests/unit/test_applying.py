@@ -1,0 +1,139 @@
+"""Shares on their way to their partitions: joined from pieces, counted while they wait, sent back when late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import InvalidArgument, Moved, NotOwner, Unavailable
+from stateflow.replica.applying import Answer, Applier
+from stateflow.runtime.host import Applied
+from stateflow.runtime.positions import Batch, Share
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.types import PartitionId, ReplicaInfo
+
+SOON_S = 0.01
+LONG_S = 30.0
+
+
+class Node:
+    """``here``: what comes of rows of a partition; None: it is on its way."""
+
+    def __init__(self, here: dict[int, Any], hold_s: float = LONG_S) -> None:
+        self.settings = SimpleNamespace(
+            hold_timeout_s=hold_s, waiting_bytes_max=100, stop_timeout_s=LONG_S, acknowledge="sync"
+        )
+        self.here = here
+        self.rows: list[tuple[int, bytes]] = []
+
+    def apply(self, partition: PartitionId, epoch: int, batch: Batch, schema: bytes, rows: bytes, after: Any) -> Any:
+        self.rows.append((partition.partition, rows))
+        return self.here[partition.partition]
+
+    def lifecycle(self, partition: PartitionId) -> Any:
+        return SimpleNamespace(epoch=6)
+
+    def in_hand(self) -> list[Any]:
+        return []
+
+
+class Sender:
+    """``then``: is awaited when all was sent."""
+
+    def __init__(self, requests: Iterable[Sequence[Share]], then: Any = None) -> None:
+        self.requests, self.then = list(requests), then
+        self.answers: list[Answer] = []
+
+    async def receive(self) -> Sequence[Share] | None:
+        if self.requests:
+            return self.requests.pop(0)
+        if self.then is not None:
+            await self.then()
+        return None
+
+    async def answer(self, answers: Sequence[Answer]) -> None:
+        self.answers += answers
+
+    async def give_sign_of_life(self) -> None: ...
+
+
+def share(number: int, rows: bytes, whole: bool = True) -> Share:
+    return Share(PartitionId("Op", number), 1, Batch("s", 0), b"", rows, None, whole)
+
+
+def applied(rows: int) -> Applied:
+    return Applied(b"", False, rows)
+
+
+def serve(node: Node, sender: Sender, changed: Any = None) -> Applier:
+    async def run() -> Applier:
+        asked: list[PartitionId] = []
+        event = changed or (lambda _: asyncio.Event())
+        applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, event, asked.append)
+        try:
+            await asyncio.wait_for(applier.run(sender), LONG_S)
+        finally:
+            await applier.close()
+            assert applier._waiting.bytes == 0, "rows are counted that nobody has"
+        return applier
+
+    return asyncio.run(run())
+
+
+def test_pieces_are_joined_whatever_comes_between_them() -> None:
+    node = Node({0: applied(1), 1: applied(2)})
+    sender = Sender([[share(0, b"a", False), share(1, b"x")], [share(0, b"b", False)], [share(0, b"c")]])
+    applier = serve(node, sender)
+    assert node.rows == [(1, b"x"), (0, b"abc")]
+    assert [partition.partition for partition, _ in sender.answers] == [1, 0]
+    (sample,) = applier.samples.after(0)
+    assert (sample.operator, sample.rows, sample.held_ms) == ("Op", 3, 0.0)
+
+
+def test_a_share_that_moved_says_where_it_went() -> None:
+    sender = Sender([[share(0, b"a")]])
+    serve(Node({0: ReplicaInfo("b", "s", "b:1")}), sender)
+    ((_, answer),) = sender.answers
+    assert isinstance(answer, Moved)
+    assert (answer.where["address"], answer.where["epoch"]) == ("b:1", 6)
+
+
+def test_a_share_whose_partition_does_not_come_is_sent_back() -> None:
+    sender = Sender([[share(0, b"a"), share(1, b"b")]])
+    applier = serve(Node({0: None, 1: applied(1)}, hold_s=SOON_S), sender)
+    assert [partition.partition for partition, _ in sender.answers] == [1, 0]
+    assert isinstance(sender.answers[1][1], NotOwner)
+    assert applier.samples.after(0)[0].held_ms > 0
+
+
+def test_a_share_whose_partition_comes_is_applied_then() -> None:
+    node = Node({0: None})
+
+    class Arrives(asyncio.Event):
+        async def wait(self) -> Any:
+            node.here[0] = applied(3)
+            return True
+
+    sender = Sender([[share(0, b"a")]])
+    serve(node, sender, lambda _: Arrives())
+    assert [answer for _, answer in sender.answers] == [applied(3)]
+
+
+def test_rows_that_would_wait_beyond_the_limit_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="would wait here"):
+        serve(Node({}), Sender([[share(0, b"." * 51, False)]]))
+    with pytest.raises(InvalidArgument, match="would wait here"):
+        serve(Node({0: None}), Sender([[share(0, b"." * 51)]]))
+
+
+def test_a_rest_that_does_not_come_is_not_waited_for() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Unavailable, match="the rest of a batch's rows"):
+        serve(Node({}, hold_s=SOON_S), Sender([[share(0, b"a", False)]], never))
