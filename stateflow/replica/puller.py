@@ -28,7 +28,7 @@ from stateflow.errors import MoveUnknown, StateflowError, StateMissing, Transfer
 from stateflow.replica.bases import BaseSource, Nearest, Peer, Store
 from stateflow.replica.peers import SourceReplica
 from stateflow.replica.progress import Phase, Progress
-from stateflow.rpc.wire import unexpected
+from stateflow.runtime.following import Confirming, Persistence, Rate
 from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Kept, Reading, SnapshotInfo
@@ -44,11 +44,8 @@ CAUGHT_UP_INTERVAL_S = 0.02
 RETRY_INTERVAL_S = 0.1
 #: a standby behind its source's end looks so often whether it is over
 OUTLAST_INTERVAL_S = 1.0
-RESTARTS_MAX = 3
 PING_INTERVAL_S = 0.25
 PINGS_KEPT = 9
-#: so much is applied at most before the source hears of it, and forgets it
-CONFIRM_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 
@@ -113,7 +110,7 @@ class Pull:
         self._pings: deque[float] = deque(maxlen=PINGS_KEPT)
 
     async def run(self) -> AsyncIterator[Progress]:
-        restarts = 0
+        persistence = Persistence(self._move.standby, self._node.settings.resume_timeout_s)
         while True:
             try:
                 async for report in self._attempt():
@@ -121,16 +118,14 @@ class Pull:
                 return
             except _Restart as why:
                 self._base, self._opened, self._goes_back = None, False, False
-                restarts += 1
                 cause = why.__cause__
                 assert isinstance(cause, StateflowError)
-                if restarts > RESTARTS_MAX and not self._move.standby:
+                if not persistence.begins_anew():
                     yield await self._failed(cause)
                     return
                 log.info("move %s begins anew: %s", self._move.move_id, cause)
             except Unavailable as error:
-                silent_s = self._clock.monotonic() - self._heard_at
-                if silent_s > self._node.settings.resume_timeout_s and not self._move.standby:
+                if not persistence.goes_on(self._clock.monotonic() - self._heard_at):
                     yield await self._failed(error)
                     return
                 if self._waited_for != error.what:
@@ -304,8 +299,7 @@ class Pull:
         move = self._move
         self._progress = replace(self._progress, phase=Phase.CATCHING_UP)
         receiver = self._node.receiver
-        unconfirmed, confirmed, synced_at = 0, -1, -math.inf
-        rate = _Rate(self._clock)
+        confirming, rate, synced_at = Confirming(move.standby), Rate(self._clock.monotonic()), -math.inf
         reached = await self._in_quick(receiver.apply_changes, move.partition, move.move_id, [])
         bytes_max = self._node.settings.change_log_bytes_max
         async with contextlib.aclosing(self._source.follow(base.snapshot_id, reached, bytes_max)) as readings:
@@ -313,12 +307,11 @@ class Pull:
                 reading = await self._next(readings)
                 size = sum(map(len, reading.change_sets))
                 reached, beside = await self._in_quick(self._take, reading)
-                unconfirmed += size
                 self._progress = replace(
                     self._progress,
                     bytes_delta=self._progress.bytes_delta + size,
                     lag_bytes=reading.lag_bytes,
-                    change_rate=rate.add(size),
+                    change_rate=rate.add(size, self._clock.monotonic()),
                     sequence=reached,
                     waited_s=self._clock.monotonic() - self._caught_up_at,
                 )
@@ -330,9 +323,8 @@ class Pull:
                     await self._in_thread(receiver.tidy, move.partition, beside or [])
                     return
                 caught_up = reached == reading.head_sequence and not reading.lag_bytes
-                if reached > confirmed and ((move.standby and caught_up) or unconfirmed > CONFIRM_BYTES):
+                if confirming.is_due(size, reached, caught_up):
                     await self._confirm(base.snapshot_id, reached)
-                    unconfirmed, confirmed = 0, reached
                 if self._due(CAUGHT_UP_INTERVAL_S if caught_up else REPORT_INTERVAL_S):
                     if not move.standby and self._said_at - synced_at >= SYNC_INTERVAL_S:
                         sync_ms = await self._in_quick(receiver.sync, move.partition, move.move_id)
@@ -392,75 +384,3 @@ class Pull:
 
     async def _in_quick(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._quick, work, *arguments)
-
-
-class RunningPull:
-    """A transfer and whoever listens to it.
-
-    One that nobody listens to for ``alone_s`` is given up: its controller has ended the move and its word was lost, or
-    it comes back and asks again. None: never, since it is a standby.
-    """
-
-    def __init__(self, move_id: str, pull: Pull, loop: asyncio.AbstractEventLoop, alone_s: float | None = None) -> None:
-        self.move_id = move_id
-        self.pull, self._loop, self._alone_s = pull, loop, alone_s
-        self._listeners: list[asyncio.Queue[Progress | None]] = []
-        self._said: Progress | None = None
-        self.task = loop.create_task(self._run(pull))
-
-    async def _run(self, pull: Pull) -> None:
-        try:
-            async for report in pull.run():
-                self._say(report)
-        except Exception as error:
-            log.exception("a transfer failed")
-            self._say(Progress(Phase.FAILED, fault=unexpected(error)))
-        finally:
-            self._say(None)
-
-    def _say(self, report: Progress | None) -> None:
-        self._said = report
-        for listener in self._listeners:
-            listener.put_nowait(report)
-
-    async def reports(self) -> AsyncIterator[Progress]:
-        queue: asyncio.Queue[Progress | None] = asyncio.Queue()
-        if self._said is not None:
-            queue.put_nowait(self._said)
-        self._listeners.append(queue)
-        try:
-            while (report := await queue.get()) is not None:
-                yield report
-        finally:
-            self._listeners.remove(queue)
-            if not self._listeners and self._alone_s is not None and not self.task.done():
-                self._loop.call_later(self._alone_s, self._give_up_if_alone)
-
-    def _give_up_if_alone(self) -> None:
-        if not self._listeners and not self.task.done():
-            self._giving_up = self._loop.create_task(self._give_up())
-
-    async def _give_up(self) -> None:
-        self.task.cancel()
-        await self.pull.abandon()  # nothing, where it owns by now
-        log.warning("move %s is given up: nobody asks for it any more", self.move_id)
-
-
-class _Rate:
-    """Bytes a second, averaged over about the last two seconds."""
-
-    HALF_LIFE_S = 1.0
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._at = clock.monotonic()
-        self._bytes = 0.0
-        self._seconds = 0.0
-
-    def add(self, size: int) -> float:
-        now = self._clock.monotonic()
-        elapsed, self._at = now - self._at, now
-        keep = 0.5 ** (elapsed / self.HALF_LIFE_S)
-        self._bytes = self._bytes * keep + size
-        self._seconds = self._seconds * keep + elapsed
-        return self._bytes / self._seconds if self._seconds > 0 else 0.0
