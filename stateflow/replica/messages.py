@@ -53,7 +53,7 @@ def batch_of(header: rpb.ApplyHeader) -> Batch:
     )
 
 
-class Reader:
+class ShareReader:
     """Turns one stream's requests into shares. The header of the first one counts for all."""
 
     def __init__(self) -> None:

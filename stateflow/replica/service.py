@@ -19,7 +19,7 @@ from stateflow.replica.feeding import Feeder
 from stateflow.replica.fencing import Fencer
 from stateflow.replica.membership import Member
 from stateflow.replica.messages import (
-    Reader,
+    ShareReader,
     cancellation_of,
     cancelled_to_pb,
     command_of,
@@ -298,7 +298,7 @@ class _Exchange:
         self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext, bytes_max: int
     ) -> None:
         self._requests, self._context, self._bytes_max = requests, context, bytes_max
-        self._reader = Reader()
+        self._reader = ShareReader()
 
     async def receive(self) -> list[Share] | None:
         request = await anext(self._requests, None)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow.errors import InvalidArgument, MoveUnknown, NotOwner
-from stateflow.replica.messages import Reader, progress_to_pb, responses_of
+from stateflow.replica.messages import ShareReader, progress_to_pb, responses_of
 from stateflow.replica.progress import Phase, Progress
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import error_of
@@ -47,7 +47,7 @@ def request(parts: list[rpb.PartitionRows], **header: Any) -> rpb.ApplyRequest:
 
 
 def test_the_header_of_the_first_request_counts_for_the_shares_of_all() -> None:
-    reader = Reader()
+    reader = ShareReader()
     (one,) = reader.shares_of(request([rpb.PartitionRows(partition=2, epoch=3, rows=b"a", last=True, after=1)]))
     (two,) = reader.shares_of(rpb.ApplyRequest(parts=[rpb.PartitionRows(partition=5, epoch=1, rows=b"b", last=True)]))
     batch = Batch("s", 4)
@@ -57,7 +57,7 @@ def test_the_header_of_the_first_request_counts_for_the_shares_of_all() -> None:
 
 def test_what_a_client_knows_goes_with_the_first_share_that_is_whole() -> None:
     rows = [(0, False), (1, True), (0, True)]
-    shares = Reader().shares_of(
+    shares = ShareReader().shares_of(
         request([rpb.PartitionRows(partition=number, epoch=1, last=last) for number, last in rows])
     )
     assert [(share.is_whole, share.batch.known) for share in shares] == [(False, b""), (True, b"k"), (True, b"")]
@@ -66,7 +66,7 @@ def test_what_a_client_knows_goes_with_the_first_share_that_is_whole() -> None:
 def test_every_word_of_a_header_reaches_the_batch() -> None:
     said = {"sparse": True, "watermark_us": -5, "event_us": 0, "rewind": True}
     attempt = {"run": "r", "use": "u", "task": "t", "call": "c"}
-    (share,) = Reader().shares_of(
+    (share,) = ShareReader().shares_of(
         request(
             [rpb.PartitionRows(last=True)],
             **said,
@@ -79,11 +79,11 @@ def test_every_word_of_a_header_reaches_the_batch() -> None:
 
 def test_a_stream_without_a_header_and_a_reserved_source_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="begins with its header"):
-        Reader().shares_of(rpb.ApplyRequest())
+        ShareReader().shares_of(rpb.ApplyRequest())
     with pytest.raises(InvalidArgument, match="reserved name"):
-        Reader().shares_of(request([], source="stateflow:migration"))
+        ShareReader().shares_of(request([], source="stateflow:migration"))
     with pytest.raises(InvalidArgument, match="not a valid"):
-        Reader().shares_of(request([], operator="../up"))
+        ShareReader().shares_of(request([], operator="../up"))
 
 
 def test_answers_cross_in_pieces_and_in_order() -> None:
