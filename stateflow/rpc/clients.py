@@ -14,9 +14,11 @@ from grpc.experimental import ChannelOptions
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotLeading, StateflowError, Unavailable
+from stateflow.reports import Deployment
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.reports import deployment_of
 from stateflow.rpc.wire import (
     CHANNEL_OPTIONS,
     answered,
@@ -24,13 +26,11 @@ from stateflow.rpc.wire import (
     next_of,
     pieces,
     remote_error,
-    replica_of,
     session_to_pb,
-    spec_of,
     spec_to_pb,
 )
 from stateflow.runtime.positions import Batch
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.types import OperatorSpec
 
 Stub = TypeVar("Stub")
 #: a stream that has no deadline says something more often than this
@@ -87,17 +87,6 @@ def _heard(call: Any, address: str, silence_s: float) -> Iterator[Any]:
 def _not_reached(error: grpc.RpcError) -> bool:
     """Nobody was there to hear it."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and "onnect" in (error.details() or "")
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """``owners`` and ``epochs`` by partition; ``unserved``: why nobody serves it, of those."""
-
-    spec: OperatorSpec
-    version: int
-    owners: list[ReplicaInfo]
-    epochs: list[int]
-    unserved: dict[int, StateflowError]
 
 
 class ControllerClient:
@@ -158,11 +147,7 @@ class ControllerClient:
         return deployment
 
     def deployment(self, operator: str) -> Deployment:
-        reply = self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator))
-        infos = [replica_of(each) for each in reply.replicas]
-        unserved = {number: error_of(each.fault) for each in reply.unserved for number in each.partitions}
-        owners = [infos[number] for number in reply.owners]
-        return Deployment(spec_of(reply.spec), reply.version, owners, list(reply.epochs), unserved)
+        return deployment_of(self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
 
 
 @dataclass(frozen=True, slots=True)
