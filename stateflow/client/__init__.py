@@ -1,7 +1,9 @@
 """Talking to a cluster without Spark: control it, stream rows into it, read its state."""
 
 from stateflow.client.cluster import Cluster, Migration, MoveOptions
-from stateflow.client.reports import (
+from stateflow.client.sources import SourceReport
+from stateflow.client.stream import StreamClient
+from stateflow.reports import (
     CheckpointReport,
     ClusterStatus,
     MoveReport,
@@ -12,8 +14,6 @@ from stateflow.client.reports import (
     RestoredPartition,
     StandbyReport,
 )
-from stateflow.client.sources import SourceReport
-from stateflow.client.stream import StreamClient
 
 __all__ = [
     "CheckpointReport",

@@ -12,7 +12,11 @@ import pyarrow as pa
 
 from stateflow.client import sources
 from stateflow.client.given import iterable_given
-from stateflow.client.reports import (
+from stateflow.client.sources import SourceReport
+from stateflow.client.stream import StreamClient
+from stateflow.errors import BatchChanged, InvalidArgument, NotOwner, Unavailable, UnknownPartition, brief
+from stateflow.partitioner import partition_of
+from stateflow.reports import (
     AdoptedOperator,
     CheckpointReport,
     ClusterStatus,
@@ -21,14 +25,19 @@ from stateflow.client.reports import (
     RestoredPartition,
     StandbyReport,
 )
-from stateflow.client.sources import SourceReport
-from stateflow.client.stream import StreamClient
-from stateflow.errors import BatchChanged, InvalidArgument, NotOwner, Unavailable, UnknownPartition, brief
-from stateflow.partitioner import partition_of
 from stateflow.router import Router, backoff
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
+from stateflow.rpc.reports import (
+    adopted_of,
+    checkpoint_of,
+    cluster_of,
+    reconfiguration_of,
+    restored_of,
+    standby_of,
+    statistics_of,
+)
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.code_key import signed
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, Operator, describe
@@ -80,7 +89,7 @@ class Migration:
         """Reports as it goes on; the last one is not RUNNING. Raises Unavailable when the controller goes away."""
         request = cpb.ReconfigurationRequest(id=self.id)
         for message in self._controller.stream("WatchReconfiguration", request):
-            self.report = Reconfiguration.of(message)
+            self.report = reconfiguration_of(message)
             yield self.report
 
     def wait(self) -> Reconfiguration:
@@ -99,7 +108,7 @@ class Cluster:
         self._controller = ControllerClient(address)
 
     def status(self) -> ClusterStatus:
-        return ClusterStatus.of(self._controller.call("Status", cpb.StatusRequest()))
+        return cluster_of(self._controller.call("Status", cpb.StatusRequest())).status()
 
     def deploy(
         self,
@@ -186,7 +195,7 @@ class Cluster:
         changed then.
         """
         request = cpb.MigrateRequest(operator=operator, partitions=_numbers(partitions), to=to, options=_to_pb(options))
-        return Migration(self._controller, Reconfiguration.of(self._controller.call("Migrate", request, 120)))
+        return Migration(self._controller, reconfiguration_of(self._controller.call("Migrate", request, 120)))
 
     def rebalance(self, operator: str = "", **options: Unpack[MoveOptions]) -> list[Migration]:
         """Bring every replica that answers to its weight's share, by as few moves as that takes; one reconfiguration
@@ -231,7 +240,7 @@ class Cluster:
 
         Raises AdoptionRefused; nothing was changed then."""
         reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), 120)
-        return [AdoptedOperator.of(each) for each in reply.operators]
+        return [adopted_of(each) for each in reply.operators]
 
     def drain(self, replica: str, **options: Unpack[MoveOptions]) -> list[Migration]:
         """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
@@ -240,7 +249,7 @@ class Cluster:
         return self._migrations(self._controller.call("Drain", request, 120))
 
     def _migrations(self, reply: cpb.ReconfigurationList) -> list[Migration]:
-        return [Migration(self._controller, Reconfiguration.of(message)) for message in reply.reconfigurations]
+        return [Migration(self._controller, reconfiguration_of(message)) for message in reply.reconfigurations]
 
     def standby(self, operator: str, count: int) -> list[StandbyReport]:
         """Keep ``count`` copies of every partition following beside its owner, from now on; 0 ends that. They take over
@@ -248,12 +257,12 @@ class Cluster:
         if count < 0:
             raise InvalidArgument("a count cannot be negative", remedy="give 0 to end standbys")
         reply = self._controller.call("Standby", cpb.StandbyRequest(operator=operator, count=count), 120)
-        return [StandbyReport.of(view) for view in reply.standbys]
+        return [standby_of(view) for view in reply.standbys]
 
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
         """Newest first, those from before the controller's last start too; ``limit``: so many at most."""
         pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
-        return [Reconfiguration.of(message) for page in pages for message in page.reconfigurations]
+        return [reconfiguration_of(message) for page in pages for message in page.reconfigurations]
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
         """Raises MoveUnknown."""
@@ -270,7 +279,7 @@ class Cluster:
         Raises MoveUnknown, MoveConflict when none of its moves stands behind its fence."""
         request = cpb.ResolveRequest(id=reconfiguration, how=how)
         return Migration(
-            self._controller, Reconfiguration.of(self._controller.call("ResolveReconfiguration", request, 120))
+            self._controller, reconfiguration_of(self._controller.call("ResolveReconfiguration", request, 120))
         )
 
     def pause(self, reconfiguration: str) -> Migration:
@@ -286,12 +295,12 @@ class Cluster:
 
     def _control(self, method: str, reconfiguration: str) -> Migration:
         request = cpb.ReconfigurationRequest(id=reconfiguration)
-        return Migration(self._controller, Reconfiguration.of(self._controller.call(method, request, 120)))
+        return Migration(self._controller, reconfiguration_of(self._controller.call(method, request, 120)))
 
     def checkpoint(self, operator: str = "") -> CheckpointReport:
         """Take a checkpoint of every partition now and wait for it."""
         request = rpb.CheckpointRequest(operator=operator)
-        return CheckpointReport.of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
+        return checkpoint_of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
 
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
         """Take a checkpoint now and keep it under this name until it is deleted.
@@ -319,7 +328,7 @@ class Cluster:
                         f"partitions {sorted(left)} were with nobody", remedy="try again when no move is under way"
                     )
                 sleep(pause)
-        return CheckpointReport.of(total)
+        return checkpoint_of(total)
 
     def restore(
         self,
@@ -352,7 +361,7 @@ class Cluster:
             batch=batch,
         )
         report = self._controller.call("Restore", request, LONG_TIMEOUT_S)
-        return [RestoredPartition.of(each) for each in report.partitions]
+        return [restored_of(each) for each in report.partitions]
 
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
         """Entries of one state: columns key, map_key (null for a value), value, partition; of one key, or of all.
@@ -376,7 +385,7 @@ class Cluster:
                     records = list(ReplicaClient(address).scan(operator, state, [partition], keys))
                 except (NotOwner, Unavailable):  # it moved since the controller was asked, or its owner is starting
                     if pause is None:
-                        if (why := deployed.unserved.get(partition)) is not None:
+                        if (why := deployed.why_unserved().get(partition)) is not None:
                             raise why from None
                         raise
                     continue
@@ -388,7 +397,7 @@ class Cluster:
 
     def replica_stats(self, address: str, after: int = 0) -> ReplicaStatistics:
         """What a replica holds and did; of the requests that it served, those behind number ``after``."""
-        return ReplicaStatistics.of(ReplicaClient(address).call("Stats", rpb.StatsRequest(after=after)))
+        return statistics_of(ReplicaClient(address).call("Stats", rpb.StatsRequest(after=after)))
 
 
 def _numbers(partitions: object) -> list[int]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import sleep
 from typing import TypeVar
 
-from stateflow.client.reports import Report
 from stateflow.errors import InvalidArgument, LeaseLost, NotOwner, Unavailable
+from stateflow.reports import Report
 from stateflow.router import Router, backoff
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.runtime.retirement import SourceView

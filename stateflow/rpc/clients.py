@@ -15,9 +15,11 @@ from grpc.experimental import ChannelOptions
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotLeading, StateflowError, Unavailable
+from stateflow.reports import Deployment
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.reports import deployment_of
 from stateflow.rpc.wire import (
     CHANNEL_OPTIONS,
     answered,
@@ -26,16 +28,14 @@ from stateflow.rpc.wire import (
     pieces,
     positions_of,
     remote_error,
-    replica_of,
     session_to_pb,
     source_of,
-    spec_of,
     spec_to_pb,
 )
 from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.retirement import SourceView
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.types import OperatorSpec
 
 Stub = TypeVar("Stub")
 #: a stream that has no deadline says something more often than this
@@ -103,17 +103,6 @@ def _not_reached(error: grpc.RpcError) -> bool:
     return error.code() is grpc.StatusCode.UNAVAILABLE and "onnect" in (error.details() or "")
 
 
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """``owners`` and ``epochs`` by partition; ``unserved``: why nobody serves it, of those."""
-
-    spec: OperatorSpec
-    version: int
-    owners: list[ReplicaInfo]
-    epochs: list[int]
-    unserved: dict[int, StateflowError]
-
-
 class ControllerClient:
     """Raises StateflowErrors only: what the controller refused with, or Unavailable.
 
@@ -172,11 +161,7 @@ class ControllerClient:
         return deployment
 
     def deployment(self, operator: str) -> Deployment:
-        reply = self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator))
-        infos = [replica_of(each) for each in reply.replicas]
-        unserved = {number: error_of(each.fault) for each in reply.unserved for number in each.partitions}
-        owners = [infos[number] for number in reply.owners]
-        return Deployment(spec_of(reply.spec), reply.version, owners, list(reply.epochs), unserved)
+        return deployment_of(self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
 
 
 @dataclass(frozen=True, slots=True)
