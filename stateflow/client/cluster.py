@@ -26,18 +26,8 @@ from stateflow.reports import (
     StandbyReport,
 )
 from stateflow.router import Router, backoff
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.clients import ControllerClient, ReplicaClient
-from stateflow.rpc.reports import (
-    adopted_of,
-    checkpoint_of,
-    cluster_of,
-    reconfiguration_of,
-    restored_of,
-    standby_of,
-    statistics_of,
-)
+from stateflow.rpc.clients import ReplicaClient
+from stateflow.rpc.control import Control
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.code_key import signed
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, Operator, describe
@@ -46,9 +36,6 @@ from stateflow.runtime.reading import joined
 from stateflow.settings import RouterSettings
 from stateflow.state import encode_row_key
 from stateflow.types import PARTITIONS_MAX, OperatorSpec, check_name
-
-#: of calls that move gigabytes
-LONG_TIMEOUT_S = 3600.0
 
 #: rows of initial state that are sent at a time
 LOADED_ROWS = 50_000
@@ -77,8 +64,8 @@ class MoveOptions(TypedDict, total=False):
 class Migration:
     """A reconfiguration under way."""
 
-    def __init__(self, controller: ControllerClient, first: Reconfiguration) -> None:
-        self._controller = controller
+    def __init__(self, control: Control, first: Reconfiguration) -> None:
+        self._control = control
         self.report = first
 
     @property
@@ -87,10 +74,9 @@ class Migration:
 
     def progress(self) -> Iterator[Reconfiguration]:
         """Reports as it goes on; the last one is not RUNNING. Raises Unavailable when the controller goes away."""
-        request = cpb.ReconfigurationRequest(id=self.id)
-        for message in self._controller.stream("WatchReconfiguration", request):
-            self.report = reconfiguration_of(message)
-            yield self.report
+        for report in self._control.watch(self.id):
+            self.report = report
+            yield report
 
     def wait(self) -> Reconfiguration:
         """The final report. It does not raise for moves that failed: see its ``state`` and each move's ``error``."""
@@ -105,10 +91,10 @@ class Cluster:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._controller = ControllerClient(address)
+        self._control = Control(address)
 
     def status(self) -> ClusterStatus:
-        return cluster_of(self._controller.call("Status", cpb.StatusRequest())).status()
+        return self._control.status()
 
     def deploy(
         self,
@@ -125,10 +111,10 @@ class Cluster:
 
         Raises OperatorNotImportable, DeclarationError, CodeRefused, AlreadyDeployed; nothing is changed then.
         """
-        self._controller.deploy(signed(describe(operator, partitions, name)), sites)
+        self._control.deploy(signed(describe(operator, partitions, name)), sites)
 
     def operator(self, name: str) -> OperatorSpec:
-        return self._controller.deployment(name).spec
+        return self._control.deployment(name).spec
 
     def stream(
         self,
@@ -194,16 +180,12 @@ class Cluster:
         OperatorNotImportable or OperatorOutdated for a target without the operator or with an older one; nothing is
         changed then.
         """
-        request = cpb.MigrateRequest(operator=operator, partitions=_numbers(partitions), to=to, options=_to_pb(options))
-        return Migration(self._controller, reconfiguration_of(self._controller.call("Migrate", request, 120)))
+        return Migration(self._control, self._control.migrate(operator, _numbers(partitions), to, options))
 
     def rebalance(self, operator: str = "", **options: Unpack[MoveOptions]) -> list[Migration]:
         """Bring every replica that answers to its weight's share, by as few moves as that takes; one reconfiguration
         per operator, none when nothing is to do."""
-        reply = self._controller.call(
-            "Rebalance", cpb.RebalanceRequest(operator=operator, options=_to_pb(options)), 120
-        )
-        return self._migrations(reply)
+        return self._migrations(self._control.rebalance(operator, options))
 
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
         """Give a replica's name to the data directory that asks for it (``directory``: to which, where several do).
@@ -211,8 +193,7 @@ class Cluster:
 
         Returns (directory, how many partitions). Raises NameTaken while the former one may be serving, InvalidArgument
         when nobody asks."""
-        reply = self._controller.call("Replace", cpb.ReplaceRequest(replica=replica, directory=directory))
-        return reply.directory, reply.partitions
+        return self._control.replace(replica, directory)
 
     def undeploy(self, operator: str, *, delete_state: bool = False) -> list[str]:
         """Take an operator out of the cluster, and delete its state on every replica. Checkpoints and savepoints stay.
@@ -220,15 +201,14 @@ class Cluster:
         Returns the replicas that did not answer: they delete what they have when they come back. Raises PartitionsLive
         unless ``delete_state`` says that this is meant, MoveConflict while its partitions move or are restored,
         OperatorNotDeployed; nothing is changed then."""
-        request = cpb.UndeployRequest(operator=operator, delete_state=delete_state)
-        return list(self._controller.call("Undeploy", request, LONG_TIMEOUT_S).waiting)
+        return self._control.undeploy(operator, delete_state)
 
     def forget(self, replica: str) -> None:
         """Know nothing any more of a replica that has ended for good. One that comes under its name is a new one.
 
         Raises NameTaken while it may be serving, PartitionsLive while partitions are its own, MoveConflict while some
         are on their way to or from it, InvalidArgument; nothing is changed then."""
-        self._controller.call("Forget", cpb.ForgetRequest(replica=replica), 120)
+        self._control.forget(replica)
 
     def adopt(self, *, dry_run: bool = False, partial: bool = False) -> list[AdoptedOperator]:
         """Take what replicas have into a ledger that knows nothing of it, because another one was lost.
@@ -239,68 +219,57 @@ class Cluster:
                 only a copy that was sealed for a move: it is served again.
 
         Raises AdoptionRefused; nothing was changed then."""
-        reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), 120)
-        return [adopted_of(each) for each in reply.operators]
+        return self._control.adopt(dry_run, partial)
 
     def drain(self, replica: str, **options: Unpack[MoveOptions]) -> list[Migration]:
         """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
         owns nothing."""
-        request = cpb.DrainRequest(replica=replica, options=_to_pb(options))
-        return self._migrations(self._controller.call("Drain", request, 120))
+        return self._migrations(self._control.drain(replica, options))
 
-    def _migrations(self, reply: cpb.ReconfigurationList) -> list[Migration]:
-        return [Migration(self._controller, reconfiguration_of(message)) for message in reply.reconfigurations]
+    def _migrations(self, begun: Iterable[Reconfiguration]) -> list[Migration]:
+        return [Migration(self._control, each) for each in begun]
 
     def standby(self, operator: str, count: int) -> list[StandbyReport]:
         """Keep ``count`` copies of every partition following beside its owner, from now on; 0 ends that. They take over
         when the owner dies. Raises InvalidArgument when there are too few replicas."""
         if count < 0:
             raise InvalidArgument("a count cannot be negative", remedy="give 0 to end standbys")
-        reply = self._controller.call("Standby", cpb.StandbyRequest(operator=operator, count=count), 120)
-        return [standby_of(view) for view in reply.standbys]
+        return self._control.standby(operator, count)
 
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
         """Newest first, those from before the controller's last start too; ``limit``: so many at most."""
-        pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
-        return [reconfiguration_of(message) for page in pages for message in page.reconfigurations]
+        return self._control.reconfigurations(limit)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
         """Raises MoveUnknown."""
-        return self._control("GetReconfiguration", reconfiguration).report
+        return self._control.reconfiguration(reconfiguration)
 
     def cancel(self, reconfiguration: str) -> None:
         """Moves before their fence are rolled back, those behind it complete."""
-        self._control("CancelReconfiguration", reconfiguration)
+        self._control.cancel(reconfiguration)
 
     def resolve(self, reconfiguration: str, how: str) -> Migration:
         """Give up moves whose seal cannot be proved at the target. ``how``: ``serve-source``: the source serves what it
         sealed; ``restore``: a standby or checkpoint is taken, and what came after that is lost.
 
         Raises MoveUnknown, MoveConflict when none of its moves stands behind its fence."""
-        request = cpb.ResolveRequest(id=reconfiguration, how=how)
-        return Migration(
-            self._controller, reconfiguration_of(self._controller.call("ResolveReconfiguration", request, 120))
-        )
+        return Migration(self._control, self._control.resolve(reconfiguration, how))
 
     def pause(self, reconfiguration: str) -> Migration:
         """Moves that have not begun wait; those under way complete."""
-        return self._control("PauseReconfiguration", reconfiguration)
+        return Migration(self._control, self._control.pause(reconfiguration))
 
     def resume(self, reconfiguration: str) -> Migration:
-        return self._control("ResumeReconfiguration", reconfiguration)
+        return Migration(self._control, self._control.resume(reconfiguration))
 
     def retry(self, reconfiguration: str) -> Migration:
         """A new reconfiguration for what failed of this one, with the same options."""
-        return self._control("RetryReconfiguration", reconfiguration)
-
-    def _control(self, method: str, reconfiguration: str) -> Migration:
-        request = cpb.ReconfigurationRequest(id=reconfiguration)
-        return Migration(self._controller, reconfiguration_of(self._controller.call(method, request, 120)))
+        return Migration(self._control, self._control.retry(reconfiguration))
 
     def checkpoint(self, operator: str = "") -> CheckpointReport:
         """Take a checkpoint of every partition now and wait for it."""
-        request = rpb.CheckpointRequest(operator=operator)
-        return checkpoint_of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
+        report, _ = self._control.checkpoint(operator)
+        return report
 
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
         """Take a checkpoint now and keep it under this name until it is deleted.
@@ -309,18 +278,13 @@ class Cluster:
         """
         check_name("savepoint", name)
         names = [operator] if operator else [each.name for each in self.status().operators]
-        total = rpb.CheckpointReply()
+        total = CheckpointReport(0, 0, 0, 0.0, "")
         for each in names:
             left = set(range(self.operator(each).partitions))
             for pause in backoff():
-                request = rpb.CheckpointRequest(operator=each, savepoint=name, partitions=sorted(left))
-                reply = self._controller.call("Checkpoint", request, LONG_TIMEOUT_S)
-                left -= set(reply.numbers)
-                total.partitions += reply.partitions
-                total.bytes_new += reply.bytes_new
-                total.bytes_total += reply.bytes_total
-                total.duration_s += reply.duration_s
-                total.url = reply.url
+                report, taken = self._control.checkpoint(each, name, sorted(left))
+                left -= taken
+                total = _sum(total, report)
                 if not left:
                     break
                 if pause is None:
@@ -328,7 +292,7 @@ class Cluster:
                         f"partitions {sorted(left)} were with nobody", remedy="try again when no move is under way"
                     )
                 sleep(pause)
-        return checkpoint_of(total)
+        return total
 
     def restore(
         self,
@@ -350,18 +314,7 @@ class Cluster:
 
         A partition that could not be restored is as it was, and says so in its ``error``.
         """
-        source, batch = at or ("", 0)
-        request = cpb.RestoreOperatorRequest(
-            operator=operator,
-            partitions=_numbers(partitions),
-            to=to,
-            url=url,
-            savepoint=savepoint,
-            source=source,
-            batch=batch,
-        )
-        report = self._controller.call("Restore", request, LONG_TIMEOUT_S)
-        return [restored_of(each) for each in report.partitions]
+        return self._control.restore(operator, _numbers(partitions), to=to, url=url, savepoint=savepoint, at=at)
 
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
         """Entries of one state: columns key, map_key (null for a value), value, partition; of one key, or of all.
@@ -378,7 +331,7 @@ class Cluster:
         left = set(range(count)) if key is None else {partition_of(key, count)}
         keys = [] if key is None else [encode_row_key(key)]
         for pause in backoff():
-            deployed = self._controller.deployment(operator)
+            deployed = self._control.deployment(operator)
             for partition in sorted(left):
                 try:
                     address = deployed.owners[partition].address
@@ -397,7 +350,7 @@ class Cluster:
 
     def replica_stats(self, address: str, after: int = 0) -> ReplicaStatistics:
         """What a replica holds and did; of the requests that it served, those behind number ``after``."""
-        return statistics_of(ReplicaClient(address).call("Stats", rpb.StatsRequest(after=after)))
+        return ReplicaClient(address).statistics(after)
 
 
 def _numbers(partitions: object) -> list[int]:
@@ -416,11 +369,11 @@ def _numbers(partitions: object) -> list[int]:
     return numbers
 
 
-def _to_pb(options: MoveOptions) -> cpb.MoveOptions:
-    return cpb.MoveOptions(
-        max_pause_ms=options.get("max_pause_ms"),
-        max_bandwidth=options.get("max_bandwidth"),
-        patience_s=options.get("patience_s"),
-        strategy=options.get("strategy", "auto"),
-        order=options.get("order", "number"),
+def _sum(one: CheckpointReport, other: CheckpointReport) -> CheckpointReport:
+    return CheckpointReport(
+        one.partitions + other.partitions,
+        one.bytes_new + other.bytes_new,
+        one.bytes_total + other.bytes_total,
+        one.duration_s + other.duration_s,
+        other.url,
     )

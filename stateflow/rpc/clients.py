@@ -15,11 +15,11 @@ from grpc.experimental import ChannelOptions
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotLeading, StateflowError, Unavailable
-from stateflow.reports import Deployment
+from stateflow.reports import Deployment, ReplicaStatistics
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.reports import deployment_of
+from stateflow.rpc.reports import deployment_of, statistics_of
 from stateflow.rpc.wire import (
     CHANNEL_OPTIONS,
     answered,
@@ -154,11 +154,10 @@ class ControllerClient:
                 if begun or self._asked in tried:
                     raise
 
-    def deploy(self, spec: OperatorSpec, sites: Iterable[str] = ()) -> cpb.Deployment:
+    def deploy(self, spec: OperatorSpec, sites: Iterable[str] = ()) -> Deployment:
         """Returns when every partition is there, however long that takes."""
         request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites))
-        deployment: cpb.Deployment = self.call("Deploy", request, DEPLOY_TIMEOUT_S)
-        return deployment
+        return deployment_of(self.call("Deploy", request, DEPLOY_TIMEOUT_S))
 
     def deployment(self, operator: str) -> Deployment:
         return deployment_of(self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
@@ -226,6 +225,10 @@ class ReplicaClient:
         """Have a partition keep a tombstone of it only. False: it had no more."""
         request = rpb.PositionsRequest(operator=operator, source=source, partitions=[partition])
         return bool(self.call("RetireSource", request).retired)
+
+    def statistics(self, after: int) -> ReplicaStatistics:
+        """What it holds and did; of the requests that it served, those behind number ``after``."""
+        return statistics_of(self.call("Stats", rpb.StatsRequest(after=after)))
 
     def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
         """Arrow IPC streams of one state's entries, of these stored keys or of all."""
