@@ -41,7 +41,7 @@ class StrategyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """``stops``: the operator is held from before the first move until after the last. ``slots``: the controller's
+    """``stops``: the operator is held from before the first move until after the last. ``limited``: the controller's
     limit on moves at a time applies. ``on_demand``: each target copies what batches wait for at once, the rest one
     after another."""
 
@@ -49,7 +49,7 @@ class Strategy:
     kind: Kind
     rounds: Callable[[Sequence[Transfer]], list[list[Transfer]]]
     stops: bool = False
-    slots: bool = False
+    limited: bool = False
     on_demand: bool = False
 
 
@@ -61,7 +61,7 @@ STRATEGIES = {
         Strategy(StrategyName.FLUID, Kind.COLD, plan.one_by_one),
         Strategy(StrategyName.BATCHED, Kind.COLD, plan.matched),
         Strategy(StrategyName.ON_DEMAND, Kind.COLD, plan.all_at_once, on_demand=True),
-        Strategy(StrategyName.WARM_UP, Kind.WARM, plan.all_at_once, slots=True),
+        Strategy(StrategyName.WARM_UP, Kind.WARM, plan.all_at_once, limited=True),
     )
 }
 NAMES = ("auto", *STRATEGIES)

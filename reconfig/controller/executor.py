@@ -129,7 +129,7 @@ class Executor:
             return
         while True:
             await self._wait_to_go(running)
-            if running.strategy is None or not running.strategy.slots:
+            if running.strategy is None or not running.strategy.limited:
                 await runner.run()
                 return
             async with self._slots:  # what is paused takes no turn from others

@@ -157,7 +157,7 @@ class Reconfigurations:
         ]
         rounds = strategy.rounds(plan.ordered(transfers, options.order))
         reconfiguration = self._context.new_id()
-        together = min(max(map(len, rounds)), self._context.settings.concurrent_moves if strategy.slots else 1 << 30)
+        together = min(max(map(len, rounds)), self._context.settings.concurrent_moves if strategy.limited else 1 << 30)
         moves = [
             PlannedMove(
                 reconfiguration,

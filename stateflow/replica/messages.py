@@ -11,7 +11,7 @@ from stateflow.replica.applying import Answer
 from stateflow.replica.checkpoints import Taken
 from stateflow.replica.fencing import Cancellation, Cancelled, Fence
 from stateflow.replica.progress import Progress
-from stateflow.replica.puller import Transfer
+from stateflow.replica.puller import Preparation
 from stateflow.replica.samples import Sample
 from stateflow.replica.succession import How, TakeOver
 from stateflow.rpc import common_pb2 as pb
@@ -134,9 +134,9 @@ def sample_to_pb(sample: Sample) -> rpb.RequestSample:
 # -- moves ------------------------------------------------------------------------------------------------
 
 
-def transfer_of(message: rpb.PrepareRequest) -> Transfer:
+def preparation_of(message: rpb.PrepareRequest) -> Preparation:
     spec = spec_of(message.spec)
-    return Transfer(
+    return Preparation(
         message.move_id,
         spec,
         PartitionId(spec.name, message.partition),

@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """A move as its target is asked to make it. ``bandwidth_max``: bytes a second for the base; 0: no limit."""
+class Preparation:
+    """A move as its target is asked for it. ``bandwidth_max``: bytes a second for the base; 0: no limit."""
 
     move_id: str
     spec: OperatorSpec
@@ -80,7 +80,7 @@ class Pull:
     def __init__(
         self,
         node: ReplicaNode,
-        move: Transfer,
+        move: Preparation,
         source: SourceReplica,
         executor: Executor,
         quick: Executor,

@@ -25,6 +25,7 @@ from stateflow.replica.messages import (
     command_of,
     fence_of,
     frames_of,
+    preparation_of,
     progress_to_pb,
     responses_of,
     restored_to_pb,
@@ -32,7 +33,6 @@ from stateflow.replica.messages import (
     taken_over_to_pb,
     taken_to_pb,
     takeover_of,
-    transfer_of,
 )
 from stateflow.replica.pulls import Pulls
 from stateflow.replica.sources import Sources
@@ -204,7 +204,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Prepare(
         self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.MoveProgress]:
-        async for progress in self._pulls.run(transfer_of(request), request.standby_move):
+        async for progress in self._pulls.run(preparation_of(request), request.standby_move):
             yield progress_to_pb(progress)
 
     @unary
