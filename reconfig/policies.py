@@ -31,7 +31,7 @@ from stateflow.moves import AUTO, StrategyName
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """``stops``: the operator is held from before the first move until after the last. ``slots``: the controller's
+    """``stops``: the operator is held from before the first move until after the last. ``limited``: the controller's
     limit on moves at a time applies. ``on_demand``: each target copies what batches wait for at once, the rest one
     after another."""
 
@@ -39,7 +39,7 @@ class Strategy:
     kind: Kind
     rounds: Callable[[Sequence[Transfer]], list[list[Transfer]]]
     stops: bool = False
-    slots: bool = False
+    limited: bool = False
     on_demand: bool = False
 
 
@@ -51,7 +51,7 @@ STRATEGIES = {
         Strategy(StrategyName.FLUID, Kind.COLD, plan.one_by_one),
         Strategy(StrategyName.BATCHED, Kind.COLD, plan.matched),
         Strategy(StrategyName.ON_DEMAND, Kind.COLD, plan.all_at_once, on_demand=True),
-        Strategy(StrategyName.WARM_UP, Kind.WARM, plan.all_at_once, slots=True),
+        Strategy(StrategyName.WARM_UP, Kind.WARM, plan.all_at_once, limited=True),
     )
 }
 #: bytes a second, while no move has measured it

@@ -11,7 +11,7 @@ from reconfig.controller.claims import Claimant
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from stateflow.errors import AdoptionRefused
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import AdoptedOperator
 from stateflow.runtime.code_key import check_signed
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ class Adopter:
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
 
-    async def adopt(self, there: Sequence[Claimant], dry_run: bool, partial: bool) -> cpb.AdoptReply:
+    async def adopt(self, there: Sequence[Claimant], dry_run: bool, partial: bool) -> list[AdoptedOperator]:
         """Records of everything or of nothing; only then are its replicas let in. Called while nothing is planned.
 
         Raises AdoptionRefused, unless it is only asked what there is.
@@ -33,7 +33,7 @@ class Adopter:
         if not dry_run:
             self._check(there, found, partial)
             await self._record(there, found)
-        return cpb.AdoptReply(operators=[_told(each, not dry_run) for each in found])
+        return [_told(each, not dry_run) for each in found]
 
     @property
     def _known(self) -> set[str]:
@@ -99,13 +99,13 @@ class Adopter:
             log.warning("replicas of ledger %s belong to ledger %s from now on", ledger, context.ledger_id)
 
 
-def _told(found: Found, done: bool) -> cpb.Adopted:
-    return cpb.Adopted(
-        operator=found.operator,
-        count=found.spec.partitions if found.spec else 0,
-        partitions=sorted(found.owners),
-        sealed=sorted(found.sealed),
-        missing=found.missing,
-        conflicts=found.conflicts,
-        done=done,
+def _told(found: Found, done: bool) -> AdoptedOperator:
+    return AdoptedOperator(
+        found.operator,
+        found.spec.partitions if found.spec else 0,
+        tuple(sorted(found.owners)),
+        tuple(sorted(found.sealed)),
+        tuple(found.missing),
+        tuple(found.conflicts),
+        done,
     )

@@ -22,6 +22,7 @@ item                            records
 ``adopted/<ledger>``            NEW {}: replicas that belong to that ledger belong to this one from now on
 ``standbys/<operator>/<n>``     NEW {count}: so many copies beside the owner are wanted from now on
 ``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on
+``stood/<id>``                  NEW {ms}: for so long the operator was stopped while all moves went on
 ==============================  ============================================================================
 """
 
@@ -77,10 +78,13 @@ class OpenMove:
 
 @dataclass(slots=True)
 class Recorded:
-    """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record."""
+    """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record.
+
+    ``stood_ms``: for so long its operator was stopped; None: it was not, or that has not ended."""
 
     created_us: int
     moves: dict[str, tuple[Change, Record]] = field(default_factory=dict)  # by item id
+    stood_ms: float | None = None
 
     @property
     def failed(self) -> list[Change]:
@@ -511,6 +515,12 @@ class ClusterState:
         self.pauses[reconfiguration] = int(number)
         (self.paused.add if record.payload["paused"] else self.paused.discard)(reconfiguration)
 
+    def operator_stood(self, reconfiguration: str, ms: float) -> None:
+        self._append(f"stood/{reconfiguration}", RecordState.NEW, None, {"ms": ms})
+
+    def _fold_stood(self, reconfiguration: str, record: Record) -> None:
+        self.history[reconfiguration].stood_ms = record.payload["ms"]
+
     def _fold_grant(self, rest: str, record: Record) -> None:
         operator, partition, epoch = rest.rsplit("/", 2)
         self.epochs_granted[PartitionId(operator, int(partition))] = int(epoch)
@@ -547,4 +557,5 @@ FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "adopted": ClusterState._fold_adopted,
     "standbys": ClusterState._fold_standbys,
     "pause": ClusterState._fold_pause,
+    "stood": ClusterState._fold_stood,
 }

@@ -12,11 +12,13 @@ from reconfig import migration as m
 from reconfig.budget import Experience, FixedCost
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.history import report_to_record
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runner import Hooks
 from reconfig.work import Copy, Planned
 from stateflow.errors import BudgetUnreachable, StateflowError
+from stateflow.reports import MoveReport
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import unexpected
 from stateflow.types import PartitionId
@@ -49,12 +51,13 @@ class Executor:
         async def record_grant() -> None:
             await self._context.record(ClusterState.grant, planned)
 
-        async def record_owned(report: dict[str, object]) -> None:
-            await self._context.record(ClusterState.move_owned, planned, report)
+        async def record_owned(report: MoveReport) -> None:
+            await self._context.record(ClusterState.move_owned, planned, report_to_record(report))
             self.on_owned(planned.partition)
 
-        async def record_aborted(error: StateflowError, report: dict[str, object]) -> None:
-            await self._context.record(ClusterState.move_aborted, planned, error.to_wire(), report)
+        async def record_aborted(error: StateflowError, report: MoveReport, distrusted: bool) -> None:
+            told = report_to_record(report) | ({"distrusted": True} if distrusted else {})
+            await self._context.record(ClusterState.move_aborted, planned, error.to_wire(), told)
 
         cutover = self._cutovers.setdefault(planned.source, asyncio.Lock())
         lost = partial(self.on_lost, planned.partition, planned.granted_epoch)
@@ -87,7 +90,7 @@ class Executor:
         else:
             await self._run_rounds(running, first or {})
         if not self._context.over.done():
-            self._runs.settle(running, self._context.cluster.history[running.message.id].state)
+            self._runs.settle(running, self._context.cluster.history[running.id].state)
 
     async def _run_rounds(self, running: Running, first: Mapping[str, list[m.Instruction]]) -> None:
         for round_ in running.rounds:
@@ -126,7 +129,7 @@ class Executor:
             return
         while True:
             await self._wait_to_go(running)
-            if running.strategy is None or not running.strategy.slots:
+            if running.strategy is None or not running.strategy.limited:
                 await runner.run()
                 return
             async with self._slots:  # what is paused takes no turn from others
@@ -155,17 +158,17 @@ class Executor:
     async def _run_stopped(self, running: Running, first: dict[str, list[m.Instruction]]) -> None:
         """Nothing of the operator is served from here until every move has ended, as where a job is stopped, its state
         restored elsewhere, and the job started again."""
-        operator = running.message.operator
+        operator = running.told.operator
         moves = [runner for round_ in running.rounds for runner in round_]
         began = self._context.clock.monotonic()
         holding = self._context.spawn(self._keep_holding(operator))
         try:
             await self._hold(operator, HOLD_S)
-            if not (first or running.ended):  # else it was taken before the first move
+            if not (first or running.told.moves):  # else it was taken before the first move
                 try:
                     await self._checkpoint(operator)
                 except Exception as error:
-                    log.exception("reconfiguration %s", running.message.id)
+                    log.exception("reconfiguration %s", running.id)
                     fault = error if isinstance(error, StateflowError) else unexpected(error)
                     first |= {runner.planned.item_id: runner.handle(m.TargetFailed(fault)) for runner in moves}
             await self._run_rounds(running, first)
@@ -173,10 +176,9 @@ class Executor:
             holding.cancel()
             await self._hold(operator, 0.0)
         stood_ms = (self._context.clock.monotonic() - began) * 1e3
-        for runner in (runner for round_ in running.rounds for runner in round_):
-            if runner.machine.phase is m.Phase.COMPLETED:
-                runner.report.pause_ms = stood_ms
-        running.wake()
+        if not self._context.over.done():
+            await self._context.record(ClusterState.operator_stood, running.id, stood_ms)
+            running.stood(stood_ms)
 
     async def _checkpoint(self, operator: str) -> None:
         owners = sorted(set(self._context.cluster.operator(operator).assignment.owners))

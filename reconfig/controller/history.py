@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
+from reconfig import failover as f
+from reconfig import migration as m
 from reconfig.controller.cluster_state import Recorded
-from reconfig.work import Change
+from reconfig.work import Change, Planned, PlannedTakeover
 from stateflow.errors import from_wire
 from stateflow.ledger import Record, RecordState
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.wire import fault_of
+from stateflow.reports import MoveReport, Reconfiguration
 
-PHASES = {RecordState.PROCESSED: "COMPLETED", RecordState.FAILED: "ABORTED"}
-ENDED = PHASES.keys()
+ENDED = frozenset({RecordState.PROCESSED, RecordState.FAILED})
+_FIELDS = frozenset(each.name for each in fields(MoveReport))
 
 
-def past(recorded: Recorded) -> cpb.Reconfiguration:
+def report_to_record(report: MoveReport) -> dict[str, Any]:
+    """All of it, for a record. JSON has no word for what has no bound: None."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in report.to_dict().items()
+    }
+
+
+def past(recorded: Recorded) -> Reconfiguration:
     planned, _ = next(iter(recorded.moves.values()))
-    return cpb.Reconfiguration(
+    moves = [move_of(planned, record) for planned, record in recorded.moves.values()]
+    if recorded.stood_ms is not None:
+        moves = [stood(move, recorded.stood_ms) for move in moves]
+    return Reconfiguration(
         id=planned.reconfiguration,
         operator=planned.partition.operator,
         state=recorded.state,
@@ -25,39 +40,48 @@ def past(recorded: Recorded) -> cpb.Reconfiguration:
         created_us=recorded.created_us,
         kind=planned.cause,
         strategy=planned.strategy,
-        moves=[move_of(planned, record) for planned, record in recorded.moves.values()],
+        moves=tuple(moves),
     )
 
 
-def move_of(planned: Change, record: Record) -> cpb.Move:
-    """A move as its last record tells of it."""
-    payload: Mapping[str, object] = record.payload if record.state in ENDED else {}
-    move = cpb.Move(
-        id=planned.move_id,
-        partition=planned.partition.partition,
-        source=planned.source,
-        target=planned.target,
-        phase=PHASES.get(record.state, "WAITING"),
-        strategy=planned.strategy,
-    )
-    report = payload.get("report")
-    if isinstance(report, dict):
-        for name in (
-            "bytes_warm",
-            "bytes_reused",
-            "bytes_delta",
-            "rounds",
-            "predicted_pause_ms",
-            "pause_ms",
-            "duration_s",
-            "digest",
-            "note",
-        ):
-            if report.get(name) is not None:  # no bound was known
-                setattr(move, name, report[name])
+def move_of(planned: Change, record: Record) -> MoveReport:
+    """A move as its last record tells of it. Earlier versions recorded a part of the report."""
+    begun = planned_report(planned)
+    if record.state not in ENDED:
+        return begun
+    payload: Mapping[str, Any] = record.payload or {}
+    told: dict[str, Any] = {
+        name: math.inf if value is None else value
+        for name, value in payload.get("report", {}).items()
+        if name in _FIELDS
+    }
+    owned = record.state is RecordState.PROCESSED
     error = payload.get("error")
-    if isinstance(error, dict):
-        move.fault.CopyFrom(fault_of(from_wire(error)))
-    elif record.state is RecordState.PROCESSED:
-        move.epoch = planned.granted_epoch
-    return move
+    told["state"] = ended_as(planned, owned)
+    told["epoch"] = planned.granted_epoch if owned else 0
+    told["fault"] = from_wire(error) if isinstance(error, dict) else None
+    return replace(begun, **told)
+
+
+def stood(move: MoveReport, pause_ms: float) -> MoveReport:
+    """Of a reconfiguration whose operator was stopped: each move that completed paused it for as long as that."""
+    completed = move.state == m.Phase.COMPLETED
+    return replace(move, pause_ms=pause_ms) if completed else move
+
+
+def planned_report(planned: Planned) -> MoveReport:
+    """Of a move that has not begun."""
+    return MoveReport(
+        planned.move_id,
+        planned.partition.partition,
+        planned.source,
+        planned.target,
+        f.Phase.PLANNED if isinstance(planned, PlannedTakeover) else m.Phase.WAITING,
+        planned.strategy,
+    )
+
+
+def ended_as(planned: Planned, owned: bool) -> str:
+    if isinstance(planned, PlannedTakeover):
+        return f.Phase.COMPLETED if owned else f.Phase.ABANDONED
+    return m.Phase.COMPLETED if owned else m.Phase.ABORTED

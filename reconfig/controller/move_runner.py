@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,9 +14,9 @@ from reconfig.budget import FixedCost, Measured
 from reconfig.controller.runner import Runner
 from reconfig.work import Copy, PlannedMove, PlannedStandby
 from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, StateMissing, Unavailable
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import MoveReport
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import error_of, fault_of, replica_to_pb, spec_to_pb
+from stateflow.rpc.wire import error_of, replica_to_pb, spec_to_pb
 from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -26,6 +25,11 @@ PATIENCE_S_DEFAULT = 30.0
 TURN_S_MAX = 0.5
 #: what the source says of a fence may come behind what the target says, which had the seal from it
 ANSWER_S_MAX = 0.5
+#: what a report has of its target's progress
+SHOWN = (
+    *("bytes_warm", "bytes_reused", "bytes_delta", "lag_bytes", "bytes_stored", "base_bytes"),
+    *("change_rate", "bandwidth", "rtt_ms"),
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,9 +95,9 @@ class MoveRunner(Runner):
         """The target's copy is to serve as it is."""
         self._events.put_nowait(m.TakenOver())
 
-    async def run(self, first: list[m.Instruction] | None = None) -> cpb.Move:
+    async def run(self, first: list[m.Instruction] | None = None) -> MoveReport:
         """Until the move has ended. ``first``: instructions of a machine that was resumed."""
-        started = self.clock.monotonic()
+        self._began = self.clock.monotonic()
         try:
             await self._carry_out(self.handle(m.Begin()) if first is None else first)
             while self.machine.phase not in m.TERMINAL:
@@ -102,7 +106,7 @@ class MoveRunner(Runner):
                     elapsed_ms = (self.clock.monotonic() - self._fenced_at) * 1e3
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._source_answered.wait(), ANSWER_S_MAX)
-                    self.report.pause_ms = max(0.0, elapsed_ms - self._in_hand_ms)
+                    self._tell(pause_ms=max(0.0, elapsed_ms - self._in_hand_ms))
                 if isinstance(event, m.TargetFailed):
                     self._note_proof(event.error)
                 if isinstance(event, m.CaughtUp):
@@ -111,7 +115,7 @@ class MoveRunner(Runner):
                 self._report_promise()
                 if self.machine.phase not in (m.Phase.CATCHING_UP, m.Phase.FENCED):
                     self._end_turn()
-                self._say(self.machine.phase, started)
+                self._say(self.machine.phase)
         finally:
             self._end_turn()
             self._end()
@@ -124,8 +128,10 @@ class MoveRunner(Runner):
             self.machine.fixed_ms, self.machine.margin_ms = cost.expected_ms, cost.margin_ms
 
     def _report_promise(self) -> None:
-        self.report.predicted_pause_ms, self.report.rounds = self.machine.predicted_pause_ms, self.machine.rounds
-        self.report.margin_ms = self.machine.margin_now_ms
+        machine = self.machine
+        self._tell(
+            predicted_pause_ms=machine.predicted_pause_ms, rounds=machine.rounds, margin_ms=machine.margin_now_ms
+        )
 
     def _note_proof(self, error: StateflowError) -> None:
         """A seal that cannot be proved is asked for again, and each time all is copied: not at once, and said."""
@@ -139,8 +145,8 @@ class MoveRunner(Runner):
                     self.planned.reconfiguration,
                     error,
                 )
-            self.report.note = (
-                f"{error.what}: the partition is not served; see `stateflow reconfig resolve "
+            self._tell(
+                note=f"{error.what}: the partition is not served; see `stateflow reconfig resolve "
                 f"{self.planned.reconfiguration} --help`"
             )
 
@@ -154,19 +160,6 @@ class MoveRunner(Runner):
         if self._has_turn:
             self._has_turn = False
             self.hooks.cutover.release()
-
-    def _summary(self) -> dict[str, object]:
-        r = self.report
-        return {
-            "bytes_warm": r.bytes_warm,
-            "bytes_reused": r.bytes_reused,
-            "bytes_delta": r.bytes_delta,
-            "rounds": r.rounds,
-            "predicted_pause_ms": round(r.predicted_pause_ms, 3) if math.isfinite(r.predicted_pause_ms) else None,
-            "pause_ms": round(r.pause_ms, 3),
-            "duration_s": round(r.duration_s, 3),
-            "digest": self.machine.digest,
-        }
 
     # -- instructions -------------------------------------------------------------------------------------
 
@@ -188,7 +181,7 @@ class MoveRunner(Runner):
                 else:
                     self._events.put_nowait(m.GrantRecorded())
             case m.Fence():
-                self.report.fenced_us = self.clock.now_us()
+                self._tell(fenced_us=self.clock.now_us())
                 self._fenced_at = self.clock.monotonic()
                 self._start(self._fence(instruction))
             case m.CancelSource(owned_at, tidies=True):
@@ -200,15 +193,12 @@ class MoveRunner(Runner):
             case m.AbandonTarget():
                 await self._cancel_at(self.target, self.planned.move_id)
             case m.RecordOwned(epoch, digest):
-                self.report.epoch, self.report.digest = epoch, digest
-                await self.hooks.record_owned(self._summary())
+                await self._record_owned(epoch=epoch, digest=digest)
                 if self.lost is not None:
                     self.hooks.lost(self.lost)
                 self._events.put_nowait(m.OwnedRecorded())
             case m.RecordAborted(error):
-                self.report.fault.CopyFrom(fault_of(error))
-                distrust = {"distrusted": True} if self.distrusted else {}
-                await self.hooks.record_aborted(error, self._summary() | distrust)
+                await self._record_aborted(error, self.distrusted)
             case m.Publish():
                 pass  # whoever asks for the assignment is given what the ledger says
             case m.Release(epoch):
@@ -279,12 +269,8 @@ class MoveRunner(Runner):
         return self._joined
 
     def _take_over(self, progress: rpb.MoveProgress) -> None:
-        r = self.report
         if progress.phase != rpb.MoveProgress.FAILED:
-            r.bytes_warm, r.bytes_reused = progress.bytes_warm, progress.bytes_reused
-            r.bytes_delta, r.lag_bytes = progress.bytes_delta, progress.lag_bytes
-            r.bytes_stored, r.base_bytes = progress.bytes_stored, progress.base_bytes
-            r.change_rate, r.bandwidth, r.rtt_ms = progress.change_rate, progress.bandwidth, progress.rtt_ms
+            self._tell(**{name: getattr(progress, name) for name in SHOWN})
             self.sequence = progress.sequence
 
     async def _fence(self, fence: m.Fence) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from reconfig import migration as m
 from reconfig import plan, policies
 from reconfig.controller.cluster_state import ClusterState, Deployed, OpenMove
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
-from reconfig.controller.history import move_of
+from reconfig.controller.history import past
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.plan import Load, Transfer
@@ -19,7 +20,7 @@ from reconfig.work import Cause, PlannedMove, ReconfigurationState
 from stateflow import ring
 from stateflow.errors import AlreadyThere, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.moves import MoveOptions
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import Reconfiguration
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import spec_to_pb
 from stateflow.types import PartitionId
@@ -33,9 +34,7 @@ class Reconfigurations:
     def __init__(self, context: ControllerContext, runs: RunRegistry, executor: Executor) -> None:
         self._context, self._runs, self._executor = context, runs, executor
 
-    async def migrate(
-        self, operator: str, partitions: Iterable[int], to: str, options: MoveOptions
-    ) -> cpb.Reconfiguration:
+    async def migrate(self, operator: str, partitions: Iterable[int], to: str, options: MoveOptions) -> Reconfiguration:
         """Raises AlreadyThere, MoveConflict, UnknownSite, Unavailable, or what a target lacks; then nothing changes."""
         numbers = sorted(set(partitions))
         if not numbers:
@@ -56,7 +55,7 @@ class Reconfigurations:
                 )
             return await self._start(deployed, targets, options, Cause.MIGRATE, to)
 
-    async def rebalance(self, operator: str, options: MoveOptions) -> list[cpb.Reconfiguration]:
+    async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
         """Every replica that answers gets its weight's share, by as few moves as that takes."""
         names = [operator] if operator else sorted(self._context.cluster.deployed)
         async with self._context.planning:
@@ -64,7 +63,7 @@ class Reconfigurations:
             moves = ring.rebalance(owners, self._context.alive().values())
             return await self._start_all(moves, options, Cause.REBALANCE, "")
 
-    async def drain(self, replica: str, options: MoveOptions) -> list[cpb.Reconfiguration]:
+    async def drain(self, replica: str, options: MoveOptions) -> list[Reconfiguration]:
         """Everything leaves one replica. Raises UnknownSite, Unavailable when nobody else answers."""
         if replica not in self._context.cluster.replicas:
             self._context.check_site(replica)
@@ -90,7 +89,7 @@ class Reconfigurations:
 
     async def _start_all(
         self, moves: Mapping[PartitionId, str], options: MoveOptions, cause: Cause, asked: str
-    ) -> list[cpb.Reconfiguration]:
+    ) -> list[Reconfiguration]:
         by_operator: dict[str, dict[int, str]] = {}
         for partition, target in moves.items():
             by_operator.setdefault(partition.operator, {})[partition.partition] = target
@@ -131,7 +130,7 @@ class Reconfigurations:
 
     async def _start(
         self, deployed: Deployed, targets: Mapping[int, str], options: MoveOptions, cause: Cause, asked: str
-    ) -> cpb.Reconfiguration:
+    ) -> Reconfiguration:
         """Record the moves and begin them. Called with ``planning`` held."""
         operator = deployed.spec.name
         self._check_free(operator, targets)
@@ -159,19 +158,7 @@ class Reconfigurations:
         ]
         rounds = strategy.rounds(plan.ordered(transfers, options.order))
         reconfiguration = self._context.new_id()
-        together = min(max(map(len, rounds)), self._context.settings.concurrent_moves if strategy.slots else 1 << 30)
-        running = Running(
-            cpb.Reconfiguration(
-                id=reconfiguration,
-                operator=operator,
-                state=ReconfigurationState.RUNNING,
-                max_pause_ms=options.max_pause_ms,
-                created_us=self._context.clock.now_us(),
-                kind=cause,
-                strategy=strategy.name,
-            ),
-            strategy,
-        )
+        together = min(max(map(len, rounds)), self._context.settings.concurrent_moves if strategy.limited else 1 << 30)
         moves = [
             PlannedMove(
                 reconfiguration,
@@ -192,12 +179,24 @@ class Reconfigurations:
             for transfer in round_
         ]
         await self._context.record(ClusterState.plan_moves, moves)
+        running = self._running(reconfiguration, strategy)
         for planned in moves:
             self._add(running, planned, MoveRunner.machine_for(planned))
         running.go.set()
         self._runs.keep(running)
         self._context.spawn(self._executor.run(running))
-        return running.refresh()
+        return running.report()
+
+    def _running(self, reconfiguration: str, strategy: policies.Strategy) -> Running:
+        """As the ledger tells of it, with those of its moves that have ended."""
+        cluster = self._context.cluster
+        recorded = cluster.history[reconfiguration]
+        told = past(recorded)
+        ended = {planned.move_id for item, (planned, _) in recorded.moves.items() if item not in cluster.open_moves}
+        state = ReconfigurationState.PAUSED if reconfiguration in cluster.paused else ReconfigurationState.RUNNING
+        moves = tuple(move for move in told.moves if move.id in ended)
+        order = {move.id: number for number, move in enumerate(told.moves)}
+        return Running(replace(told, state=state, moves=moves), strategy, order)
 
     def _add(self, running: Running, planned: PlannedMove, machine: m.Move) -> None:
         """In the order of the plan."""
@@ -229,10 +228,10 @@ class Reconfigurations:
                     loads[view.partition] = Load(view.bytes, view.batch_rate)
         return loads
 
-    async def retry(self, reconfiguration: str) -> cpb.Reconfiguration:
+    async def retry(self, reconfiguration: str) -> Reconfiguration:
         """A new one for what failed of this one, with the same options. Raises MoveConflict when nothing did."""
         running = self._runs.found(reconfiguration)
-        if running.message.kind == Cause.FAILOVER:
+        if running.told.kind == Cause.FAILOVER:
             raise InvalidArgument("a take-over is retried by itself", remedy="see `stateflow reconfig list`")
         failed = self._runs.failed(reconfiguration)
         if not running.over or not failed:
@@ -242,7 +241,7 @@ class Reconfigurations:
                 reconfiguration=reconfiguration,
             )
         async with self._context.planning:
-            deployed = self._context.cluster.operator(running.message.operator)
+            deployed = self._context.cluster.operator(running.told.operator)
             targets = {
                 planned.partition.partition: planned.target
                 for planned in failed
@@ -255,13 +254,13 @@ class Reconfigurations:
                     raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")
             return await self._start(deployed, targets, failed[0].options, failed[0].cause, failed[0].asked)
 
-    async def pause(self, reconfiguration: str) -> cpb.Reconfiguration:
+    async def pause(self, reconfiguration: str) -> Reconfiguration:
         """Also for a controller that is started again. Raises MoveUnknown, MoveConflict when it is over."""
         running = self._runs.unfinished(reconfiguration)
         await self._context.record(ClusterState.pause, reconfiguration, True)
         return self._runs.pause(running)
 
-    async def resume(self, reconfiguration: str) -> cpb.Reconfiguration:
+    async def resume(self, reconfiguration: str) -> Reconfiguration:
         running = self._runs.unfinished(reconfiguration)
         await self._context.record(ClusterState.pause, reconfiguration, False)
         return self._runs.resume(running)
@@ -278,28 +277,14 @@ class Reconfigurations:
             self._resume(reconfiguration, moves)
 
     def _resume(self, reconfiguration: str, moves: Mapping[PlannedMove, OpenMove]) -> None:
-        some, recorded = next(iter(moves)), self._context.cluster.history[reconfiguration]
-        paused = reconfiguration in self._context.cluster.paused
-        running = Running(
-            cpb.Reconfiguration(
-                id=reconfiguration,
-                operator=some.partition.operator,
-                state=ReconfigurationState.PAUSED if paused else ReconfigurationState.RUNNING,
-                max_pause_ms=some.max_pause_ms,
-                created_us=recorded.created_us,
-                kind=some.cause,
-                strategy=some.strategy,
-            ),
-            policies.STRATEGIES[some.strategy],
-            [move_of(move, record) for move, record in recorded.moves.values() if move not in moves],
-        )
+        running = self._running(reconfiguration, policies.STRATEGIES[next(iter(moves)).strategy])
         first: dict[str, list[m.Instruction]] = {}
         for move, open_move in moves.items():
             machine, instructions = MoveRunner.resumed(move, open_move.granted)
             if instructions is not None:
                 first[move.item_id] = instructions
             self._add(running, move, machine)
-        if not paused:
+        if running.state is not ReconfigurationState.PAUSED:
             running.go.set()
         self._runs.keep(running)
         self._context.spawn(self._executor.run(running, first))

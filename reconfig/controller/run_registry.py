@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from reconfig import migration as m
 from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.history import past
+from reconfig.controller.history import past, stood
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.policies import Strategy
 from reconfig.work import PlannedMove, ReconfigurationState
 from stateflow.errors import MoveConflict, MoveUnknown
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import Reconfiguration
 
 WATCH_INTERVAL_S = 0.1
 WATCH_IDLE_S = 10.0
@@ -25,12 +25,15 @@ FINISHED_KEPT = 1000
 
 @dataclass(slots=True)
 class Running:
-    """A reconfiguration: its moves, and who is woken when one changes. ``ended``: those of them that ended under an
-    earlier controller."""
+    """A reconfiguration: its moves, and who is woken when one changes.
 
-    message: cpb.Reconfiguration
+    ``told``: of it as a whole; its moves are those that ended under an earlier controller. ``order``: of the plan, by
+    the moves' ids.
+    """
+
+    told: Reconfiguration
     strategy: Strategy | None = None
-    ended: Sequence[cpb.Move] = ()
+    order: Mapping[str, int] = field(default_factory=dict)
     runners: list[MoveRunner | TakeoverRunner] = field(default_factory=list)
     rounds: list[list[MoveRunner]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -40,16 +43,29 @@ class Running:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def refresh(self) -> cpb.Reconfiguration:
-        if not self.runners:  # of an earlier process: the message is all there is
-            return self.message
-        del self.message.moves[:]
-        self.message.moves.extend([*self.ended, *(runner.report for runner in self.runners)])
-        return self.message
+    def report(self) -> Reconfiguration:
+        moves = [*self.told.moves, *(runner.report for runner in self.runners)]
+        moves.sort(key=lambda move: self.order.get(move.id, 0))
+        return replace(self.told, moves=tuple(moves))
+
+    def stood(self, pause_ms: float) -> None:
+        """Its operator was stopped for so long."""
+        self.told = replace(self.told, moves=tuple(stood(move, pause_ms) for move in self.told.moves))
+        for runner in self.runners:
+            runner.report = stood(runner.report, pause_ms)
+        self.wake()
+
+    @property
+    def id(self) -> str:
+        return self.told.id
 
     @property
     def state(self) -> ReconfigurationState:
-        return ReconfigurationState(self.message.state)
+        return ReconfigurationState(self.told.state)
+
+    @state.setter
+    def state(self, state: ReconfigurationState) -> None:
+        self.told = replace(self.told, state=state)
 
     @property
     def over(self) -> bool:
@@ -65,14 +81,13 @@ class RunRegistry:
 
     def keep(self, running: Running) -> None:
         """Remember it; of those that are over only the newest."""
-        self.running[running.message.id] = running
+        self.running[running.id] = running
         over = [key for key, each in self.running.items() if each.over]
         for key in over[: max(0, len(over) - FINISHED_KEPT)]:
             del self.running[key]
 
     def settle(self, running: Running, state: ReconfigurationState) -> None:
-        running.message.state = state
-        running.refresh()
+        running.state = state
         running.changed.set()
 
     def found(self, reconfiguration: str) -> Running:
@@ -89,12 +104,12 @@ class RunRegistry:
         recorded = self._cluster.history.get(reconfiguration)
         return [planned for planned in recorded.failed if isinstance(planned, PlannedMove)] if recorded else []
 
-    def cancel(self, reconfiguration: str) -> cpb.Reconfiguration:
+    def cancel(self, reconfiguration: str) -> Reconfiguration:
         running = self.found(reconfiguration)
         for runner in running.runners:
             runner.cancel()
         self._go_on(running)
-        return running.refresh()
+        return running.report()
 
     def stuck(self, reconfiguration: str) -> list[MoveRunner]:
         """Its moves that are past their fence and not owned. Raises MoveUnknown, MoveConflict when there is none."""
@@ -111,21 +126,21 @@ class RunRegistry:
             )
         return found
 
-    def pause(self, running: Running) -> cpb.Reconfiguration:
+    def pause(self, running: Running) -> Reconfiguration:
         """Moves that have not begun wait; those under way complete."""
         if not running.over:
             running.go.clear()
-            running.message.state = ReconfigurationState.PAUSED
+            running.state = ReconfigurationState.PAUSED
             running.wake()
-        return running.refresh()
+        return running.report()
 
-    def resume(self, running: Running) -> cpb.Reconfiguration:
+    def resume(self, running: Running) -> Reconfiguration:
         self._go_on(running)
-        return running.refresh()
+        return running.report()
 
     def _go_on(self, running: Running) -> None:
         if running.state is ReconfigurationState.PAUSED:
-            running.message.state = ReconfigurationState.RUNNING
+            running.state = ReconfigurationState.RUNNING
         running.go.set()
         running.wake()
 
@@ -134,17 +149,17 @@ class RunRegistry:
         running = self.found(reconfiguration)
         if running.over:
             raise MoveConflict(
-                f"the reconfiguration is {running.message.state}",
+                f"the reconfiguration is {running.state}",
                 remedy="a failed one can be retried",
                 reconfiguration=reconfiguration,
             )
         return running
 
-    async def watch(self, reconfiguration: str) -> AsyncIterator[cpb.Reconfiguration]:
+    async def watch(self, reconfiguration: str) -> AsyncIterator[Reconfiguration]:
         running = self.found(reconfiguration)
         while True:
             changed = running.changed
-            report = running.refresh()
+            report = running.report()
             over = running.over  # as it is sent: it may end while it is being sent
             yield report
             if over:
@@ -164,11 +179,11 @@ class RunRegistry:
             if isinstance(runner, MoveRunner) and not runner.ended.is_set()
         ]
 
-    def history(self, limit: int = 0) -> Iterator[cpb.Reconfiguration]:
+    def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
         """Newest first: those this process knows, then what the ledger says of earlier ones. Made one after another, of
         what there is now."""
         known = list(reversed(self.running.values()))
-        names = {running.message.id for running in known}
+        names = {running.id for running in known}
         earlier = [moves for name, moves in reversed(self._cluster.history.items()) if name not in names]
-        everything = itertools.chain((running.refresh() for running in known), map(past, earlier))
+        everything = itertools.chain((running.report() for running in known), map(past, earlier))
         return itertools.islice(everything, limit or None)

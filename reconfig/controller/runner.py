@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from reconfig.controller.history import ended_as, planned_report
 from reconfig.failover import Takeover
 from reconfig.migration import Move
 from reconfig.work import Planned
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StateMissing
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import MoveReport
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
@@ -24,15 +25,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Hooks:
-    """What an errand needs of its controller. The records are durable when the awaitable is done.
+    """What a runner needs of its controller. The records are durable when the awaitable is done.
+
+    ``record_aborted``: with whether what the source sealed is distrusted.
 
     ``lost`` is told why a target that owned has it no more.
     ``cutover`` is held from the grant until the target owns: two at once at one source lengthen each other's pause.
     """
 
     record_grant: Callable[[], Awaitable[None]]
-    record_owned: Callable[[dict[str, object]], Awaitable[None]]
-    record_aborted: Callable[[StateflowError, dict[str, object]], Awaitable[None]]
+    record_owned: Callable[[MoveReport], Awaitable[None]]
+    record_aborted: Callable[[StateflowError, MoveReport, bool], Awaitable[None]]
     changed: Callable[[], None]
     cutover: asyncio.Lock = field(default_factory=asyncio.Lock)
     lost: Callable[[StateflowError], None] = lambda _: None
@@ -59,8 +62,10 @@ class Runner:
     hooks: Hooks
     settings: ControllerSettings
     clock: Clock
-    report: cpb.Move = field(default_factory=cpb.Move)
+    report: MoveReport = field(init=False)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _began: float = 0.0  # monotonic
+    _recorded: bool = False
     _events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)  # of the machine's
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -71,18 +76,35 @@ class Runner:
             check(self.machine)
         return instructions
 
-    def _begin_report(self, phase: str) -> None:
-        planned = self.planned
-        self.report.id = planned.move_id
-        self.report.partition = planned.partition.partition
-        self.report.source, self.report.target = planned.source, planned.target
-        self.report.strategy, self.report.phase = planned.strategy, phase
-        self.report.started_us = self.clock.now_us()
+    def _begin_report(self, state: str) -> None:
+        self._began = self.clock.monotonic()
+        self.report = replace(planned_report(self.planned), state=state, started_us=self.clock.now_us())
 
-    def _say(self, phase: str, started: float) -> None:
-        self.report.phase = phase
-        self.report.duration_s = self.clock.monotonic() - started
+    def _tell(self, **changes: Any) -> None:
+        """What is recorded of its end stays so."""
+        if not self._recorded:
+            self.report = replace(self.report, duration_s=self._duration_s(), **changes)
+
+    def _say(self, state: str) -> None:
+        self._tell(state=state)
         self.hooks.changed()
+
+    def _duration_s(self) -> float:
+        return self.clock.monotonic() - self._began
+
+    async def _record_owned(self, **changes: Any) -> None:
+        final = self._final(True, **changes)
+        await self.hooks.record_owned(final)
+        self.report, self._recorded = final, True
+
+    async def _record_aborted(self, error: StateflowError, distrusted: bool = False) -> None:
+        final = self._final(False, fault=error)
+        await self.hooks.record_aborted(error, final, distrusted)
+        self.report, self._recorded = final, True
+
+    def _final(self, owned: bool, **changes: Any) -> MoveReport:
+        state = ended_as(self.planned, owned)
+        return replace(self.report, state=state, duration_s=self._duration_s(), **changes)
 
     def _end(self) -> None:
         self.ended.set()

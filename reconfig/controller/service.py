@@ -35,6 +35,13 @@ from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.reports import (
+    adopted_to_pb,
+    cluster_to_pb,
+    deployment_to_pb,
+    reconfiguration_to_pb,
+    standby_to_pb,
+)
 from stateflow.rpc.wire import (
     batched,
     connect,
@@ -201,7 +208,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @to_the_end
     async def Adopt(self, request: cpb.AdoptRequest, context: grpc.aio.ServicerContext) -> cpb.AdoptReply:
         async with self._deployments.one_at_a_time, self._context.planning:
-            return await self._adopter.adopt(self._claims.present(), request.dry_run, request.partial)
+            found = await self._adopter.adopt(self._claims.present(), request.dry_run, request.partial)
+        return cpb.AdoptReply(operators=map(adopted_to_pb, found))
 
     @unary
     @to_the_end
@@ -251,17 +259,17 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     async def Deploy(self, request: cpb.DeployRequest, context: grpc.aio.ServicerContext) -> cpb.Deployment:
         spec = spec_of(request.spec)
         check_signed(spec)
-        return self._survey.deployment(await self._deployments.deploy(spec, request.sites))
+        return deployment_to_pb(self._survey.deployment(await self._deployments.deploy(spec, request.sites)))
 
     @unary
     async def GetDeployment(
         self, request: cpb.GetDeploymentRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Deployment:
-        return self._survey.deployment(self._cluster.operator(request.operator))
+        return deployment_to_pb(self._survey.deployment(self._cluster.operator(request.operator)))
 
     @unary
     async def Status(self, request: cpb.StatusRequest, context: grpc.aio.ServicerContext) -> cpb.StatusReply:
-        return self._survey.status()
+        return cluster_to_pb(self._survey.status())
 
     # -- reconfigurations ---------------------------------------------------------------------------------
 
@@ -269,7 +277,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @to_the_end
     async def Migrate(self, request: cpb.MigrateRequest, context: grpc.aio.ServicerContext) -> cpb.Reconfiguration:
         options = options_of(request.options)
-        return await self._reconfigurations.migrate(request.operator, request.partitions, request.to, options)
+        started = await self._reconfigurations.migrate(request.operator, request.partitions, request.to, options)
+        return reconfiguration_to_pb(started)
 
     @unary
     @to_the_end
@@ -277,71 +286,72 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self, request: cpb.RebalanceRequest, context: grpc.aio.ServicerContext
     ) -> cpb.ReconfigurationList:
         started = await self._reconfigurations.rebalance(request.operator, options_of(request.options))
-        return cpb.ReconfigurationList(reconfigurations=started)
+        return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, started))
 
     @unary
     @to_the_end
     async def Drain(self, request: cpb.DrainRequest, context: grpc.aio.ServicerContext) -> cpb.ReconfigurationList:
         started = await self._reconfigurations.drain(request.replica, options_of(request.options))
-        return cpb.ReconfigurationList(reconfigurations=started)
+        return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, started))
 
     @unary
     @to_the_end
     async def Standby(self, request: cpb.StandbyRequest, context: grpc.aio.ServicerContext) -> cpb.StandbyReply:
-        return cpb.StandbyReply(standbys=await self._standbys.want(request.operator, request.count))
+        wanted = await self._standbys.want(request.operator, request.count)
+        return cpb.StandbyReply(standbys=map(standby_to_pb, wanted))
 
     @streaming
     async def ListReconfigurations(
         self, request: cpb.ListRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[cpb.ReconfigurationList]:
-        for page in batched(self._runs.history(request.limit)):
+        for page in batched(map(reconfiguration_to_pb, self._runs.history(request.limit))):
             yield cpb.ReconfigurationList(reconfigurations=page)
 
     @unary
     async def GetReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._runs.found(request.id).refresh()
+        return reconfiguration_to_pb(self._runs.found(request.id).report())
 
     @streaming
     async def WatchReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[cpb.Reconfiguration]:
         async for report in self._runs.watch(request.id):
-            yield report
+            yield reconfiguration_to_pb(report)
 
     @unary
     async def CancelReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._runs.cancel(request.id)
+        return reconfiguration_to_pb(self._runs.cancel(request.id))
 
     @unary
     async def ResolveReconfiguration(
         self, request: cpb.ResolveRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return self._takeovers.resolve(request.id, request.how)
+        return reconfiguration_to_pb(self._takeovers.resolve(request.id, request.how))
 
     @unary
     @to_the_end
     async def PauseReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return await self._reconfigurations.pause(request.id)
+        return reconfiguration_to_pb(await self._reconfigurations.pause(request.id))
 
     @unary
     @to_the_end
     async def ResumeReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return await self._reconfigurations.resume(request.id)
+        return reconfiguration_to_pb(await self._reconfigurations.resume(request.id))
 
     @unary
     @to_the_end
     async def RetryReconfiguration(
         self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> cpb.Reconfiguration:
-        return await self._reconfigurations.retry(request.id)
+        return reconfiguration_to_pb(await self._reconfigurations.retry(request.id))
 
     # -- after a restart ----------------------------------------------------------------------------------
 

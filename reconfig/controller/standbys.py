@@ -19,9 +19,9 @@ from reconfig.controller.executor import Executor
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running
 from reconfig.failover import Standby
-from reconfig.work import Copy, PlannedStandby, PlannedTakeover
+from reconfig.work import Copy, PlannedStandby, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, MoveAborted
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import Reconfiguration, StandbyReport
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Standbys:
         executor.standby_move = self.move_at
         executor.on_owned = self._owned
 
-    async def want(self, operator: str, count: int) -> list[cpb.StandbyView]:
+    async def want(self, operator: str, count: int) -> list[StandbyReport]:
         """Raises OperatorNotDeployed, InvalidArgument when there are too few replicas."""
         self._context.cluster.operator(operator)
         replicas = len(self._context.alive())
@@ -53,14 +53,14 @@ class Standbys:
         await self.reconcile()
         return [view for view in self.views() if view.operator == operator]
 
-    def views(self) -> list[cpb.StandbyView]:
+    def views(self) -> list[StandbyReport]:
         return [
-            cpb.StandbyView(
-                operator=runner.planned.partition.operator,
-                partition=runner.planned.partition.partition,
-                replica=runner.planned.target,
-                phase=runner.report.phase,
-                lag_bytes=runner.report.lag_bytes,
+            StandbyReport(
+                runner.planned.partition.operator,
+                runner.planned.partition.partition,
+                runner.planned.target,
+                runner.report.state,
+                runner.report.lag_bytes,
             )
             for runner in sorted(
                 self._runners.values(), key=lambda r: (r.planned.partition.operator, r.planned.partition.partition)
@@ -159,7 +159,8 @@ class Standbys:
             self._begin(planned)
 
     def _begin(self, planned: PlannedStandby) -> None:
-        running = Running(cpb.Reconfiguration(id=planned.reconfiguration, operator=planned.partition.operator))
+        operator, running_now = planned.partition.operator, ReconfigurationState.RUNNING
+        running = Running(Reconfiguration(planned.reconfiguration, operator, running_now, (), 0.0))
         machine = MoveRunner.machine_for(planned)
         runner = self._executor.runner(running, planned, machine)
         self._runners[planned.item_id] = runner

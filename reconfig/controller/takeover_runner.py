@@ -10,9 +10,9 @@ from reconfig import failover as f
 from reconfig.controller.runner import Runner
 from reconfig.work import PlannedTakeover
 from stateflow.errors import LeaseLost, Locked, StaleTerm, StateflowError, Unavailable
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import MoveReport
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import fault_of, spec_to_pb
+from stateflow.rpc.wire import spec_to_pb
 
 log = logging.getLogger(__name__)
 #: a restore reads a whole checkpoint
@@ -27,7 +27,7 @@ class TakeoverRunner(Runner):
 
     def __post_init__(self) -> None:
         self._begin_report(self.machine.phase)
-        self.report.note = f"by {self.planned.how.lower()}"
+        self._tell(note=f"by {self.planned.how.lower()}")
 
     @property
     def completed(self) -> bool:
@@ -39,13 +39,13 @@ class TakeoverRunner(Runner):
     def target_gone(self) -> None:
         self._events.put_nowait(f.TargetGone())
 
-    async def run(self, first: list[f.Instruction] | None = None) -> cpb.Move:
-        started = self.clock.monotonic()
+    async def run(self, first: list[f.Instruction] | None = None) -> MoveReport:
+        self._began = self.clock.monotonic()
         try:
             await self._carry_out(self.handle(f.Begin()) if first is None else first)
             while self.machine.phase not in f.TERMINAL:
                 await self._carry_out(self.handle(await self._events.get()))
-                self._say(self.machine.phase, started)
+                self._say(self.machine.phase)
         finally:
             self._end()
         return self.report
@@ -68,14 +68,12 @@ class TakeoverRunner(Runner):
             case f.CancelTarget():
                 self._start(self._cancel())
             case f.RecordOwned(epoch):
-                self.report.epoch = epoch
-                await self.hooks.record_owned({"how": self.planned.how, "note": self.report.note})
+                await self._record_owned(epoch=epoch)
                 self._events.put_nowait(f.OwnedRecorded())
             case f.RecordAborted(error):
                 if self.planned.standby_move:  # nobody else asks for that copy any more
                     await self._cancel_at(self.target, self.planned.standby_move)
-                self.report.fault.CopyFrom(fault_of(error))
-                await self.hooks.record_aborted(error, {"how": self.planned.how})
+                await self._record_aborted(error)
             case f.Retry(f.TakeOver(epoch)):
                 self._start(self._later(lambda: self._take_over(epoch)))
             case f.Retry(f.CancelTarget()):
@@ -100,7 +98,7 @@ class TakeoverRunner(Runner):
             unknown = isinstance(error, Unavailable | LeaseLost | StaleTerm)
             self._events.put_nowait(f.TargetUnknown() if unknown else f.TargetRefused(error))
             return
-        self.report.note = self._note(reply)
+        self._tell(note=self._note(reply))
         self._events.put_nowait(f.TargetOwned(reply.epoch))
 
     def _note(self, reply: rpb.TakeOverReply) -> str:

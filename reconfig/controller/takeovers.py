@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reconfig import failover as f
 from reconfig.controller.cluster_state import ClusterState
@@ -17,6 +17,7 @@ from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.work import PlannedMove, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.ledger import RecordState
+from stateflow.reports import Reconfiguration
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import replica_to_pb
@@ -117,7 +118,7 @@ class Takeovers:
                 self._context.spawn(self._settle_fence(restore.owner, restore.partition, owned[1], restore.restore_id))
         self._restores_looked_at = len(failed)
 
-    def resolve(self, reconfiguration: str, how: str) -> cpb.Reconfiguration:
+    def resolve(self, reconfiguration: str, how: str) -> Reconfiguration:
         """Give up moves whose seal the target cannot prove: their partitions are taken over, by the source with what it
         sealed, or from a standby or checkpoint. Raises InvalidArgument, MoveUnknown, MoveConflict."""
         if how not in RESOLUTIONS:
@@ -125,7 +126,7 @@ class Takeovers:
         for runner in self._runs.stuck(reconfiguration):
             log.warning("move %s is given up by command: %s", runner.planned.move_id, how)
             runner.give_up(distrusted=how == "restore")
-        return self._runs.found(reconfiguration).refresh()
+        return self._runs.found(reconfiguration).report()
 
     def undeployed(self, operator: str) -> None:
         """Nothing of it is looked for an owner any more."""
@@ -317,15 +318,16 @@ class Takeovers:
         )
 
     def _prepare(self, planned: PlannedTakeover, machine: f.Takeover) -> tuple[Running, TakeoverRunner]:
-        message = cpb.Reconfiguration(
+        told = Reconfiguration(
             id=planned.reconfiguration,
             operator=planned.partition.operator,
             state=ReconfigurationState.RUNNING,
-            created_us=self._context.clock.now_us(),
+            moves=(),
+            max_pause_ms=planned.max_pause_ms,
             kind=planned.cause,
             strategy=planned.strategy,
         )
-        running = Running(message)
+        running = Running(told)
         return running, self._runner(running, planned, machine)
 
     def _runner(self, running: Running, planned: PlannedTakeover, machine: f.Takeover) -> TakeoverRunner:
@@ -345,6 +347,7 @@ class Takeovers:
         return runner
 
     def _begin(self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None) -> None:
+        running.told = replace(running.told, created_us=self._context.cluster.history[running.id].created_us)
         running.go.set()
         self._runs.keep(running)
         self._context.spawn(self._run(running, runner, first))
@@ -358,7 +361,7 @@ class Takeovers:
             self._runners.pop(partition, None)
         if self._context.over.done():
             return  # who leads next carries it on
-        state = self._context.cluster.history[running.message.id].state
+        state = self._context.cluster.history[running.id].state
         if state is ReconfigurationState.COMPLETED:
             self._orphans.pop(partition, None)
             self._failures.pop(partition, None)

@@ -22,6 +22,7 @@ from stateflow.checkpoint.holds import MARK_LIFE_S
 from stateflow.checkpoint.manifest import Manifest, digest_of
 from stateflow.checkpoint.store import CheckpointStore
 from stateflow.errors import CheckpointCorrupt, InvalidArgument, Unavailable
+from stateflow.types import PartitionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,13 @@ def to_drop(checkpoints: Iterable[Found], whole: Collection[str], retention: Ret
         elif found.name in whole:
             kept += 1
     return dropped
+
+
+def whose_turn(checkpoints: Iterable[Found]) -> PartitionId | None:
+    """One replica after the other may drop, and mostly it is one: the owner of this partition, which was published
+    last. None: nothing was published."""
+    newest = max(checkpoints, key=lambda each: (each.modified_us, each.name), default=None)
+    return None if newest is None else newest.partition
 
 
 def to_sweep(blobs: Mapping[str, int], referenced: Collection[str], holds: Iterable[Mark]) -> dict[str, int] | None:

@@ -184,9 +184,9 @@ class CheckpointStore:
                 self._keep_as(whole, savepoint, again)
 
         earlier = next(self.catalog.newest(manifest.id), None)
-        return self._settle(manifest, directory, earlier, throttle, publish)
+        return self._secure(manifest, directory, earlier, throttle, publish)
 
-    def _settle(
+    def _secure(
         self,
         manifest: Manifest,
         directory: Path,
@@ -418,7 +418,7 @@ class CheckpointStore:
             with tempfile.TemporaryDirectory(prefix="stateflow-export-") as folder:
                 directory = Path(folder) / "files"
                 self.restore(manifest, directory)
-                saved = to._settle(
+                saved = to._secure(
                     manifest,
                     directory,
                     None,

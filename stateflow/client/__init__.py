@@ -1,7 +1,10 @@
 """Talking to a cluster without Spark: control it, stream rows into it, read its state."""
 
 from stateflow.client.cluster import Cluster, Migration
-from stateflow.client.reports import (
+from stateflow.client.sources import SourceReport
+from stateflow.client.stream import StreamClient
+from stateflow.moves import MoveOptions
+from stateflow.reports import (
     CheckpointReport,
     ClusterStatus,
     MoveReport,
@@ -12,9 +15,6 @@ from stateflow.client.reports import (
     RestoredPartition,
     StandbyReport,
 )
-from stateflow.client.sources import SourceReport
-from stateflow.client.stream import StreamClient
-from stateflow.moves import MoveOptions
 
 __all__ = [
     "CheckpointReport",

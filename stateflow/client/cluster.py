@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from numbers import Integral
 from time import sleep
 from typing import Any
@@ -14,7 +14,12 @@ import pyarrow as pa
 from stateflow import moves
 from stateflow.client import sources
 from stateflow.client.given import iterable_given
-from stateflow.client.reports import (
+from stateflow.client.sources import SourceReport
+from stateflow.client.stream import StreamClient
+from stateflow.errors import BatchChanged, InvalidArgument, NotOwner, Unavailable, UnknownPartition, brief
+from stateflow.moves import MoveOptions
+from stateflow.partitioner import partition_of
+from stateflow.reports import (
     AdoptedOperator,
     CheckpointReport,
     ClusterStatus,
@@ -23,15 +28,9 @@ from stateflow.client.reports import (
     RestoredPartition,
     StandbyReport,
 )
-from stateflow.client.sources import SourceReport
-from stateflow.client.stream import StreamClient
-from stateflow.errors import BatchChanged, InvalidArgument, NotOwner, Unavailable, UnknownPartition, brief
-from stateflow.moves import MoveOptions
-from stateflow.partitioner import partition_of
 from stateflow.router import Router, backoff
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.clients import ControllerClient, ReplicaClient
+from stateflow.rpc.clients import ReplicaClient
+from stateflow.rpc.control import Control
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.code_key import signed
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, Operator, describe
@@ -41,9 +40,6 @@ from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.state import encode_row_key
 from stateflow.types import PARTITIONS_MAX, OperatorSpec, check_name
 
-#: of calls that move gigabytes
-LONG_TIMEOUT_S = 3600.0
-
 #: rows of initial state that are sent at a time
 LOADED_ROWS = 50_000
 
@@ -52,8 +48,8 @@ LOADED_ROWS = 50_000
 class Migration:
     """A reconfiguration under way."""
 
-    def __init__(self, controller: ControllerClient, first: Reconfiguration) -> None:
-        self._controller = controller
+    def __init__(self, control: Control, first: Reconfiguration) -> None:
+        self._control = control
         self.report = first
 
     @property
@@ -62,10 +58,9 @@ class Migration:
 
     def progress(self) -> Iterator[Reconfiguration]:
         """Reports as it goes on; the last one is not RUNNING. Raises Unavailable when the controller goes away."""
-        request = cpb.ReconfigurationRequest(id=self.id)
-        for message in self._controller.stream("WatchReconfiguration", request):
-            self.report = Reconfiguration.of(message)
-            yield self.report
+        for report in self._control.watch(self.id):
+            self.report = report
+            yield report
 
     def wait(self) -> Reconfiguration:
         """The final report. It does not raise for moves that failed: see its ``state`` and each move's ``error``."""
@@ -83,10 +78,10 @@ class Cluster:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._controller = ControllerClient(address, connect_timeout_s=ClientSettings().connect_timeout_s)
+        self._control = Control(address, ClientSettings().connect_timeout_s)
 
     def status(self) -> ClusterStatus:
-        return ClusterStatus.of(self._controller.call("Status", cpb.StatusRequest()))
+        return self._control.status()
 
     def deploy(
         self,
@@ -103,10 +98,10 @@ class Cluster:
 
         Raises OperatorNotImportable, DeclarationError, CodeRefused, AlreadyDeployed; nothing is changed then.
         """
-        self._controller.deploy(signed(describe(operator, partitions, name)), sites)
+        self._control.deploy(signed(describe(operator, partitions, name)), sites)
 
     def operator(self, name: str) -> OperatorSpec:
-        return self._controller.deployment(name).spec
+        return self._control.deployment(name).spec
 
     def stream(
         self,
@@ -177,18 +172,15 @@ class Cluster:
         OperatorNotImportable or OperatorOutdated for a target without the operator or with an older one; nothing is
         changed then.
         """
-        request = cpb.MigrateRequest(
-            operator=operator, partitions=_numbers(partitions), to=to, options=_asked(options, changed)
+        return Migration(
+            self._control,
+            self._control.migrate(operator, _numbers(partitions), to, _asked(options, changed)),
         )
-        return Migration(self._controller, Reconfiguration.of(self._controller.call("Migrate", request, 120)))
 
     def rebalance(self, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
         """Bring every replica that answers to its weight's share, by as few moves as that takes; one reconfiguration
         per operator, none when nothing is to do."""
-        reply = self._controller.call(
-            "Rebalance", cpb.RebalanceRequest(operator=operator, options=_asked(options, changed)), 120
-        )
-        return self._migrations(reply)
+        return self._migrations(self._control.rebalance(operator, _asked(options, changed)))
 
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
         """Give a replica's name to the data directory that asks for it (``directory``: to which, where several do).
@@ -196,8 +188,7 @@ class Cluster:
 
         Returns (directory, how many partitions). Raises NameTaken while the former one may be serving, InvalidArgument
         when nobody asks."""
-        reply = self._controller.call("Replace", cpb.ReplaceRequest(replica=replica, directory=directory))
-        return reply.directory, reply.partitions
+        return self._control.replace(replica, directory)
 
     def undeploy(self, operator: str, *, delete_state: bool = False) -> list[str]:
         """Take an operator out of the cluster, and delete its state on every replica. Checkpoints and savepoints stay.
@@ -205,15 +196,14 @@ class Cluster:
         Returns the replicas that did not answer: they delete what they have when they come back. Raises PartitionsLive
         unless ``delete_state`` says that this is meant, MoveConflict while its partitions move or are restored,
         OperatorNotDeployed; nothing is changed then."""
-        request = cpb.UndeployRequest(operator=operator, delete_state=delete_state)
-        return list(self._controller.call("Undeploy", request, LONG_TIMEOUT_S).waiting)
+        return self._control.undeploy(operator, delete_state)
 
     def forget(self, replica: str) -> None:
         """Know nothing any more of a replica that has ended for good. One that comes under its name is a new one.
 
         Raises NameTaken while it may be serving, PartitionsLive while partitions are its own, MoveConflict while some
         are on their way to or from it, InvalidArgument; nothing is changed then."""
-        self._controller.call("Forget", cpb.ForgetRequest(replica=replica), 120)
+        self._control.forget(replica)
 
     def adopt(self, *, dry_run: bool = False, partial: bool = False) -> list[AdoptedOperator]:
         """Take what replicas have into a ledger that knows nothing of it, because another one was lost.
@@ -224,68 +214,57 @@ class Cluster:
                 only a copy that was sealed for a move: it is served again.
 
         Raises AdoptionRefused; nothing was changed then."""
-        reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), 120)
-        return [AdoptedOperator.of(each) for each in reply.operators]
+        return self._control.adopt(dry_run, partial)
 
     def drain(self, replica: str, options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
         """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
         owns nothing."""
-        request = cpb.DrainRequest(replica=replica, options=_asked(options, changed))
-        return self._migrations(self._controller.call("Drain", request, 120))
+        return self._migrations(self._control.drain(replica, _asked(options, changed)))
 
-    def _migrations(self, reply: cpb.ReconfigurationList) -> list[Migration]:
-        return [Migration(self._controller, Reconfiguration.of(message)) for message in reply.reconfigurations]
+    def _migrations(self, begun: Iterable[Reconfiguration]) -> list[Migration]:
+        return [Migration(self._control, each) for each in begun]
 
     def standby(self, operator: str, count: int) -> list[StandbyReport]:
         """Keep ``count`` copies of every partition following beside its owner, from now on; 0 ends that. They take over
         when the owner dies. Raises InvalidArgument when there are too few replicas."""
         if count < 0:
             raise InvalidArgument("a count cannot be negative", remedy="give 0 to end standbys")
-        reply = self._controller.call("Standby", cpb.StandbyRequest(operator=operator, count=count), 120)
-        return [StandbyReport.of(view) for view in reply.standbys]
+        return self._control.standby(operator, count)
 
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
         """Newest first, those from before the controller's last start too; ``limit``: so many at most."""
-        pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
-        return [Reconfiguration.of(message) for page in pages for message in page.reconfigurations]
+        return self._control.reconfigurations(limit)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
         """Raises MoveUnknown."""
-        return self._control("GetReconfiguration", reconfiguration).report
+        return self._control.reconfiguration(reconfiguration)
 
     def cancel(self, reconfiguration: str) -> None:
         """Moves before their fence are rolled back, those behind it complete."""
-        self._control("CancelReconfiguration", reconfiguration)
+        self._control.cancel(reconfiguration)
 
     def resolve(self, reconfiguration: str, how: str) -> Migration:
         """Give up moves whose seal cannot be proved at the target. ``how``: ``serve-source``: the source serves what it
         sealed; ``restore``: a standby or checkpoint is taken, and what came after that is lost.
 
         Raises MoveUnknown, MoveConflict when none of its moves stands behind its fence."""
-        request = cpb.ResolveRequest(id=reconfiguration, how=how)
-        return Migration(
-            self._controller, Reconfiguration.of(self._controller.call("ResolveReconfiguration", request, 120))
-        )
+        return Migration(self._control, self._control.resolve(reconfiguration, how))
 
     def pause(self, reconfiguration: str) -> Migration:
         """Moves that have not begun wait; those under way complete."""
-        return self._control("PauseReconfiguration", reconfiguration)
+        return Migration(self._control, self._control.pause(reconfiguration))
 
     def resume(self, reconfiguration: str) -> Migration:
-        return self._control("ResumeReconfiguration", reconfiguration)
+        return Migration(self._control, self._control.resume(reconfiguration))
 
     def retry(self, reconfiguration: str) -> Migration:
         """A new reconfiguration for what failed of this one, with the same options."""
-        return self._control("RetryReconfiguration", reconfiguration)
-
-    def _control(self, method: str, reconfiguration: str) -> Migration:
-        request = cpb.ReconfigurationRequest(id=reconfiguration)
-        return Migration(self._controller, Reconfiguration.of(self._controller.call(method, request, 120)))
+        return Migration(self._control, self._control.retry(reconfiguration))
 
     def checkpoint(self, operator: str = "") -> CheckpointReport:
         """Take a checkpoint of every partition now and wait for it."""
-        request = rpb.CheckpointRequest(operator=operator)
-        return CheckpointReport.of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
+        report, _ = self._control.checkpoint(operator)
+        return report
 
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
         """Take a checkpoint now and keep it under this name until it is deleted.
@@ -294,18 +273,13 @@ class Cluster:
         """
         check_name("savepoint", name)
         names = [operator] if operator else [each.name for each in self.status().operators]
-        total = rpb.CheckpointReply()
+        total = CheckpointReport(0, 0, 0, 0.0, "")
         for each in names:
             left = set(range(self.operator(each).partitions))
             for pause in backoff():
-                request = rpb.CheckpointRequest(operator=each, savepoint=name, partitions=sorted(left))
-                reply = self._controller.call("Checkpoint", request, LONG_TIMEOUT_S)
-                left -= set(reply.numbers)
-                total.partitions += reply.partitions
-                total.bytes_new += reply.bytes_new
-                total.bytes_total += reply.bytes_total
-                total.duration_s += reply.duration_s
-                total.url = reply.url
+                report, taken = self._control.checkpoint(each, name, sorted(left))
+                left -= taken
+                total = _sum(total, report)
                 if not left:
                     break
                 if pause is None:
@@ -313,7 +287,7 @@ class Cluster:
                         f"partitions {sorted(left)} were with nobody", remedy="try again when no move is under way"
                     )
                 sleep(pause)
-        return CheckpointReport.of(total)
+        return total
 
     def restore(
         self,
@@ -335,18 +309,7 @@ class Cluster:
 
         A partition that could not be restored is as it was, and says so in its ``error``.
         """
-        source, batch = at or ("", 0)
-        request = cpb.RestoreOperatorRequest(
-            operator=operator,
-            partitions=_numbers(partitions),
-            to=to,
-            url=url,
-            savepoint=savepoint,
-            source=source,
-            batch=batch,
-        )
-        report = self._controller.call("Restore", request, LONG_TIMEOUT_S)
-        return [RestoredPartition.of(each) for each in report.partitions]
+        return self._control.restore(operator, _numbers(partitions), to=to, url=url, savepoint=savepoint, at=at)
 
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
         """Entries of one state: columns key, map_key (null for a value), value, partition; of one key, or of all.
@@ -363,14 +326,14 @@ class Cluster:
         left = set(range(count)) if key is None else {partition_of(key, count)}
         keys = [] if key is None else [encode_row_key(key)]
         for pause in backoff():
-            deployed = self._controller.deployment(operator)
+            deployed = self._control.deployment(operator)
             for partition in sorted(left):
                 try:
                     address = deployed.owners[partition].address
                     records = list(ReplicaClient(address).scan(operator, state, [partition], keys))
                 except (NotOwner, Unavailable):  # it moved since the controller was asked, or its owner is starting
                     if pause is None:
-                        if (why := deployed.unserved.get(partition)) is not None:
+                        if (why := deployed.why_unserved().get(partition)) is not None:
                             raise why from None
                         raise
                     continue
@@ -382,7 +345,7 @@ class Cluster:
 
     def replica_stats(self, address: str, after: int = 0) -> ReplicaStatistics:
         """What a replica holds and did; of the requests that it served, those behind number ``after``."""
-        return ReplicaStatistics.of(ReplicaClient(address).call("Stats", rpb.StatsRequest(after=after)))
+        return ReplicaClient(address).statistics(after)
 
 
 def _numbers(partitions: object) -> list[int]:
@@ -401,9 +364,19 @@ def _numbers(partitions: object) -> list[int]:
     return numbers
 
 
-def _asked(options: MoveOptions, changed: Mapping[str, Any]) -> cpb.MoveOptions:
+def _asked(options: MoveOptions, changed: Mapping[str, Any]) -> MoveOptions:
     """Raises InvalidArgument."""
     names = [each.name for each in fields(MoveOptions)]
     if unknown := changed.keys() - set(names):
         raise InvalidArgument(f"a move has no option {min(unknown)!r}", remedy=f"use {', '.join(names)}")
-    return cpb.MoveOptions(**asdict(replace(options, **changed)))
+    return replace(options, **changed)
+
+
+def _sum(one: CheckpointReport, other: CheckpointReport) -> CheckpointReport:
+    return CheckpointReport(
+        one.partitions + other.partitions,
+        one.bytes_new + other.bytes_new,
+        one.bytes_total + other.bytes_total,
+        one.duration_s + other.duration_s,
+        other.url,
+    )

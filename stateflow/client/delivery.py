@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -27,8 +27,7 @@ from stateflow.errors import (
     StaleBatch,
     StateflowError,
 )
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.runtime.layout import Session
+from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.positions import Batch
 
 log = logging.getLogger(__name__)
@@ -43,14 +42,15 @@ OUTPUTS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Have all partitions refuse older clients than ``session``; comes to their answers, or SourceTaken."""
+    """Have all partitions refuse older clients than ``session``; comes to what they contain, by partition, or
+    SourceTaken."""
 
     session: Session
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Comes to what all partitions contain, as they say it to anybody."""
+    """Comes to what all partitions contain, by partition, as they say it to anybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +146,12 @@ class Delivery:
         """Become the newest client of the source at every partition."""
         while True:
             try:
-                replies = yield Open(self.session)
+                found = yield Open(self.session)
             except SourceTaken as taken:
                 self.session = Session(int(taken.where["generation_us"]) + 1, self.session.id)
             else:
-                heard = merged(replies)
-                self.history.resume(heard.contained, heard.known, self._acknowledged())
+                known = [position.known for position in found.values() if position.known]
+                self.history.resume(_contained(found), known, self._acknowledged())
                 return
 
     def deliver(
@@ -201,7 +201,7 @@ class Delivery:
             if left is not None and isinstance(error, StaleBatch):
                 raise self._overtaken(number) from error
             raise
-        self._settled(asked, number, rewind)
+        self._ended(asked, number, rewind)
         return result
 
     def verify(self) -> Steps[None]:
@@ -242,7 +242,7 @@ class Delivery:
                 self._doubt = None
                 return
         try:
-            contained = merged((yield Look())).contained
+            contained = _contained((yield Look()))
         except StateflowError:  # a partition that cannot be asked holds up no other: as if it contained some of it
             contained = dict.fromkeys(doubt.sent.rows, number)
         if any(contained.get(partition, -1) >= number for partition in doubt.sent.rows):
@@ -261,7 +261,7 @@ class Delivery:
         while len(self._left) > LOGGED_MAX:
             del self._left[next(iter(self._left))]
 
-    def _settled(self, asked: Asked, number: int, rewind: bool) -> None:
+    def _ended(self, asked: Asked, number: int, rewind: bool) -> None:
         """Batch ``number`` is applied, perhaps mended; or the same under a number that its caller chose instead."""
         if self._doubt is not None and (self._doubt.sent.number == number or self._doubt.asked == asked):
             self._doubt = None
@@ -354,10 +354,9 @@ class Delivery:
     def _ask(self) -> Steps[None]:
         """As the client that it is: one that another came after must not take what it hears for its own."""
         self._refused = True  # until all of them have answered: those that did not may not know of this client
-        replies = yield Open(self.session)
-        heard = merged(replies)
-        others = {p for p, client in heard.clients.items() if client != self.session.id}
-        self.history.heard(heard.contained, others)
+        found = yield Open(self.session)
+        others = {p for p, position in found.items() if position.client not in ("", self.session.id)}
+        self.history.heard(_contained(found), others)
         self._refused = False
 
 
@@ -369,18 +368,6 @@ def _is_hopeless(error: BaseException) -> bool:
     return of_rows or type(error) is StateflowError  # a fault of ours that it brings about
 
 
-class Heard(NamedTuple):
-    """Partition → last batch it ``contains``, and which of the ``clients`` sent that; what predecessors ``knew``."""
-
-    contained: dict[int, int]
-    known: list[bytes]
-    clients: dict[int, str]
-
-
-def merged(replies: Iterable[rpb.PositionsReply]) -> Heard:
-    heard = Heard({}, [], {})
-    for reply in replies:
-        heard.contained.update(reply.positions)
-        heard.known.extend(reply.known.values())
-        heard.clients.update(reply.clients)
-    return heard
+def _contained(found: Mapping[int, Position]) -> dict[int, int]:
+    """Partition → last batch it contains."""
+    return {partition: position.batch for partition, position in found.items()}

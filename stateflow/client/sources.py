@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from time import sleep
 from typing import TypeVar
 
-from stateflow.client.reports import Report
 from stateflow.errors import InvalidArgument, LeaseLost, NotOwner, Unavailable
+from stateflow.reports import Report
 from stateflow.router import Router, backoff
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
+from stateflow.runtime.retirement import SourceView
 
 T = TypeVar("T")
 
@@ -37,32 +37,25 @@ class SourceReport(Report):
 
 def sources(router: Router) -> list[SourceReport]:
     """Whoever has sent to the operator; those that sent last come last. Raises Unavailable."""
-    found: dict[str, list[rpb.SourceView]] = {}
-
-    def ask(replica: ReplicaClient, partition: int) -> list[rpb.SourceView]:
-        request = rpb.SourcesRequest(operator=router.operator, partitions=[partition])
-        return [view for reply in replica.stream("Sources", request) for view in reply.sources]
-
-    for views in _everywhere(router, ask):
+    found: dict[str, list[SourceView]] = {}
+    holders: set[str] = set()
+    for views in _everywhere(router, lambda replica, partition: replica.sources(router.operator, partition)):
+        if (holder := _holder(views)) is not None:
+            holders.add(holder)
         for view in views:
             found.setdefault(view.source, []).append(view)
-    holders = _holders(view for views in found.values() for view in views)
     reports = (_report(source, views, source in holders) for source, views in found.items())
     return sorted(reports, key=lambda each: each.at_us)
 
 
-def _holders(views: Iterable[rpb.SourceView]) -> set[str]:
-    """Sources that alone hold back the watermark of some partition."""
-    promised: dict[int, list[tuple[int, str]]] = {}
-    for view in views:
-        if view.HasField("watermark_us"):
-            promised.setdefault(view.partition, []).append((view.watermark_us, view.source))
-    lowest = (sorted(each)[:2] for each in promised.values() if len(each) > 1)
-    return {first[1] for first, second in lowest if first[0] < second[0]}
+def _holder(views: Iterable[SourceView]) -> str | None:
+    """The source that alone holds back the watermark of a partition, of all that have sent to it."""
+    promised = sorted((view.watermark_us, view.source) for view in views if view.watermark_us is not None)
+    return promised[0][1] if len(promised) > 1 and promised[0][0] < promised[1][0] else None
 
 
-def _report(source: str, views: list[rpb.SourceView], holds: bool) -> SourceReport:
-    watermarks = [view.watermark_us for view in views if view.HasField("watermark_us")]
+def _report(source: str, views: list[SourceView], holds: bool) -> SourceReport:
+    watermarks = [view.watermark_us for view in views if view.watermark_us is not None]
     return SourceReport(
         source,
         batch=max(view.batch for view in views),
@@ -79,18 +72,13 @@ def retire(router: Router, source: str) -> int:
     """Have all partitions keep a tombstone only; returns how many had more. Raises InvalidArgument for a source that
     is not known, Unavailable."""
 
-    def ask(replica: ReplicaClient, partition: int) -> int:
-        request = rpb.PositionsRequest(operator=router.operator, source=source, partitions=[partition])
-        count: int = replica.call("RetireSource", request).retired
-        return count
-
     if source not in {each.source for each in sources(router)}:
         raise InvalidArgument(
             f"no partition knows a source {source!r}",
             remedy=f"`stateflow source list {router.operator}` shows them",
             operator=router.operator,
         )
-    return sum(_everywhere(router, ask))
+    return sum(_everywhere(router, lambda replica, p: replica.retire_source(router.operator, source, p)))
 
 
 def _everywhere(router: Router, ask: Callable[[ReplicaClient, int], T]) -> list[T]:

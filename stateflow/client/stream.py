@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from time import sleep
 from typing import Any, TypeVar
@@ -27,11 +27,9 @@ from stateflow.errors import (
 )
 from stateflow.partitioner import partition_of
 from stateflow.router import Router, backoff
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
-from stateflow.rpc.wire import session_to_pb
 from stateflow.runtime.ddl import parse_ddl
-from stateflow.runtime.layout import Session
+from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.timers import to_us
 from stateflow.settings import RouterSettings
@@ -42,40 +40,35 @@ T = TypeVar("T")
 
 def positions(router: Router, source: str) -> dict[int, int]:
     """Partition → the last batch of ``source`` it contains; those that have seen none are left out."""
-    found: dict[int, int] = {}
-    for reply in _positions(router, source):
-        found |= dict(reply.positions)
-    return found
+    return {partition: position.batch for partition, position in _positions(router, source).items()}
 
 
-def _positions(router: Router, source: str, session: Session | None = None) -> Iterator[rpb.PositionsReply]:
+def _positions(router: Router, source: str, session: Session | None = None) -> dict[int, Position]:
     """Of all partitions. With a session they refuse older clients of the source from now on; raises SourceTaken."""
+    found: dict[int, Position] = {}
     by_address: dict[str, list[int]] = {}
     for partition, route in enumerate(router.table.routes):
         by_address.setdefault(route.address, []).append(partition)
     for partitions in by_address.values():
         try:
-            yield _positions_of(router, source, partitions, session)
+            found |= _positions_of(router, source, partitions, session)
         except (LeaseLost, NotOwner, StandbyMissing, Unavailable):  # some of them are moving, or their owner was away
             for partition in partitions:
-                yield _positions_of_moving(router, source, partition, session)
+                found |= _positions_of_moving(router, source, partition, session)
+    return found
 
 
 def _positions_of(
     router: Router, source: str, partitions: list[int], session: Session | None = None
-) -> rpb.PositionsReply:
+) -> dict[int, Position]:
     """Of partitions of one owner. Raises NotOwner when one of them is not with it, LeaseLost when it was away."""
     replica = ReplicaClient(router.table.routes[partitions[0]].address)
-    asked = rpb.PositionsRequest(operator=router.operator, source=source, partitions=partitions)
-    reply: rpb.PositionsReply
     if session is None:
-        reply = replica.call("Positions", asked)
-    else:
-        reply = replica.call("OpenSource", rpb.OpenSourceRequest(asked=asked, session=session_to_pb(session)))
-    return reply
+        return replica.positions(router.operator, source, partitions)
+    return replica.open_source(router.operator, source, partitions, session)
 
 
-def _positions_of_moving(router: Router, source: str, partition: int, session: Session | None) -> rpb.PositionsReply:
+def _positions_of_moving(router: Router, source: str, partition: int, session: Session | None) -> dict[int, Position]:
     for pause in backoff():
         try:
             return _positions_of(router, source, [partition], session)
@@ -238,9 +231,9 @@ class StreamClient:
     def _do(self, step: Step) -> Any:
         match step:
             case Open(session):
-                return list(_positions(self._router, self.source, session))
+                return _positions(self._router, self.source, session)
             case Look():
-                return list(_positions(self._router, self.source))
+                return _positions(self._router, self.source)
             case Deliver(batch, schema, rows, after):
                 return self._router.send(batch, schema, rows, after)
 

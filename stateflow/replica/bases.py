@@ -12,18 +12,17 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import grpc.aio
 import xxhash
 
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile
 from stateflow.clock import Clock
 from stateflow.errors import CheckpointCorrupt, TransferCorrupt, Unavailable
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import remote_error
+from stateflow.replica.peers import SourceReplica
 from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.transfer import BaseFile
 from stateflow.types import PartitionId
@@ -60,15 +59,14 @@ class Peer:
 
     def __init__(
         self,
-        stub: Any,
+        source: SourceReplica,
         snapshot_id: str,
-        address: str,
         rate_limit: RateLimit,
         clock: Clock,
         silence_s: float,
         arrived: Callable[[int], None],
     ) -> None:
-        self._stub, self._snapshot_id, self._address = stub, snapshot_id, address
+        self._source, self._snapshot_id = source, snapshot_id
         self._rate_limit, self._clock = rate_limit, clock
         self._silence_s, self._arrived = silence_s, arrived
         self.waited_s = 0.0
@@ -85,32 +83,29 @@ class Peer:
 
     async def _stream(self, file: BaseFile, path: Path) -> None:
         begun = path.stat().st_size if path.exists() else 0
-        call = self._stub.Fetch(rpb.FetchRequest(snapshot_id=self._snapshot_id, name=file.name, offset=begun))
         try:
-            with path.open("ab") as out:
-                while (chunk := await asyncio.wait_for(call.read(), self._silence_s)) is not grpc.aio.EOF:
-                    if xxhash.xxh64_intdigest(chunk.data) != chunk.checksum:
-                        raise _corrupt("a piece of a base file arrived damaged", file, begun)
-                    if begun + len(chunk.data) > file.size:
-                        raise _corrupt(f"more than its {file.size} bytes came of a base file", file, begun)
-                    out.write(chunk.data)
-                    begun += len(chunk.data)
-                    self._arrived(len(chunk.data))
-                    wait = self._rate_limit.wait_s(self._clock.monotonic(), len(chunk.data))
-                    if wait:
-                        self.waited_s += wait
-                        await asyncio.sleep(wait)
+            async with aclosing(self._source.fetch(self._snapshot_id, file.name, begun)) as pieces:
+                with path.open("ab") as out:
+                    while (piece := await asyncio.wait_for(anext(pieces, None), self._silence_s)) is not None:
+                        data, checksum = piece
+                        if xxhash.xxh64_intdigest(data) != checksum:
+                            raise _corrupt("a piece of a base file arrived damaged", file, begun)
+                        if begun + len(data) > file.size:
+                            raise _corrupt(f"more than its {file.size} bytes came of a base file", file, begun)
+                        out.write(data)
+                        begun += len(data)
+                        self._arrived(len(data))
+                        wait = self._rate_limit.wait_s(self._clock.monotonic(), len(data))
+                        if wait:
+                            self.waited_s += wait
+                            await asyncio.sleep(wait)
         except TimeoutError as error:
             raise Unavailable(
-                f"{self._address} accepted, but sent nothing of a base file for {self._silence_s:g} s",
+                f"{self._source.address} accepted, but sent nothing of a base file for {self._silence_s:g} s",
                 remedy="see whether it and the link to it are well; what arrived is kept for the next attempt",
                 file=file.name,
                 arrived=f"{begun} of {file.size} bytes",
             ) from error
-        except grpc.aio.AioRpcError as error:
-            raise remote_error(error, self._address) from error
-        finally:
-            call.cancel()
         if begun != file.size:
             raise _corrupt(f"a base file ended before its {file.size} bytes had come", file, begun)
 

@@ -12,7 +12,7 @@ from random import Random  # noqa: TID251 - the type; which one is handed in
 
 from stateflow.checkpoint import CheckpointStore, Codec
 from stateflow.checkpoint.codec import key_from_environment
-from stateflow.checkpoint.collecting import Retention, collect
+from stateflow.checkpoint.collecting import Retention, collect, whose_turn
 from stateflow.checkpoint.store import Saved
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, StaleCheckpoint, StateflowError, UnknownPartition
@@ -93,7 +93,6 @@ class CheckpointShell:
                 await self._loop.run_in_executor(self._tidying, self._tidy, self._own_store())
 
     def _tidy(self, store: CheckpointStore) -> None:
-        """One replica after the other may drop, and mostly it is one: who published last."""
         settings = self._node.settings
         store.check()
         published = self._node.checkpointer.published(store)
@@ -102,8 +101,7 @@ class CheckpointShell:
         if gone:
             log.error("%d checkpoints are not in %s any more, and are taken again", len(gone), store.url)
             self._node.checkpointer.forget(gone)
-        newest = max(found, key=lambda each: (each.modified_us, each.name), default=None)
-        if newest is None or not settings.checkpoint_keep or newest.partition not in self._node.owned():
+        if not settings.checkpoint_keep or whose_turn(found) not in self._node.owned():
             return
         done = collect(store, Retention(settings.checkpoint_keep, settings.checkpoint_keep_s))
         if done.checkpoints_dropped or done.blobs_deleted:

@@ -95,7 +95,7 @@ class Fencer:
         """Raises BudgetUnreachable."""
         quiet = QuietDisk(fence.partition, self._clock.monotonic(), fence.pause_ms, fence.max_pause_ms)
         while self._node.lifecycle(fence.partition).state is State.OWNED:
-            sync_ms = await self._threads.in_quick(self._node.sender.settle, fence.partition)
+            sync_ms = await self._threads.in_quick(self._node.sender.sync, fence.partition)
             if quiet.has_come(sync_ms, self._clock.monotonic()):
                 return
 

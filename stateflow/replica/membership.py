@@ -12,19 +12,16 @@ import grpc.aio
 
 from stateflow.clock import Clock
 from stateflow.errors import ForeignLedger, StaleTerm, StateflowError
-from stateflow.replica.messages import views_of
+from stateflow.replica.peers import Controller, Directory, Heartbeat, Pulse, Unanswered
 from stateflow.replica.pulls import Pulls
 from stateflow.replica.threads import Threads
 from stateflow.replica.troubles import Troubles
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.wire import answered, batched, next_of, remote_error, replica_of, replica_to_pb, spec_of, spec_to_pb
+from stateflow.rpc.wire import next_of
 from stateflow.runtime.authority import Command
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-CALL_TIMEOUT_S = 5.0
 #: copies that a heartbeat names
 INCOMING_MAX = 1000
 
@@ -45,16 +42,15 @@ async def say_opening(member: Member, controller: str) -> None:
     """Heartbeats of a replica that does not know yet what it has, until cancelled. They give it no lease: they say that
     it is worth waiting for."""
     node, info = member.node, member.info
-    request = cpb.HeartbeatRequest(
-        name=info.name, directory=_directory(node), replica=replica_to_pb(info), opening=True
-    )
+    beat = Heartbeat(info, _directory(node), opening=True)
     async with contextlib.AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(member.connect(each)) for each in controller.split(",")]
+        controllers = [
+            Controller(await stack.enter_async_context(member.connect(each)), each) for each in controller.split(",")
+        ]
         while True:
-            for channel in channels:
-                stub = controller_pb2_grpc.ControllerServiceStub(channel)
-                with contextlib.suppress(grpc.aio.AioRpcError):  # what is wrong is said when it registers
-                    await stub.Heartbeat(request, timeout=CALL_TIMEOUT_S)
+            for each in controllers:
+                with contextlib.suppress(Unanswered, StateflowError):  # what is wrong is said when it registers
+                    await each.heartbeat(beat)
             await asyncio.sleep(node.settings.heartbeat_interval_s)
 
 
@@ -77,51 +73,47 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
     claimed: Holding | None = None  # what the controller was told that its ledger does not know of
     addresses = controller.split(",")
     asked = addresses[0]
-    channels: dict[str, grpc.aio.Channel] = {}
+    controllers: dict[str, Controller] = {}
     async with contextlib.AsyncExitStack() as stack:
         while True:
             beats += 1
             try:
                 if node.lost_some:
                     node.lost_some = registered = False
-                if asked not in channels:
-                    channels[asked] = await stack.enter_async_context(member.connect(asked))
-                stub = controller_pb2_grpc.ControllerServiceStub(channels[asked])
+                if asked not in controllers:
+                    channel = await stack.enter_async_context(member.connect(asked))
+                    controllers[asked] = Controller(channel, asked)
                 sent_at = member.clock.monotonic()
-                beat = await stub.Heartbeat(
-                    cpb.HeartbeatRequest(
-                        name=info.name,
-                        incarnation=incarnation if registered else "",
-                        incoming=_some(member.pulls.incoming(), beats),
-                        directory=_directory(node, free),
-                        replica=replica_to_pb(info),
-                        term=node.authority.seen[1],
-                    ),
-                    timeout=CALL_TIMEOUT_S,
+                pulse = await controllers[asked].heartbeat(
+                    Heartbeat(
+                        info,
+                        _directory(node, free),
+                        incarnation if registered else "",
+                        _some(member.pulls.incoming(), beats),
+                        node.authority.seen[1],
+                    )
                 )
-                answered(beat, asked)
-                beat.adopted = beat.adopted or (free if free and node.is_empty else "")
-                if node.authority.seen[0] not in ("", beat.ledger, beat.adopted):
-                    claimed = await _claim(member, stub, _held(node), claimed if beat.claimed else None)
-                node.authority.check_answer(beat.ledger, beat.term, beat.adopted)
-                if beat.known and (beat.ledger, beat.term) == node.authority.seen:
-                    node.lease.granted(sent_at, beat.lease_s)
-                    for ended in beat.ended:
-                        await member.pulls.end(PartitionId(ended.operator, ended.partition), ended.move_id)
+                adopted = pulse.adopted or (free if free and node.is_empty else "")
+                if node.authority.seen[0] not in ("", pulse.ledger, adopted):
+                    claimed = await _claim(member, controllers[asked], _held(node), claimed if pulse.claimed else None)
+                node.authority.check_answer(pulse.ledger, pulse.term, adopted)
+                if pulse.known and (pulse.ledger, pulse.term) == node.authority.seen:
+                    node.lease.granted(sent_at, pulse.lease_s)
+                    for partition, move_id in pulse.ended:
+                        await member.pulls.end(partition, move_id)
                     troubles.over()
                 else:
                     node.lease.revoke()
                     registered = False
-                    registered = await _register(member, stub, incarnation, beat, free)
+                    registered = await _register(member, controllers[asked], incarnation, pulse, adopted, free)
                     if registered:
                         claimed, free = None, ""
                         log.info("registered as %s at %s", info.name, asked)
                         continue
-            except grpc.aio.AioRpcError as error:
-                meant = remote_error(error, asked)
-                if troubles.is_new(meant.code):
-                    log.warning("%s", meant)
-                asked = next_of(addresses, asked, meant)
+            except Unanswered as error:
+                if troubles.is_new(error.meant.code):
+                    log.warning("%s", error.meant)
+                asked = next_of(addresses, asked, error.meant)
             except (StaleTerm, ForeignLedger) as error:  # as if nothing had been heard
                 if isinstance(error, ForeignLedger) and node.is_empty and not free:
                     free = node.authority.seen[0]
@@ -137,44 +129,32 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
 
 
 async def _register(
-    member: Member,
-    stub: controller_pb2_grpc.ControllerServiceStub,
-    incarnation: str,
-    beat: cpb.HeartbeatReply,
-    free: str,
+    member: Member, controller: Controller, incarnation: str, pulse: Pulse, adopted: str, free: str
 ) -> bool:
     """With the ticket of this answer. False: it was void by then. ``free``: see :func:`_directory`."""
-    ticket, by = beat.ticket, (beat.ledger, beat.term)
-    await member.threads.in_files(
-        member.node.begin_session, Command(*by, ticket), beat.adopted
-    )  # what is said now stays true
-    *pieces, last = batched(views_of(member.node))
-    for partitions in [*pieces, last]:
-        request = cpb.RegisterRequest(
-            replica=replica_to_pb(member.info),
-            incarnation=incarnation,
-            partitions=partitions,
-            ticket=ticket,
-            directory=_directory(member.node, free),
-            more=partitions is not last,
-        )
-        reply = answered(await stub.Register(request, timeout=2 * CALL_TIMEOUT_S), "the controller")
-        if reply.late or (reply.ledger, reply.term) != by:
-            return False
-    for undeployed in reply.dropped:
-        await member.threads.in_files(member.node.drop, undeployed.operator, undeployed.epoch)
-    known = {spec.name for spec in reply.operators}
-    unknown = {partition: held for partition, held in _held(member.node).items() if partition.operator not in known}
+    node, threads = member.node, member.threads
+    command = Command(pulse.ledger, pulse.term, pulse.ticket)
+    await threads.in_files(node.begin_session, command, adopted)  # what is said now stays true
+    told = await controller.register(member.info, _directory(node, free), incarnation, command, node.views())
+    if told is None:
+        return False
+    for operator, epoch in told.dropped:
+        await threads.in_files(node.drop, operator, epoch)
+    known = {spec.name for spec in told.operators}
+    unknown = {partition: held for partition, held in _held(node).items() if partition.operator not in known}
     if unknown:
-        await _claim(member, stub, unknown, None)
-    for spec in reply.operators:
+        await _claim(member, controller, unknown, None)
+    for spec in told.operators:
         with contextlib.suppress(StateflowError):  # it is named again when it is really needed
-            await member.threads.in_files(member.node.learn, spec_of(spec))
-    for gone in reply.superseded:
-        partition = PartitionId(gone.operator, gone.partition)
-        owner = replica_of(gone.owner)
-        if await member.threads.in_files(member.node.successor.supersede, partition, gone.epoch, owner, gone.burnt):
-            log.warning("%s went to %s at epoch %d while this replica was not heard", partition, owner.name, gone.epoch)
+            await threads.in_files(node.learn, spec)
+    for gone in told.superseded:
+        if await threads.in_files(node.successor.supersede, gone.partition, gone.epoch, gone.owner, gone.burnt):
+            log.warning(
+                "%s went to %s at epoch %d while this replica was not heard",
+                gone.partition,
+                gone.owner.name,
+                gone.epoch,
+            )
     return True
 
 
@@ -186,42 +166,24 @@ def _held(node: ReplicaNode) -> Holding:
     return {lifecycle.partition: (lifecycle.state, lifecycle.epoch) for lifecycle, _ in node.inventory()}
 
 
-async def _claim(
-    member: Member,
-    stub: controller_pb2_grpc.ControllerServiceStub,
-    holding: Holding,
-    said: Holding | None,
-) -> Holding:
+async def _claim(member: Member, controller: Controller, holding: Holding, said: Holding | None) -> Holding:
     """Tell a controller what is here of which its ledger knows nothing, unless that was ``said``: it must not be
     created empty."""
-    if holding == said:
-        return holding
-    names = {partition.operator for partition in holding}
-    views = [view for view in views_of(member.node) if PartitionId(view.operator, view.partition) in holding]
-    pieces = list(batched(views))
-    for number, partitions in enumerate(pieces):
-        request = cpb.ClaimRequest(
-            replica=replica_to_pb(member.info),
-            directory=_directory(member.node),
-            operators=[spec_to_pb(spec) for spec in member.node.operators() if not number and spec.name in names],
-            partitions=partitions,
-            first=not number,
-            last=number == len(pieces) - 1,
-        )
-        await stub.Claim(request, timeout=2 * CALL_TIMEOUT_S)
+    if holding != said:
+        names = {partition.operator for partition in holding}
+        operators = [spec for spec in member.node.operators() if spec.name in names]
+        views = [view for view in member.node.views() if view.partition in holding]
+        await controller.claim(member.info, _directory(member.node), operators, views)
     return holding
 
 
-def _some(incoming: list[tuple[PartitionId, str]], beats: int) -> list[cpb.Incoming]:
+def _some(incoming: list[tuple[PartitionId, str]], beats: int) -> list[tuple[PartitionId, str]]:
     """Those whose turn it is: asked after in every heartbeat, thousands of copies would be most of what is sent."""
     first = beats * INCOMING_MAX % max(len(incoming), 1)
-    return [
-        cpb.Incoming(operator=partition.operator, partition=partition.partition, move_id=move_id)
-        for partition, move_id in (incoming[first:] + incoming[:first])[:INCOMING_MAX]
-    ]
+    return (incoming[first:] + incoming[:first])[:INCOMING_MAX]
 
 
-def _directory(node: ReplicaNode, free: str = "") -> cpb.Directory:
+def _directory(node: ReplicaNode, free: str = "") -> Directory:
     """Args: free: a ledger that it belongs to no more."""
     identity, ledger = node.identity, node.authority.seen[0]
-    return cpb.Directory(id=identity.id, place=identity.place, ledger="" if ledger == free else ledger)
+    return Directory(identity.id, identity.place, "" if ledger == free else ledger)

@@ -18,46 +18,40 @@ import statistics
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
-
-import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown, StateflowError, StateMissing, TransferCorrupt, Unavailable
 from stateflow.replica.bases import BaseSource, Nearest, Peer, Store
+from stateflow.replica.peers import SourceReplica
 from stateflow.replica.progress import Phase, Progress
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import answered, connected, remote_error, seal_of, snapshot_of, unexpected
+from stateflow.runtime.following import Confirming, Persistence, Rate
 from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.transfer import Kept, SnapshotInfo
+from stateflow.runtime.transfer import Kept, Reading, SnapshotInfo
 from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 T = TypeVar("T")
 REPORT_INTERVAL_S = 0.1
 #: a copy that follows is forced to disk this often, so that the pause has not to wait for all of it
-SETTLE_INTERVAL_S = 0.25
+SYNC_INTERVAL_S = 0.25
 #: between reports of a copy that has caught up
 CAUGHT_UP_INTERVAL_S = 0.02
 RETRY_INTERVAL_S = 0.1
 #: a standby behind its source's end looks so often whether it is over
 OUTLAST_INTERVAL_S = 1.0
-RESTARTS_MAX = 3
 PING_INTERVAL_S = 0.25
 PINGS_KEPT = 9
-#: so much is applied at most before the source hears of it, and forgets it
-CONFIRM_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class IncomingMove:
-    """A move as its target knows it. ``bandwidth_max``: bytes a second for the base; 0: no limit."""
+class Preparation:
+    """A move as its target is asked for it. ``bandwidth_max``: bytes a second for the base; 0: no limit."""
 
     move_id: str
     spec: OperatorSpec
@@ -86,8 +80,8 @@ class Pull:
     def __init__(
         self,
         node: ReplicaNode,
-        move: IncomingMove,
-        channel: grpc.aio.Channel,
+        move: Preparation,
+        source: SourceReplica,
         executor: Executor,
         quick: Executor,
         clock: Clock,
@@ -98,8 +92,7 @@ class Pull:
         self._turns = turns or asyncio.Semaphore()
         self._node = node
         self._move = move
-        self._channel = channel
-        self._stub = replica_pb2_grpc.ReplicaServiceStub(channel)
+        self._source = source
         self._executor, self._quick = executor, quick
         self._clock = clock
         self._checkpoints = checkpoints
@@ -117,7 +110,7 @@ class Pull:
         self._pings: deque[float] = deque(maxlen=PINGS_KEPT)
 
     async def run(self) -> AsyncIterator[Progress]:
-        restarts = 0
+        persistence = Persistence(self._move.standby, self._node.settings.resume_timeout_s)
         while True:
             try:
                 async for report in self._attempt():
@@ -125,16 +118,14 @@ class Pull:
                 return
             except _Restart as why:
                 self._base, self._opened, self._goes_back = None, False, False
-                restarts += 1
                 cause = why.__cause__
                 assert isinstance(cause, StateflowError)
-                if restarts > RESTARTS_MAX and not self._move.standby:
+                if not persistence.begins_anew():
                     yield await self._failed(cause)
                     return
                 log.info("move %s begins anew: %s", self._move.move_id, cause)
             except Unavailable as error:
-                silent_s = self._clock.monotonic() - self._heard_at
-                if silent_s > self._node.settings.resume_timeout_s and not self._move.standby:
+                if not persistence.goes_on(self._clock.monotonic() - self._heard_at):
                     yield await self._failed(error)
                     return
                 if self._waited_for != error.what:
@@ -163,7 +154,7 @@ class Pull:
                 move.newest_epoch,
             )
         async with self._turn() if move.on_demand else contextlib.nullcontext():
-            await connected(self._channel, move.source.address)
+            await self._source.connected()
             if self._base is None:
                 self._base = await self._snapshot(kept if self._goes_back else None)
             self._heard()
@@ -215,36 +206,24 @@ class Pull:
         self._heard_at = self._clock.monotonic()
 
     async def _ping(self) -> None:
-        where = rpb.InspectRequest(operator=self._move.partition.operator, partition=self._move.partition.partition)
         started = self._clock.monotonic()
-        await self._stub.Inspect(where, timeout=self._timeout)
+        await self._source.ping(self._move.partition)
         self._pings.append(self._clock.monotonic() - started)
         rtt_ms = statistics.median(self._pings) * 1e3
         self._progress = replace(self._progress, rtt_ms=rtt_ms, stall_ms=max(self._pings) * 1e3 - rtt_ms)
 
     async def _keep_pinging(self) -> None:
         """Round trips as a request sees them, on processes that are at work."""
-        with contextlib.suppress(grpc.aio.AioRpcError):  # the stream beside it tells
+        with contextlib.suppress(StateflowError):  # the stream beside it tells
             while True:
                 await asyncio.sleep(PING_INTERVAL_S)
                 await self._ping()
 
     async def _snapshot(self, kept: Kept | None) -> SnapshotInfo:
         move = self._move
-        request = rpb.SnapshotRequest(
-            move_id=move.move_id,
-            operator=move.partition.operator,
-            partition=move.partition.partition,
-            standby=move.standby,
-        )
-        if kept is not None:
-            request.kept.CopyFrom(rpb.Kept(**asdict(kept)))
-        try:
-            for _ in range(3):
-                await self._ping()
-            return snapshot_of(answered(await self._stub.Snapshot(request, timeout=self._timeout), move.source.address))
-        except grpc.aio.AioRpcError as error:
-            raise remote_error(error, move.source.address) from error
+        for _ in range(3):
+            await self._ping()
+        return await self._source.snapshot(move.partition, move.move_id, standby=move.standby, kept=kept)
 
     # -- warm ---------------------------------------------------------------------------------------------
 
@@ -259,15 +238,7 @@ class Pull:
         directory = receiver.incoming_directory(move.partition, move.move_id)
         missing = sum(file.size - begun.get(file.digest, 0) for file in base.files if file.digest not in have)
         await self._in_thread(receiver.check_room, move.partition, missing)
-        peer = Peer(
-            self._stub,
-            base.snapshot_id,
-            move.source.address,
-            self._rate_limit,
-            self._clock,
-            self._timeout,
-            self._arrived,
-        )
+        peer = Peer(self._source, base.snapshot_id, self._rate_limit, self._clock, self._timeout, self._arrived)
         sources: list[BaseSource] = [peer]
         if self._checkpoints is not None:
             sources.insert(0, Store(self._checkpoints, move.partition, self._executor, self._rate_limit, self._clock))
@@ -328,54 +299,39 @@ class Pull:
         move = self._move
         self._progress = replace(self._progress, phase=Phase.CATCHING_UP)
         receiver = self._node.receiver
-        partial: list[bytes] = []  # of a change set that goes on in the next frame
-        unconfirmed, confirmed, settled_at = 0, -1, -math.inf
-        rate = _Rate(self._clock)
+        confirming, rate, synced_at = Confirming(move.standby), Rate(self._clock.monotonic()), -math.inf
         reached = await self._in_quick(receiver.apply_changes, move.partition, move.move_id, [])
-        call = self._stub.Follow(rpb.FollowRequest(snapshot_id=base.snapshot_id, after_sequence=reached))
-        try:
+        bytes_max = self._node.settings.change_log_bytes_max
+        async with contextlib.aclosing(self._source.follow(base.snapshot_id, reached, bytes_max)) as readings:
             while True:
-                frame = await self._next_frame(call)
-                change_sets = list(frame.change_sets)
-                if change_sets and (len(change_sets) > 1 or not frame.continues):
-                    change_sets[0] = b"".join([*partial, change_sets[0]])
-                    partial.clear()
-                if frame.continues and change_sets:
-                    partial.append(change_sets.pop())
-                    self._check_size(sum(map(len, partial)))
-                size = sum(map(len, change_sets))
-                reached, beside = await self._in_quick(self._take, frame, change_sets)
-                unconfirmed += size
+                reading = await self._next(readings)
+                size = sum(map(len, reading.change_sets))
+                reached, beside = await self._in_quick(self._take, reading)
                 self._progress = replace(
                     self._progress,
                     bytes_delta=self._progress.bytes_delta + size,
-                    lag_bytes=frame.lag_bytes + sum(map(len, partial)),
-                    change_rate=rate.add(size),
+                    lag_bytes=reading.lag_bytes,
+                    change_rate=rate.add(size, self._clock.monotonic()),
                     sequence=reached,
                     waited_s=self._clock.monotonic() - self._caught_up_at,
                 )
-                if frame.HasField("seal") and beside is None:
-                    await self._outlast()
-                if frame.HasField("seal"):
-                    self._progress = replace(
-                        self._progress, phase=Phase.OWNED, epoch=frame.seal.epoch, digest=frame.seal.digest
-                    )
+                if (seal := reading.seal) is not None:
+                    if beside is None:
+                        await self._outlast()
+                    self._progress = replace(self._progress, phase=Phase.OWNED, epoch=seal.epoch, digest=seal.digest)
                     yield self._progress
                     await self._in_thread(receiver.tidy, move.partition, beside or [])
                     return
-                caught_up = reached == frame.head_sequence and not frame.lag_bytes
-                if reached > confirmed and ((move.standby and caught_up) or unconfirmed > CONFIRM_BYTES):
+                caught_up = reached == reading.head_sequence and not reading.lag_bytes
+                if confirming.is_due(size, reached, caught_up):
                     await self._confirm(base.snapshot_id, reached)
-                    unconfirmed, confirmed = 0, reached
                 if self._due(CAUGHT_UP_INTERVAL_S if caught_up else REPORT_INTERVAL_S):
-                    if not move.standby and self._said_at - settled_at >= SETTLE_INTERVAL_S:
-                        sync_ms = await self._in_quick(receiver.settle, move.partition, move.move_id)
+                    if not move.standby and self._said_at - synced_at >= SYNC_INTERVAL_S:
+                        sync_ms = await self._in_quick(receiver.sync, move.partition, move.move_id)
                         self._progress = replace(self._progress, sync_ms=sync_ms)
-                        settled_at = self._said_at
+                        synced_at = self._said_at
                     self._progress = replace(self._progress, rounds=self._progress.rounds + 1)
                     yield self._progress
-        finally:
-            call.cancel()
 
     async def _outlast(self) -> NoReturn:
         """A standby's copy has come to its source's end, and is there for a take-over until somebody else's ownership
@@ -384,56 +340,37 @@ class Pull:
             await self._in_quick(self._node.receiver.apply_changes, self._move.partition, self._move.move_id, [])
             await asyncio.sleep(OUTLAST_INTERVAL_S)
 
-    def _take(self, frame: rpb.ChangeFrame, change_sets: list[bytes]) -> tuple[int, list[Path] | None]:
+    def _take(self, reading: Reading) -> tuple[int, list[Path] | None]:
         """Apply; prove, while a mismatch can still abort the move; own at the seal. (The sequence reached, what is left
         beside the new copy; None for that: the seal is not for this copy.)"""
         receiver, partition, move_id = self._node.receiver, self._move.partition, self._move.move_id
         try:
-            reached = receiver.apply_changes(partition, move_id, change_sets, sync=self._move.standby)
+            reached = receiver.apply_changes(partition, move_id, reading.change_sets, sync=self._move.standby)
         except TransferCorrupt as error:
             raise _Restart from error
-        if frame.HasField("seal"):
-            return reached, receiver.own(partition, move_id, seal_of(frame.seal))
-        if frame.chain:
-            receiver.check_chain(partition, move_id, frame.head_sequence, frame.chain)
+        if reading.seal is not None:
+            return reached, receiver.own(partition, move_id, reading.seal)
+        if reading.chain:
+            receiver.check_chain(partition, move_id, reading.head_sequence, reading.chain)
         return reached, []
 
-    def _check_size(self, bytes_: int) -> None:
-        """Raises TransferCorrupt for a change set that no source would have kept for its follower."""
-        if bytes_ > self._node.settings.change_log_bytes_max:
-            raise TransferCorrupt(
-                f"a change set does not end within {bytes_} bytes",
-                remedy="see the source; or raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX here",
-                move=self._move.move_id,
-            )
-
     async def _confirm(self, snapshot_id: str, sequence: int) -> None:
-        request = rpb.ConfirmRequest(snapshot_id=snapshot_id, sequence=sequence)
         try:
-            await self._stub.Confirm(request, timeout=self._timeout)
-        except grpc.aio.AioRpcError as error:
-            self._lost(error)
+            await self._source.confirm(snapshot_id, sequence)
+        except MoveUnknown as error:
+            raise _Restart from error
 
-    async def _next_frame(self, call: Any) -> rpb.ChangeFrame:
+    async def _next(self, readings: AsyncIterator[Reading]) -> Reading:
+        """Raises _Restart when the source does not know the snapshot any more, Unavailable when it does not answer."""
         try:
-            frame: rpb.ChangeFrame = await asyncio.wait_for(call.read(), self._timeout)
+            reading = await asyncio.wait_for(anext(readings), self._timeout)
         except TimeoutError as error:
             what = f"the change log was silent for {self._timeout:g} s"
             raise Unavailable(what, remedy="see whether the source runs") from error
-        except grpc.aio.AioRpcError as error:
-            self._lost(error)
-        if frame is grpc.aio.EOF:
-            await call.code()
-            raise Unavailable("the change log ended without a seal", remedy="it is asked for again")
+        except MoveUnknown as error:
+            raise _Restart from error
         self._heard()
-        return answered(frame, self._move.source.address)
-
-    def _lost(self, error: grpc.aio.AioRpcError) -> NoReturn:
-        """Raises _Restart when the source does not know the snapshot any more, Unavailable when it does not answer."""
-        meant = remote_error(error, self._move.source.address)
-        if isinstance(meant, MoveUnknown):
-            raise _Restart from meant
-        raise meant
+        return reading
 
     def _due(self, interval_s: float) -> bool:
         now = self._clock.monotonic()
@@ -447,75 +384,3 @@ class Pull:
 
     async def _in_quick(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._quick, work, *arguments)
-
-
-class RunningPull:
-    """A transfer and whoever listens to it.
-
-    One that nobody listens to for ``alone_s`` is given up: its controller has ended the move and its word was lost, or
-    it comes back and asks again. None: never, since it is a standby.
-    """
-
-    def __init__(self, move_id: str, pull: Pull, loop: asyncio.AbstractEventLoop, alone_s: float | None = None) -> None:
-        self.move_id = move_id
-        self.pull, self._loop, self._alone_s = pull, loop, alone_s
-        self._listeners: list[asyncio.Queue[Progress | None]] = []
-        self._said: Progress | None = None
-        self.task = loop.create_task(self._run(pull))
-
-    async def _run(self, pull: Pull) -> None:
-        try:
-            async for report in pull.run():
-                self._say(report)
-        except Exception as error:
-            log.exception("a transfer failed")
-            self._say(Progress(Phase.FAILED, fault=unexpected(error)))
-        finally:
-            self._say(None)
-
-    def _say(self, report: Progress | None) -> None:
-        self._said = report
-        for listener in self._listeners:
-            listener.put_nowait(report)
-
-    async def reports(self) -> AsyncIterator[Progress]:
-        queue: asyncio.Queue[Progress | None] = asyncio.Queue()
-        if self._said is not None:
-            queue.put_nowait(self._said)
-        self._listeners.append(queue)
-        try:
-            while (report := await queue.get()) is not None:
-                yield report
-        finally:
-            self._listeners.remove(queue)
-            if not self._listeners and self._alone_s is not None and not self.task.done():
-                self._loop.call_later(self._alone_s, self._give_up_if_alone)
-
-    def _give_up_if_alone(self) -> None:
-        if not self._listeners and not self.task.done():
-            self._giving_up = self._loop.create_task(self._give_up())
-
-    async def _give_up(self) -> None:
-        self.task.cancel()
-        await self.pull.abandon()  # nothing, where it owns by now
-        log.warning("move %s is given up: nobody asks for it any more", self.move_id)
-
-
-class _Rate:
-    """Bytes a second, averaged over about the last two seconds."""
-
-    HALF_LIFE_S = 1.0
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._at = clock.monotonic()
-        self._bytes = 0.0
-        self._seconds = 0.0
-
-    def add(self, size: int) -> float:
-        now = self._clock.monotonic()
-        elapsed, self._at = now - self._at, now
-        keep = 0.5 ** (elapsed / self.HALF_LIFE_S)
-        self._bytes = self._bytes * keep + size
-        self._seconds = self._seconds * keep + elapsed
-        return self._bytes / self._seconds if self._seconds > 0 else 0.0

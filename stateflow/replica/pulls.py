@@ -10,14 +10,68 @@ import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
+from stateflow.replica.peers import SourceReplica
 from stateflow.replica.progress import Phase, Progress
-from stateflow.replica.puller import IncomingMove, Pull, RunningPull
+from stateflow.replica.puller import Preparation, Pull
 from stateflow.replica.threads import Threads
+from stateflow.rpc.wire import unexpected
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
+
+
+class RunningPull:
+    """A transfer and whoever listens to it.
+
+    One that nobody listens to for ``alone_s`` is given up: its controller has ended the move and its word was lost, or
+    it comes back and asks again. None: never, since it is a standby.
+    """
+
+    def __init__(self, move_id: str, pull: Pull, loop: asyncio.AbstractEventLoop, alone_s: float | None = None) -> None:
+        self.move_id = move_id
+        self.pull, self._loop, self._alone_s = pull, loop, alone_s
+        self._listeners: list[asyncio.Queue[Progress | None]] = []
+        self._said: Progress | None = None
+        self.task = loop.create_task(self._run(pull))
+
+    async def _run(self, pull: Pull) -> None:
+        try:
+            async for report in pull.run():
+                self._say(report)
+        except Exception as error:
+            log.exception("a transfer failed")
+            self._say(Progress(Phase.FAILED, fault=unexpected(error)))
+        finally:
+            self._say(None)
+
+    def _say(self, report: Progress | None) -> None:
+        self._said = report
+        for listener in self._listeners:
+            listener.put_nowait(report)
+
+    async def reports(self) -> AsyncIterator[Progress]:
+        queue: asyncio.Queue[Progress | None] = asyncio.Queue()
+        if self._said is not None:
+            queue.put_nowait(self._said)
+        self._listeners.append(queue)
+        try:
+            while (report := await queue.get()) is not None:
+                yield report
+        finally:
+            self._listeners.remove(queue)
+            if not self._listeners and self._alone_s is not None and not self.task.done():
+                self._loop.call_later(self._alone_s, self._give_up_if_alone)
+
+    def _give_up_if_alone(self) -> None:
+        if not self._listeners and not self.task.done():
+            self._giving_up = self._loop.create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        self.task.cancel()
+        await self.pull.abandon()  # nothing, where it owns by now
+        log.warning("move %s is given up: nobody asks for it any more", self.move_id)
 
 
 class Pulls:
@@ -41,7 +95,7 @@ class Pulls:
         self._turns = asyncio.Semaphore()  # of moves on demand that nobody asks for
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
+    async def run(self, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
         """Begin it, or join the one that is under way.
 
         The transfer outlives whoever iterates: a controller that goes away must not stop a move that is sealed, and
@@ -63,11 +117,11 @@ class Pulls:
         async for progress in running.reports():
             yield progress
 
-    def _begin(self, move: IncomingMove) -> RunningPull:
+    def _begin(self, move: Preparation) -> RunningPull:
         pull = Pull(
             self._node,
             move,
-            self._peer(move.source.address),
+            SourceReplica(self._peer(move.source.address), move.source.address, self._node.settings.transfer_timeout_s),
             self._threads.files,
             self._threads.quick,
             self._clock,

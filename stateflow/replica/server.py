@@ -119,7 +119,7 @@ def duties(
 ) -> list[Coroutine[Any, Any, None]]:
     """What a replica does without being asked, for as long as it runs."""
     found: list[Coroutine[Any, Any, None]] = [
-        service.applier.watch(),
+        service.applier.watch.run(),
         stay_registered(service.member(info), controller, incarnation),
         _drop_unread(service.node, service.threads),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random  # noqa: TID251 - the type; which one is handed in
 
 import grpc.aio
@@ -11,30 +11,34 @@ import grpc.aio
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError
-from stateflow.replica.applying import Applier
+from stateflow.replica.applying import Answer, Applier
 from stateflow.replica.changed import Changed
 from stateflow.replica.checkpoints import CheckpointShell
-from stateflow.replica.commands import command_of, commanded
+from stateflow.replica.commands import commanded
 from stateflow.replica.feeding import Feeder
 from stateflow.replica.fencing import Fencer
 from stateflow.replica.membership import Member
 from stateflow.replica.messages import (
+    ShareReader,
     cancellation_of,
     cancelled_to_pb,
+    command_of,
     fence_of,
     frames_of,
-    incoming_of,
+    preparation_of,
     progress_to_pb,
+    responses_of,
     restored_to_pb,
+    sample_to_pb,
     taken_over_to_pb,
     taken_to_pb,
     takeover_of,
-    view_of,
-    views_of,
 )
 from stateflow.replica.pulls import Pulls
+from stateflow.replica.sources import Sources
 from stateflow.replica.succession import Succession
 from stateflow.replica.threads import Threads
+from stateflow.replica.turns import free_caches
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
@@ -43,14 +47,17 @@ from stateflow.rpc.wire import (
     connect,
     fault_of,
     pieces,
+    positions_to_pb,
     session_of,
     snapshot_to_pb,
     source_to_pb,
     spec_of,
     streaming,
     unary,
+    view_to_pb,
 )
 from stateflow.runtime.garbage import Garbage
+from stateflow.runtime.positions import Share
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.restoring import Wanted
 from stateflow.runtime.transfer import Kept
@@ -84,6 +91,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._pulls = Pulls(node, checkpoints, clock, connect, self.threads)
         self._succession = Succession(node, checkpoints, self.threads, self._pulls)
         self.applier = Applier(node, clock, changed.next, self._pulls.ask, garbage)
+        self._sources = Sources(node, self.threads, self.applier.turns, self.applier.confirmations)
         self._freeing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -95,7 +103,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
         try:
-            await self.applier.run(requests, context)
+            await self.applier.run(_Exchange(requests, context, self.node.settings.chunk_bytes))
         except StateflowError as error:  # of the call as a whole; what is wrong with a partition is its result
             await abort(context, error)
 
@@ -155,54 +163,31 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @unary
     async def Stats(self, request: rpb.StatsRequest, context: grpc.aio.ServicerContext) -> rpb.StatsReply:
-        samples = self.applier.samples(request.after)
-        views = views_of(self.node, sizes=request.sizes)
+        samples = self.applier.samples
         return rpb.StatsReply(
-            samples=samples, partitions=views, rows=self.applier.rows, checkpoints=self.checkpointing.taken
+            samples=map(sample_to_pb, samples.after(request.after)),
+            partitions=map(view_to_pb, self.node.views(sizes=request.sizes)),
+            rows=samples.rows,
+            checkpoints=self.checkpointing.taken,
         )
 
     @unary
     async def Positions(self, request: rpb.PositionsRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
-        return await self._positions(request)
-
-    async def _positions(self, request: rpb.PositionsRequest) -> rpb.PositionsReply:
-        reply = rpb.PositionsReply()
-        if request.HasField("before"):  # asked by every task of a micro-batch
-            found = self.node.reader.whole_before(request.operator, request.partitions, request.source, request.before)
-            if found is not None:
-                reply.whole = True
-                if found.event_us is not None:
-                    reply.newest_event_us = found.event_us
-                return reply
-        for number in request.partitions:
-            partition = PartitionId(request.operator, number)
-            position = await self.threads.in_files(self.node.reader.position, partition, request.source)
-            if position is None:
-                continue
-            reply.positions[number] = position.batch
-            if position.event_us is not None:
-                reply.event_us[number] = position.event_us
-            if position.event_before_us is not None:
-                reply.event_before_us[number] = position.event_before_us
-            if position.known:
-                reply.known[number] = position.known
-            if position.client:
-                reply.clients[number] = position.client
-        return reply
+        before = request.before if request.HasField("before") else None
+        found = await self._sources.positions(request.operator, request.source, request.partitions, before)
+        return positions_to_pb(found)
 
     @unary
     async def OpenSource(self, request: rpb.OpenSourceRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
         asked = request.asked
-        partitions = [PartitionId(asked.operator, number) for number in asked.partitions]
-        await self.applier.open_source(partitions, asked.source, session_of(request.session))
-        return await self._positions(asked)
+        found = await self._sources.open(asked.operator, asked.source, asked.partitions, session_of(request.session))
+        return positions_to_pb(found)
 
     @streaming
     async def Sources(
         self, request: rpb.SourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.SourcesReply]:
-        for number in request.partitions:
-            found = await self.threads.in_files(self.node.reader.sources, PartitionId(request.operator, number))
+        async for number, found in self._sources.views(request.operator, request.partitions):
             for at in range(0, len(found), SOURCES_PER_REPLY):
                 yield rpb.SourcesReply(sources=[source_to_pb(number, v) for v in found[at : at + SOURCES_PER_REPLY]])
 
@@ -210,11 +195,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def RetireSource(
         self, request: rpb.PositionsRequest, context: grpc.aio.ServicerContext
     ) -> rpb.RetireSourceReply:
-        reply = rpb.RetireSourceReply()
-        for number in request.partitions:
-            partition = PartitionId(request.operator, number)
-            reply.retired += await self.applier.in_turn(self.node.batches.retire_source, partition, request.source)
-        return reply
+        retired = await self._sources.retire(request.operator, request.source, request.partitions)
+        return rpb.RetireSourceReply(retired=retired)
 
     # -- moves, at the target -----------------------------------------------------------------------------
 
@@ -223,7 +205,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Prepare(
         self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.MoveProgress]:
-        async for progress in self._pulls.run(incoming_of(request), request.standby_move):
+        async for progress in self._pulls.run(preparation_of(request), request.standby_move):
             yield progress_to_pb(progress)
 
     @unary
@@ -268,7 +250,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @unary
     async def Inspect(self, request: rpb.InspectRequest, context: grpc.aio.ServicerContext) -> rpb.PartitionView:
-        return view_of(self.node, self.node.lifecycle(PartitionId(request.operator, request.partition)), 0)
+        return view_to_pb(self.node.view(PartitionId(request.operator, request.partition)))
 
     @unary
     async def Snapshot(self, request: rpb.SnapshotRequest, context: grpc.aio.ServicerContext) -> rpb.SnapshotReply:
@@ -302,7 +284,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     def _free_caches(self) -> None:
         if self.node.cache.has_left and (self._freeing is None or self._freeing.done()):
-            self._freeing = self._loop.create_task(self.applier.free_caches())
+            self._freeing = self._loop.create_task(free_caches(self.node.cache, self.applier.turns))
 
     async def close(self) -> None:
         await self.applier.close()
@@ -310,6 +292,25 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self.threads.close()
         self.checkpointing.close()
         self.node.close()
+
+
+class _Exchange:
+    def __init__(
+        self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext, bytes_max: int
+    ) -> None:
+        self._requests, self._context, self._bytes_max = requests, context, bytes_max
+        self._reader = ShareReader()
+
+    async def receive(self) -> list[Share] | None:
+        request = await anext(self._requests, None)
+        return None if request is None else self._reader.shares_of(request)
+
+    async def answer(self, answers: Sequence[Answer]) -> None:
+        for response in responses_of(answers, self._bytes_max):
+            await self._context.write(response)
+
+    async def give_sign_of_life(self) -> None:
+        await self._context.write(rpb.ApplyResponse())
 
 
 async def _alone(request: rpb.ApplyRequest) -> AsyncIterator[rpb.ApplyRequest]:

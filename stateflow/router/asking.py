@@ -8,8 +8,8 @@ from time import sleep
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.router.reached import Reached
 from stateflow.router.router import Router
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
+from stateflow.runtime.layout import Position
 
 
 class Asked:
@@ -29,17 +29,16 @@ class Asked:
         self._open = set(range(router.spec.partitions))
         self._pending = self._ask()
 
-    def _ask(self) -> list[tuple[list[int], Callable[[], rpb.PositionsReply]]]:
+    def _ask(self) -> list[tuple[list[int], Callable[[], dict[int, Position]]]]:
         by_address: dict[str, list[int]] = {}
         for partition in sorted(self._open):
             by_address.setdefault(self._router.table.routes[partition].address, []).append(partition)
         stall_s = self._router.settings.stall_s
         pending = []
         for address, partitions in by_address.items():
-            request = rpb.PositionsRequest(
-                operator=self._router.operator, source=self._source, partitions=partitions, before=self._batch
-            )
-            pending.append((partitions, ReplicaClient(address, stall_s).begin("Positions", request)))
+            replica = ReplicaClient(address, stall_s)
+            asked = replica.begin_positions(self._router.operator, self._source, partitions, self._batch)
+            pending.append((partitions, asked))
         return pending
 
     def answers(self) -> dict[int, Reached]:
@@ -70,21 +69,13 @@ class Asked:
         last: StateflowError | None = None
         for partitions, result in self._pending:
             try:
-                reply = result()
+                found = result()
             except StateflowError as error:
                 if not error.retryable:
                     raise
                 last = error
                 continue
             self._open.difference_update(partitions)
-            if reply.whole:
-                newest_us = reply.newest_event_us if reply.HasField("newest_event_us") else None
-                self._found.update(dict.fromkeys(partitions, Reached(self._batch - 1, newest_us)))
-                continue
-            for partition, batch in reply.positions.items():
-                self._found[partition] = Reached(
-                    batch,
-                    reply.event_us.get(partition),
-                    reply.event_before_us.get(partition),
-                )
+            for partition, position in found.items():
+                self._found[partition] = Reached(position.batch, position.event_us, position.event_before_us)
         return last

@@ -46,7 +46,7 @@ class Router:
 
     def _ask(self) -> tuple[OperatorSpec, RoutingTable]:
         found = self._controller.deployment(self.operator)
-        return found.spec, table_of(self.operator, found.version, found.owners, found.epochs, found.unserved)
+        return found.spec, table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved())
 
     def send(
         self, batch: Batch, schema: bytes, rows: Mapping[int, bytes], after: Mapping[int, int] | None = None

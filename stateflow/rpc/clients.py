@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from time import sleep
@@ -16,23 +17,27 @@ from grpc.experimental import ChannelOptions
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotLeading, StateflowError, Unavailable
+from stateflow.reports import Deployment, ReplicaStatistics
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.reports import deployment_of, statistics_of
 from stateflow.rpc.wire import (
     CHANNEL_OPTIONS,
     answered,
     error_of,
     next_of,
     pieces,
+    positions_of,
     remote_error,
-    replica_of,
     session_to_pb,
-    spec_of,
+    source_of,
     spec_to_pb,
 )
+from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.positions import Batch
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.runtime.retirement import SourceView
+from stateflow.types import OperatorSpec
 
 log = logging.getLogger(__name__)
 Stub = TypeVar("Stub")
@@ -90,20 +95,18 @@ def _heard(call: Any, address: str, silence_s: float) -> Iterator[Any]:
         call.cancel()
 
 
+@contextmanager
+def _named(address: str) -> Iterator[None]:
+    """A call that fails raises what was meant by it."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise remote_error(error, address) from error
+
+
 def _not_reached(error: grpc.RpcError) -> bool:
     """Nobody was there to hear it."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and "onnect" in (error.details() or "")
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """``owners`` and ``epochs`` by partition; ``unserved``: why nobody serves it, of those."""
-
-    spec: OperatorSpec
-    version: int
-    owners: list[ReplicaInfo]
-    epochs: list[int]
-    unserved: dict[int, StateflowError]
 
 
 class ControllerClient:
@@ -180,18 +183,13 @@ class ControllerClient:
             sleep(ASKED_AGAIN_S)
             yield True
 
-    def deploy(self, spec: OperatorSpec, sites: Iterable[str] = ()) -> cpb.Deployment:
+    def deploy(self, spec: OperatorSpec, sites: Iterable[str] = ()) -> Deployment:
         """Returns when every partition is there, however long that takes."""
         request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites))
-        deployment: cpb.Deployment = self.call("Deploy", request, DEPLOY_TIMEOUT_S)
-        return deployment
+        return deployment_of(self.call("Deploy", request, DEPLOY_TIMEOUT_S))
 
     def deployment(self, operator: str) -> Deployment:
-        reply = self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator))
-        infos = [replica_of(each) for each in reply.replicas]
-        unserved = {number: error_of(each.fault) for each in reply.unserved for number in each.partitions}
-        owners = [infos[number] for number in reply.owners]
-        return Deployment(spec_of(reply.spec), reply.version, owners, list(reply.epochs), unserved)
+        return deployment_of(self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,34 +209,55 @@ class ReplicaClient:
 
     def call(self, method: str, request: Any) -> Any:
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
-        try:
+        with _named(self.address):
             answer = getattr(stub, method)(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise remote_error(error, self.address) from error
         return answered(answer, self.address)
 
-    def stream(self, method: str, request: Any) -> Iterator[Any]:
+    def positions(self, operator: str, source: str, partitions: Iterable[int]) -> dict[int, Position]:
+        """How far ``source`` has come; without partitions that have seen nothing of it. Raises NotOwner when one of
+        them is not there, LeaseLost when that is not known."""
+        asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
+        return positions_of(self.call("Positions", asked))
+
+    def begin_positions(
+        self, operator: str, source: str, partitions: Collection[int], before: int
+    ) -> Callable[[], dict[int, Position]]:
+        """The same; where all of them contain the batch before ``before``, only that is said of them. Sent now; what is
+        returned waits for the answer."""
+        asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions, before=before)
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
-        try:
-            for message in getattr(stub, method)(request, timeout=self._timeout_s):
-                yield answered(message, self.address)
-        except grpc.RpcError as error:
-            raise remote_error(error, self.address) from error
+        pending = stub.Positions.future(asked, timeout=self._timeout_s)
 
-    def begin(self, method: str, request: Any) -> Callable[[], Any]:
-        """Sent now; what is returned waits for the answer."""
-        pending = getattr(_stub(replica_pb2_grpc.ReplicaServiceStub, self.address), method).future(
-            request, timeout=self._timeout_s
-        )
-
-        def result() -> Any:
-            try:
-                answer = pending.result()
-            except grpc.RpcError as error:
-                raise remote_error(error, self.address) from error
-            return answered(answer, self.address)
+        def result() -> dict[int, Position]:
+            with _named(self.address):
+                reply = pending.result()
+            return positions_of(answered(reply, self.address), partitions, before)
 
         return result
+
+    def open_source(
+        self, operator: str, source: str, partitions: Iterable[int], session: Session
+    ) -> dict[int, Position]:
+        """Refuse older clients of ``source`` from now on, and say how far it has come. Raises SourceTaken."""
+        asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
+        return positions_of(self.call("OpenSource", rpb.OpenSourceRequest(asked=asked, session=session_to_pb(session))))
+
+    def sources(self, operator: str, partition: int) -> list[SourceView]:
+        """Whoever has sent to a partition."""
+        stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
+        request = rpb.SourcesRequest(operator=operator, partitions=[partition])
+        with _named(self.address):
+            pages = [answered(page, self.address) for page in stub.Sources(request, timeout=self._timeout_s)]
+        return [source_of(view) for page in pages for view in page.sources]
+
+    def retire_source(self, operator: str, source: str, partition: int) -> bool:
+        """Have a partition keep a tombstone of it only. False: it had no more."""
+        request = rpb.PositionsRequest(operator=operator, source=source, partitions=[partition])
+        return bool(self.call("RetireSource", request).retired)
+
+    def statistics(self, after: int) -> ReplicaStatistics:
+        """What it holds and did; of the requests that it served, those behind number ``after``."""
+        return statistics_of(self.call("Stats", rpb.StatsRequest(after=after)))
 
     def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
         """Arrow IPC streams of one state's entries, of these stored keys or of all."""

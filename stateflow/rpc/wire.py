@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -18,9 +18,10 @@ from stateflow.errors import REPORT_LOG, InvalidArgument, NotLeading, PortInUse,
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
-from stateflow.runtime.layout import Session
+from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.retirement import SourceView
 from stateflow.runtime.transfer import BaseFile, Seal, SnapshotInfo
+from stateflow.runtime.view import PartitionView
 from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, ReplicaInfo
 
@@ -272,12 +273,65 @@ def replica_of(message: pb.Replica) -> ReplicaInfo:
     return ReplicaInfo(message.name, message.site, message.address, message.weight)
 
 
+def view_to_pb(view: PartitionView) -> rpb.PartitionView:
+    return rpb.PartitionView(
+        operator=view.partition.operator,
+        partition=view.partition.partition,
+        state=view.state,
+        epoch=view.epoch,
+        sequence=view.sequence,
+        move_id=view.move_id,
+        batch_rate=view.batch_rate,
+        bytes=view.bytes,
+    )
+
+
 def session_to_pb(session: Session) -> rpb.SourceSession:
     return rpb.SourceSession(generation_us=session.generation_us, id=session.id)
 
 
 def session_of(message: rpb.SourceSession) -> Session:
     return Session(message.generation_us, message.id)
+
+
+def positions_to_pb(found: Position | Mapping[int, Position]) -> rpb.PositionsReply:
+    """How far a source has come, by partition; or one position, which every partition has reached."""
+    if isinstance(found, Position):
+        return rpb.PositionsReply(whole=True, newest_event_us=found.event_us)
+    reply = rpb.PositionsReply()
+    for partition, position in found.items():
+        reply.positions[partition] = position.batch
+        if position.event_us is not None:
+            reply.event_us[partition] = position.event_us
+        if position.event_before_us is not None:
+            reply.event_before_us[partition] = position.event_before_us
+        if position.known:
+            reply.known[partition] = position.known
+        if position.client:
+            reply.clients[partition] = position.client
+    return reply
+
+
+def positions_of(
+    message: rpb.PositionsReply, partitions: Iterable[int] = (), before: int | None = None
+) -> dict[int, Position]:
+    """By partition; without those that have seen nothing of the source.
+
+    Args: partitions: that were asked whether they contain the batch ``before`` this one.
+    """
+    if message.whole and before is not None:
+        newest_us = message.newest_event_us if message.HasField("newest_event_us") else None
+        return dict.fromkeys(partitions, Position(before - 1, event_us=newest_us))
+    return {
+        partition: Position(
+            batch,
+            event_us=message.event_us.get(partition),
+            event_before_us=message.event_before_us.get(partition),
+            known=message.known.get(partition, b""),
+            client=message.clients.get(partition, ""),
+        )
+        for partition, batch in message.positions.items()
+    }
 
 
 def source_to_pb(partition: int, view: SourceView) -> rpb.SourceView:
@@ -290,6 +344,19 @@ def source_to_pb(partition: int, view: SourceView) -> rpb.SourceView:
         watermark_us=view.watermark_us,
         retired=view.retired,
         session_us=0 if view.session is None else view.session.generation_us,
+    )
+
+
+def source_of(message: rpb.SourceView) -> SourceView:
+    """Its session is known by when it began only."""
+    return SourceView(
+        message.source,
+        message.batch,
+        message.at_us,
+        message.bytes,
+        message.watermark_us if message.HasField("watermark_us") else None,
+        message.retired,
+        Session(message.session_us, "") if message.session_us else None,
     )
 
 

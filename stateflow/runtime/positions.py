@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from stateflow.errors import (
     BatchChanged,
+    InvalidArgument,
     OperatorUsedTwice,
     PositionGap,
     SourceRetired,
@@ -50,6 +52,26 @@ class Batch:
     rewind: bool = False
     session: Session | None = None
     known: bytes = b""
+
+
+class Share(NamedTuple):
+    """One partition's share of a batch, or a piece of it. ``epoch``: of ownership, as its sender believes. ``schema``
+    and ``rows``: Arrow messages. ``after``: the newest batch of the source, up to this one, that the partition must
+    contain; None: it does not say. ``is_whole``: no piece of it follows."""
+
+    partition: PartitionId
+    epoch: int
+    batch: Batch
+    schema: bytes
+    rows: bytes
+    after: int | None = None
+    is_whole: bool = True
+
+
+def check_source(source: str) -> None:
+    """Raises InvalidArgument for a name that is not its caller's to send under."""
+    if source.startswith(RESERVED) and source != INITIAL:
+        raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
 
 
 class Positions:

@@ -245,12 +245,12 @@ class Receiver:
                 incoming.changes = chain(incoming.changes, data)
             return incoming.sequence
 
-    def settle(self, partition: PartitionId, move_id: str) -> float:
+    def sync(self, partition: PartitionId, move_id: str) -> float:
         """Force the copy to disk while it follows, so that owning it has only itself to write. Returns what that took,
         milliseconds."""
         incoming = self._incoming(partition, move_id)
         assert incoming.store is not None
-        return self._registry.settle(incoming.store)
+        return self._registry.sync(incoming.store)
 
     def check_chain(self, partition: PartitionId, move_id: str, sequence: int, changes: bytes) -> None:
         """Compare with the source's chain while a mismatch can still abort the move. Raises DigestMismatch."""

@@ -396,7 +396,7 @@ class PartitionRegistry:
             self.close_store(slot)
             raise
 
-    def settle(self, store: PartitionStore) -> float:
+    def sync(self, store: PartitionStore) -> float:
         """Force it to disk, however long that takes: milliseconds."""
         began = self.clock.monotonic()
         store.sync()

@@ -25,6 +25,7 @@ from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.restoring import Restorer
 from stateflow.runtime.sending import Sender
 from stateflow.runtime.takeover import Successor
+from stateflow.runtime.view import PartitionView
 from stateflow.settings import ReplicaSettings
 from stateflow.state import CachePool
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -145,6 +146,23 @@ class ReplicaNode:
         for slot in self._registry.slots():
             if slot.lifecycle.state is not State.ABSENT:
                 yield slot.lifecycle, slot.host.sequence if slot.host else 0
+
+    def view(self, partition: PartitionId, *, size: bool = False) -> PartitionView:
+        """What this replica says of a partition."""
+        lifecycle = self.lifecycle(partition)
+        return PartitionView(
+            partition,
+            lifecycle.state,
+            lifecycle.epoch,
+            self.sequence(partition),
+            lifecycle.move_id,
+            self.batch_rate(partition),
+            self.bytes_on_disk(partition) if size else 0,
+        )
+
+    def views(self, *, sizes: bool = False) -> list[PartitionView]:
+        """Of every partition that is here in some form."""
+        return [self.view(lifecycle.partition, size=sizes) for lifecycle, _ in self.inventory()]
 
     @property
     def is_empty(self) -> bool:

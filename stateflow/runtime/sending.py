@@ -143,11 +143,11 @@ class Sender:
         logs = list(self._registry.look(partition).logs.values())
         return any(changes.standby and changes.confirmed >= sequence for changes in logs)
 
-    def settle(self, partition: PartitionId) -> float:
+    def sync(self, partition: PartitionId) -> float:
         """Force what the partition has to disk while it is served, so that its seal has only itself to write. Returns
         what that took, milliseconds."""
         store = self._registry.look(partition).store
-        return 0.0 if store is None else self._registry.settle(store)
+        return 0.0 if store is None else self._registry.sync(store)
 
     def fence(
         self,

@@ -176,6 +176,18 @@ class InHand:
         return "".join(traceback.format_list(stack[first + 1 :][-FRAMES_SHOWN:]))
 
 
+def stalled_s(busy_since: float | None, in_hand: bool, served_at: float, now: float) -> float:
+    """How long the thread for batches has had none in hand, though there is work: it waits for a partition that
+    somebody else holds, or frees what an operator's ``__del__`` holds up. Monotonic seconds.
+
+    Args:
+        busy_since: when the thread began with what it does; None: it does nothing.
+        in_hand: is it a batch?
+        served_at: when the last one was in hand.
+    """
+    return 0.0 if busy_since is None or in_hand else now - max(busy_since, served_at)
+
+
 def in_operator(frame: FrameType | None) -> bool:
     """Is this the operator's code, or what that has called?"""
     if frame is None or frame.f_code.co_filename.startswith(_PACKAGE):

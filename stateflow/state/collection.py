@@ -334,7 +334,7 @@ class Collection(Generic[K]):
             raise self._unstorable(error, key) from error
 
     def _collect(self, into: Mutations) -> None:
-        """Adds the net change and remembers the payloads for ``_settle``; repeatable."""
+        """Adds the net change and remembers the payloads for ``_saved``; repeatable."""
         spec = self._spec
         prefix, header = spec.cell_head + self._row, spec.header
         encode_key = spec.key_coder.encode_key
@@ -367,7 +367,7 @@ class Collection(Generic[K]):
         else:
             into.deletes.append(address)
 
-    def _settle(self) -> None:
+    def _saved(self) -> None:
         """What ``_collect`` found is in the store now."""
         spec, items = self._spec, self._items
         if spec.mutable:

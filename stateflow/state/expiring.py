@@ -206,12 +206,12 @@ class Expiring(Collection[K]):
         self._times.rewritten = list(self._items)
         return super()._everything()
 
-    def _settle(self) -> None:
+    def _saved(self) -> None:
         items, times, expiry = self._items, self._times, self._spec.expiry_us
         for key in times.expiry.keys() - items.keys() if self._cleared else self._base:
             if key not in items:
                 times.set(key, None)
-        super()._settle()
+        super()._saved()
         for key, at_us in times.cleared.items():
             if key in items:
                 times.set(key, at_us)
@@ -416,8 +416,8 @@ class ExpiringValue(TrackedValue[T]):
             into.puts.append((spec.cell_head + self._row, spec.header + payload))
             self._rewritten = True
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _saved(self) -> None:
+        super()._saved()
         if self._rewritten:
             self._expiry = self._spec.expiry_us
         elif self._stored is None:

@@ -366,8 +366,8 @@ class KeyedState:
             self.collect()
         written = self._written
         for tracked in written:
-            tracked._settle()
-        self._register.settle()
+            tracked._saved()
+        self._register.saved()
         keys = sum(map(len, self._caches.values()))
         entries = sum([spec.entries_cached for spec in self._specs])
         crowded = keys > self._cached_keys

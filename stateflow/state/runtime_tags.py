@@ -117,7 +117,7 @@ class TagRegister:
             self._recording = [tag for tag, differs in self._unrecorded.items() if differs or tag in used]
             into.puts += [tag_cell(self._made[tag]) for tag in self._recording]
 
-    def settle(self) -> None:
+    def saved(self) -> None:
         for tag in self._recording:
             del self._unrecorded[tag]
         self._recording = []

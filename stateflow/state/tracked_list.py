@@ -429,8 +429,8 @@ class TrackedList(Collection[int], MutableSequence[T]):
                 payload += order_int(self._start) + order_int(self._end)
             self._put_count(into, payload)
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _saved(self) -> None:
+        super()._saved()
         if not self._count:
             self._start = self._end = 0
         self._stored_extent = (self._start, self._end)

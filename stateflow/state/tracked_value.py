@@ -144,7 +144,7 @@ class TrackedValue(Generic[T]):
         return now
 
     def _collect(self, into: Mutations) -> None:
-        """Adds the net change and remembers the payload for ``_settle``; repeatable."""
+        """Adds the net change and remembers the payload for ``_saved``; repeatable."""
         spec = self._spec
         stored = self._stored
         if stored is UNREAD:
@@ -166,7 +166,7 @@ class TrackedValue(Generic[T]):
             else:
                 into.puts.append((spec.cell_head + self._row, spec.header + payload))
 
-    def _settle(self) -> None:
+    def _saved(self) -> None:
         """What ``_collect`` found is in the store now."""
         spec = self._spec
         self._dirty = self._implicit = False

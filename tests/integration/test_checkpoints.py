@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.cli.app import app
-from stateflow.client.reports import RestoredPartition
 from stateflow.errors import MoveConflict, SchemaMismatch, StateflowError
+from stateflow.reports import RestoredPartition
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.wire import replica_to_pb

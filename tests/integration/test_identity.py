@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stateflow.client import StreamClient
-from stateflow.client.reports import RefusedReplica
+from stateflow.reports import RefusedReplica
 from stateflow.testing import LocalCluster
 from stateflow.testing.local_cluster import Process
 from tests.integration.operators import Tally

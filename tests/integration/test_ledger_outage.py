@@ -13,9 +13,9 @@ from signal import Signals
 import pytest
 
 from stateflow.client import Cluster
-from stateflow.client.reports import Reconfiguration
 from stateflow.errors import HoldLost, NotLeading
 from stateflow.ledger import Ledger, RecordState
+from stateflow.reports import Reconfiguration
 from stateflow.testing import LocalCluster
 from stateflow.testing.local_cluster import Process
 from tests.integration.mounts import Mount

@@ -17,6 +17,7 @@ import xxhash
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import Unavailable
 from stateflow.replica.bases import Peer
+from stateflow.replica.peers import SourceReplica
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
@@ -192,8 +193,8 @@ async def _fetch_from_a_silent_source(path: Path) -> None:
     arrived: list[int] = []
     try:
         async with connect(f"127.0.0.1:{port}") as channel:
-            stub = replica_pb2_grpc.ReplicaServiceStub(channel)
-            peer = Peer(stub, "s", "there:1", RateLimit(0), SYSTEM_CLOCK, 0.5, arrived.append)
+            source = SourceReplica(channel, "there:1", 5.0)
+            peer = Peer(source, "s", RateLimit(0), SYSTEM_CLOCK, 0.5, arrived.append)
             with pytest.raises(Unavailable, match=r"sent nothing of a base file for 0.5 s .*arrived=3 of 9 bytes"):
                 await peer.fetch(BaseFile("1.sst", 9, "-"), path)
     finally:

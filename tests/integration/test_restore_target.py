@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stateflow.client.reports import RestoredPartition
+from stateflow.reports import RestoredPartition
 from tests.crash_matrix.matrix import ProxiedCluster, matrix
 from tests.crash_matrix.proxy import Trap
 from tests.crash_matrix.steps import Moment

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stateflow.cli.app import app
-from stateflow.client.reports import Reconfiguration
 from stateflow.errors import InvalidArgument, MoveConflict
+from stateflow.reports import Reconfiguration
 from stateflow.testing import LocalCluster
 from tests.integration.lying import LIES, Lying
 from tests.integration.support import Model, check_owners, eventually, outputs, rows_of, wait_alive

@@ -18,8 +18,8 @@ from stateflow.client.history import History
 from stateflow.errors import OperatorNotDeployed, PositionGap, SourceTaken, StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import remote_error, session_to_pb
-from stateflow.runtime.layout import Session
+from stateflow.rpc.wire import positions_of, remote_error, session_to_pb
+from stateflow.runtime.layout import Position, Session
 from stateflow.types import PartitionId
 from tests.simulation.sim.flow import PARTITIONS, SCHEMA_BYTES
 from tests.simulation.sim.loop import Process
@@ -130,23 +130,23 @@ class Gateway(Client):
         except StopIteration as end:
             return end.value
 
-    async def _open(self, step: Open) -> list[rpb.PositionsReply]:
+    async def _open(self, step: Open) -> dict[int, Position]:
         self._world.takes(self._source.name, step.session)
         await self._refresh(None)
         if self._table is None:
             raise Unavailable("no table yet", remedy="-")
-        replies = []
+        found: dict[int, Position] = {}
         for partition, route in enumerate(self._table.routes):
             stub = replica_pb2_grpc.ReplicaServiceStub(self._world.net.connect(route.address))
             asked = rpb.PositionsRequest(operator="Flow", source=self._source.name, partitions=[partition])
             try:
                 request = rpb.OpenSourceRequest(asked=asked, session=session_to_pb(step.session))
-                replies.append(await stub.OpenSource(request, timeout=2))
+                found |= positions_of(await stub.OpenSource(request, timeout=2))
             except grpc.aio.AioRpcError as error:
                 meant = remote_error(error, route.address)
                 raise meant if isinstance(meant, SourceTaken) else Unavailable(str(meant), remedy="-") from None
         self._world.has(self._source.name, step.session)
-        return replies
+        return found
 
     async def _apply(self, step: Deliver) -> Mapping[int, bytes]:
         batch, opened = step.batch, self._world.opened_by.get(self._source.name)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retent
 from stateflow.checkpoint.backend import LocalBackend, Throttle
 from stateflow.checkpoint.catalog import Found, Mark
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, key_from_environment
-from stateflow.checkpoint.collecting import is_dead, to_drop, to_sweep
+from stateflow.checkpoint.collecting import is_dead, to_drop, to_sweep, whose_turn
 from stateflow.checkpoint.holds import MARK_LIFE_S
 from stateflow.checkpoint.manifest import blob_name, digest_of, manifest_name, parse_name
 from stateflow.checkpoint.objects import Objects
@@ -328,6 +329,13 @@ def test_retention_keeps_the_newest_that_can_be_read(all_: set[int], torn: set[i
         assert dropped == {number for number in all_ if number < min(kept)}
     else:
         assert not dropped, "too few that can be read to drop anything"
+
+
+def test_the_owner_of_what_was_published_last_collects() -> None:
+    other = replace(found(1, age_s=5.0), partition=PartitionId("Other", 3))
+    assert whose_turn([]) is None
+    assert whose_turn([found(9, age_s=9.0), other]) == other.partition, "whatever its order"
+    assert whose_turn([replace(other, name="a"), replace(found(1, age_s=5.0), name="b")]) == P, "one of two at once"
 
 
 def test_retention_by_age() -> None:

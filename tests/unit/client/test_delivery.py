@@ -21,7 +21,6 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.positions import Batch, Positions
 from stateflow.types import PartitionId
@@ -58,9 +57,9 @@ class Cluster:
     def _run(self, steps: Any) -> Any:
         return perform(steps, self._do)
 
-    def _said(self) -> list[rpb.PositionsReply]:
+    def _said(self) -> dict[int, Position]:
         lasts = {p: last for p, each in enumerate(self.positions) if (last := each.last("s")) is not None}
-        return [rpb.PositionsReply(positions=lasts, clients=dict.fromkeys(lasts, ME.id))]
+        return {p: Position(last, client=ME.id) for p, last in lasts.items()}
 
     def _do(self, step: Step) -> Any:
         if isinstance(step, Open):

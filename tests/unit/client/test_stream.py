@@ -9,23 +9,22 @@ import pytest
 
 from stateflow.client import stream
 from stateflow.errors import LeaseLost, NotOwner, StateflowError, Unavailable
-from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.layout import Position
 
 
 @pytest.mark.parametrize("error", [LeaseLost, NotOwner, Unavailable])
 def test_an_owner_that_was_away_is_asked_again(error: type[StateflowError], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
 
-    def answer(_router: Any, _source: str, partitions: list[int], _session: Any = None) -> rpb.PositionsReply:
+    def answer(_router: Any, _source: str, partitions: list[int], _session: Any = None) -> dict[int, Position]:
         asked.append(partitions)
         if len(asked) < 4:
             raise error("not now", remedy="ask again")
-        return rpb.PositionsReply(positions=dict.fromkeys(partitions, 7))
+        return dict.fromkeys(partitions, Position(7))
 
     monkeypatch.setattr(stream, "_positions_of", answer)
     monkeypatch.setattr(stream, "sleep", lambda _: None)
     routes = [SimpleNamespace(address="a"), SimpleNamespace(address="a")]
     router: Any = SimpleNamespace(table=SimpleNamespace(routes=routes, unserved={}), refresh=lambda: None)
-    found = [dict(reply.positions) for reply in stream._positions(router, "s")]
-    assert found == [{0: 7}, {1: 7}]
+    assert stream._positions(router, "s") == {0: Position(7), 1: Position(7)}
     assert asked == [[0, 1], [0], [0], [0], [1]]

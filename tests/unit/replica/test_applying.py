@@ -1,119 +1,140 @@
-"""``acknowledge=standby``: who is asked whether a standby has a batch, when its partition goes elsewhere meanwhile; and
-what a client may be told before a standby has it."""
+"""Shares on their way to their partitions: joined from pieces, counted while they wait, sent back when late."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import NotOwner, StandbyMissing
-from stateflow.replica.applying import Applier
-from stateflow.runtime.layout import Session
-from stateflow.runtime.lifecycle import State
+from stateflow.errors import InvalidArgument, Moved, NotOwner, Unavailable
+from stateflow.replica.applying import Answer, Applier
+from stateflow.runtime.host import Applied
+from stateflow.runtime.positions import Batch, Share
 from stateflow.runtime.replica import ReplicaNode
-from tests.unit.runtime.test_replica import P, Two
+from stateflow.types import PartitionId, ReplicaInfo
 
-#: far more than any of this takes
-LONG_S = 600.0
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[Two]:
-    made = Two(tmp_path)
-    yield made
-    made.close()
+SOON_S = 0.01
+LONG_S = 30.0
 
 
-def asked(node: ReplicaNode, applied: Any, meanwhile: Callable[[], object], wait_s: float = LONG_S) -> Any:
-    """What is said of a batch that is applied and not confirmed, when ``meanwhile`` happens."""
+class Node:
+    """``here``: what comes of rows of a partition; None: it is on its way."""
 
-    async def ask() -> Any:
-        changed = asyncio.Event()
-        node.on_change(lambda _: changed.set())
-        applier = Applier(node, SYSTEM_CLOCK, lambda _: changed, lambda _: None)
-        said = asyncio.create_task(applier._replicated_one(P, applied.sequence, SYSTEM_CLOCK.monotonic() + wait_s))
-        await asyncio.sleep(0)
-        assert not said.done()
-        meanwhile()
+    def __init__(self, here: dict[int, Any], hold_s: float = LONG_S) -> None:
+        self.settings = SimpleNamespace(
+            hold_timeout_s=hold_s, waiting_bytes_max=100, stop_timeout_s=LONG_S, acknowledge="sync"
+        )
+        self.here = here
+        self.rows: list[tuple[int, bytes]] = []
+        self.batches = self
+
+    def apply(self, partition: PartitionId, epoch: int, batch: Batch, schema: bytes, rows: bytes, after: Any) -> Any:
+        self.rows.append((partition.partition, rows))
+        return self.here[partition.partition]
+
+    def lifecycle(self, partition: PartitionId) -> Any:
+        return SimpleNamespace(epoch=6)
+
+    def in_hand(self) -> list[Any]:
+        return []
+
+
+class Sender:
+    """``then``: is awaited when all was sent."""
+
+    def __init__(self, requests: Iterable[Sequence[Share]], then: Any = None) -> None:
+        self.requests, self.then = list(requests), then
+        self.answers: list[Answer] = []
+
+    async def receive(self) -> Sequence[Share] | None:
+        if self.requests:
+            return self.requests.pop(0)
+        if self.then is not None:
+            await self.then()
+        return None
+
+    async def answer(self, answers: Sequence[Answer]) -> None:
+        self.answers += answers
+
+    async def give_sign_of_life(self) -> None: ...
+
+
+def share(number: int, rows: bytes, whole: bool = True) -> Share:
+    return Share(PartitionId("Op", number), 1, Batch("s", 0), b"", rows, None, whole)
+
+
+def applied(rows: int) -> Applied:
+    return Applied(b"", False, rows)
+
+
+def serve(node: Node, sender: Sender, changed: Any = None) -> Applier:
+    async def run() -> Applier:
+        asked: list[PartitionId] = []
+        event = changed or (lambda _: asyncio.Event())
+        applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, event, asked.append)
         try:
-            return await asyncio.wait_for(said, 10)
+            await asyncio.wait_for(applier.run(sender), LONG_S)
         finally:
             await applier.close()
+            assert applier._waiting.bytes == 0, "rows are counted that nobody has"
+        return applier
 
-    return asyncio.run(ask())
-
-
-def test_a_sealed_owner_hands_the_question_on_with_the_partition(two: Two) -> None:
-    applied = two.send(two.a, 1)
-    said = asked(two.a, applied, lambda: two.a.sender.fence(P, "m1", 2, two.b.info, cold=True))
-    assert said == two.b.info
+    return asyncio.run(run())
 
 
-def test_a_former_owner_that_follows_by_now_says_that_it_is_not_the_owner(two: Two) -> None:
-    applied = two.send(two.a, 1)
-
-    def leaves_and_is_prepared() -> None:
-        two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
-        two.a.receiver.prepare(two.spec, P, "s2", 2)
-
-    said = asked(two.a, applied, leaves_and_is_prepared)
-    assert isinstance(said, NotOwner)
-    assert two.a.lifecycle(P).state is State.WARMING
+def test_pieces_are_joined_whatever_comes_between_them() -> None:
+    node = Node({0: applied(1), 1: applied(2)})
+    sender = Sender([[share(0, b"a", False), share(1, b"x")], [share(0, b"b", False)], [share(0, b"c")]])
+    applier = serve(node, sender)
+    assert node.rows == [(1, b"x"), (0, b"abc")]
+    assert [partition.partition for partition, _ in sender.answers] == [1, 0]
+    (sample,) = applier.samples.after(0)
+    assert (sample.operator, sample.rows, sample.held_ms) == ("Op", 3, 0.0)
 
 
-def test_a_standby_that_confirms_is_enough(two: Two) -> None:
-    base = two.a.sender.snapshot(P, "s1", True)
-    applied = two.send(two.a, 1)
-    assert asked(two.a, applied, lambda: two.a.sender.confirm(base.snapshot_id, applied.sequence)) is None
+def test_a_share_that_moved_says_where_it_went() -> None:
+    sender = Sender([[share(0, b"a")]])
+    serve(Node({0: ReplicaInfo("b", "s", "b:1")}), sender)
+    ((_, answer),) = sender.answers
+    assert isinstance(answer, Moved)
+    assert (answer.where["address"], answer.where["epoch"]) == ("b:1", 6)
 
 
-def test_without_a_standby_it_is_said(two: Two) -> None:
-    applied = two.send(two.a, 1)
-    assert isinstance(asked(two.a, applied, lambda: None, wait_s=0.01), StandbyMissing)
+def test_a_share_whose_partition_does_not_come_is_sent_back() -> None:
+    sender = Sender([[share(0, b"a"), share(1, b"b")]])
+    applier = serve(Node({0: None, 1: applied(1)}, hold_s=SOON_S), sender)
+    assert [partition.partition for partition, _ in sender.answers] == [1, 0]
+    assert isinstance(sender.answers[1][1], NotOwner)
+    assert applier.samples.after(0)[0].held_ms > 0
 
 
-def opened(node: ReplicaNode, wait_s: float, meanwhile: Callable[[asyncio.Task[None]], object]) -> None:
-    """A client of source "s" is let in, and ``meanwhile`` happens when the partition knows it."""
-    node.settings = node.settings.model_copy(update={"acknowledge": "standby", "hold_timeout_s": wait_s})
-    before = node.sequence(P)
+def test_a_share_whose_partition_comes_is_applied_then() -> None:
+    node = Node({0: None})
 
-    async def open_source() -> None:
-        changed = asyncio.Event()
-        applier = Applier(node, SYSTEM_CLOCK, lambda _: changed, lambda _: None)
-        opening = asyncio.create_task(applier.open_source([P], "s", Session(1, "newer")))
-        try:
-            while node.sequence(P) == before:
-                await asyncio.sleep(0.001)
-            meanwhile(opening)
-            changed.set()
-            await asyncio.wait_for(opening, 10)
-        finally:
-            await applier.close()
+    class Arrives(asyncio.Event):
+        async def wait(self) -> Any:
+            node.here[0] = applied(3)
+            return True
 
-    asyncio.run(open_source())
+    sender = Sender([[share(0, b"a")]])
+    serve(node, sender, lambda _: Arrives())
+    assert [answer for _, answer in sender.answers] == [applied(3)]
 
 
-def test_a_client_is_let_in_when_a_standby_has_what_it_is_told(two: Two) -> None:
-    """What its predecessor sent is there, and no standby has it yet. The client would take it for acknowledged, and ask
-    its application for it when the standby takes over."""
-    base = two.a.sender.snapshot(P, "s1", True)
-    two.send(two.a, 1)
-
-    def confirm(opening: asyncio.Task[None]) -> None:
-        assert not opening.done()
-        two.a.sender.confirm(base.snapshot_id, two.a.sequence(P))
-
-    opened(two.a, LONG_S, confirm)
+def test_rows_that_would_wait_beyond_the_limit_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="would wait here"):
+        serve(Node({}), Sender([[share(0, b"." * 51, False)]]))
+    with pytest.raises(InvalidArgument, match="would wait here"):
+        serve(Node({0: None}), Sender([[share(0, b"." * 51)]]))
 
 
-def test_it_is_not_enough_that_a_standby_has_its_predecessors_batches(two: Two) -> None:
-    """Who takes over must know the client, too."""
-    base = two.a.sender.snapshot(P, "s1", True)
-    applied = two.send(two.a, 1)
-    with pytest.raises(StandbyMissing):
-        opened(two.a, 0.01, lambda _: two.a.sender.confirm(base.snapshot_id, applied.sequence))
+def test_a_rest_that_does_not_come_is_not_waited_for() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Unavailable, match="the rest of a batch's rows"):
+        serve(Node({}, hold_s=SOON_S), Sender([[share(0, b"a", False)]], never))

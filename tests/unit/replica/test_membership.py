@@ -68,6 +68,7 @@ class Shell:
             begin_session=self._obey,
             drop=self._obey,
             inventory=lambda: (),
+            views=list,
             is_empty=True,
         )
 

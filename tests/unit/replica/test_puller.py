@@ -13,7 +13,8 @@ import pytest
 import xxhash
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.replica.puller import IncomingMove, Pull
+from stateflow.replica.peers import SourceReplica
+from stateflow.replica.puller import Preparation, Pull
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.runtime.operator import describe
@@ -72,11 +73,12 @@ def test_it_writes_nothing_outside_the_copy(
         replica_pb2_grpc.add_ReplicaServiceServicer_to_server(Fake(files, sent), server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
-        move = IncomingMove("m", spec, PartitionId(spec.name, 0), ReplicaInfo("fake", "x", address), 1)
+        move = Preparation("m", spec, PartitionId(spec.name, 0), ReplicaInfo("fake", "x", address), 1)
         try:
             with ThreadPoolExecutor(1) as files_, ThreadPoolExecutor(1) as quick:
                 async with grpc.aio.insecure_channel(address) as channel:
-                    *_, last = [report async for report in Pull(node, move, channel, files_, quick, SYSTEM_CLOCK).run()]
+                    source = SourceReplica(channel, address, settings.transfer_timeout_s)
+                    *_, last = [report async for report in Pull(node, move, source, files_, quick, SYSTEM_CLOCK).run()]
             return str(last.fault.what)
         finally:
             await server.stop(None)

@@ -17,7 +17,7 @@ import pytest
 from stateflow.cli import processes
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateflowError
-from stateflow.replica import applying, server
+from stateflow.replica import server, watching
 from stateflow.replica.applying import Applier
 from stateflow.replica.checkpoints import CheckpointShell
 from stateflow.replica.troubles import Troubles
@@ -57,7 +57,7 @@ async def goes_on(duty: Any, failing: Failing) -> None:
 
 
 def test_batches_are_watched_on_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applying, "LOOK_S", SOON_S)
+    monkeypatch.setattr(watching, "LOOK_S", SOON_S)
 
     async def run() -> None:
         failing = Failing(NO_ROOM, RuntimeError("a fault"))
@@ -67,7 +67,7 @@ def test_batches_are_watched_on_after_any_error(monkeypatch: pytest.MonkeyPatch)
             served_at=0.0,
         )
         applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
-        await goes_on(applier.watch(), failing)
+        await goes_on(applier.watch.run(), failing)
 
     asyncio.run(run())
 
@@ -76,7 +76,7 @@ def test_batches_are_watched_on_after_any_error(monkeypatch: pytest.MonkeyPatch)
 def test_the_thread_of_a_batch_that_was_taken_away_is_left_although_its_seal_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
-    monkeypatch.setattr(applying, "INTERRUPTS", 1)
+    monkeypatch.setattr(watching, "INTERRUPTS", 1)
     hand: Any = SimpleNamespace(partition=PartitionId("Op", 0), interrupt=lambda: None, ended=False, left=False)
 
     async def run() -> None:
@@ -85,11 +85,11 @@ def test_the_thread_of_a_batch_that_was_taken_away_is_left_although_its_seal_can
         node = SimpleNamespace(settings=ReplicaSettings(), batches=batches)
         applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
         hand.taken = taken
-        stuck = asyncio.create_task(applier.in_turn(held.wait, LONG_S))
+        stuck = asyncio.create_task(applier.turns.in_turn(held.wait, LONG_S))
         await asyncio.sleep(0)
         try:
-            await applier.end(hand)
-            await asyncio.wait_for(applier.in_turn(lambda: None), LONG_S)
+            await applier.watch.end(hand)
+            await asyncio.wait_for(applier.turns.in_turn(lambda: None), LONG_S)
             with pytest.raises(StateflowError, match="held up"):
                 await stuck
         finally:

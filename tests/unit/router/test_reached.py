@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from stateflow.errors import BatchIncomplete, NotOwner, PositionGap, StateflowError, Unavailable
 from stateflow.router import Asked, Reached, asking, check_whole, newest_event_us
 from stateflow.router.session import Route, RoutingTable
-from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.layout import Position
 from stateflow.settings import RouterSettings
 
 
@@ -95,7 +94,7 @@ class Table:
         self.table.routes[:] = [Route(owner, owner, 2) for owner in owners]
 
 
-Answer = Callable[[list[int]], dict[int, int] | rpb.PositionsReply | StateflowError]
+Answer = Callable[[list[int]], dict[int, int] | StateflowError]
 
 
 def replicas(monkeypatch: pytest.MonkeyPatch, router: Table, **answers: Answer) -> list[tuple[str, list[int]]]:
@@ -105,16 +104,16 @@ def replicas(monkeypatch: pytest.MonkeyPatch, router: Table, **answers: Answer) 
         def __init__(self, address: str, timeout_s: float) -> None:
             self.address = address
 
-        def begin(self, method: str, request: Any) -> Callable[[], Any]:
-            asked.append((self.address, list(request.partitions)))
-            answer = answers[self.address](list(request.partitions))
+        def begin_positions(
+            self, operator: str, source: str, partitions: list[int], before: int
+        ) -> Callable[[], dict[int, Position]]:
+            asked.append((self.address, partitions))
+            answer = answers[self.address](partitions)
 
-            def result() -> Any:
+            def result() -> dict[int, Position]:
                 if isinstance(answer, StateflowError):
                     raise answer
-                if isinstance(answer, rpb.PositionsReply):
-                    return answer
-                return rpb.PositionsReply(positions=answer, event_us={p: 10 * at for p, at in answer.items()})
+                return {p: Position(batch, event_us=10 * batch) for p, batch in answer.items()}
 
             return result
 
@@ -132,15 +131,6 @@ def test_every_owner_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Asked(router, "s", 6, 60.0).answers()  # type: ignore[arg-type]
     assert answers == {0: Reached(4, 40), 2: Reached(5, 50)}, "the second has seen nothing"
     assert asked == [("a", [0, 1]), ("b", [2])]
-
-
-def test_an_owner_whose_partitions_are_all_up_to_it_says_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    router = Table("aab")
-    whole = rpb.PositionsReply(whole=True, newest_event_us=70)
-    replicas(monkeypatch, router, a=lambda _: whole, b=lambda _: {2: 4})
-    answers = Asked(router, "s", 6, 60.0).answers()  # type: ignore[arg-type]
-    assert answers == {0: Reached(5, 70), 1: Reached(5, 70), 2: Reached(4, 40)}
-    assert newest_event_us(answers, 6) == 70
 
 
 def test_a_partition_on_the_move_is_asked_for_where_it_went(monkeypatch: pytest.MonkeyPatch) -> None:

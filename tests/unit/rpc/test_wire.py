@@ -9,7 +9,9 @@ import pytest
 from grpc.experimental import ChannelOptions
 
 from stateflow.rpc import clients
-from stateflow.rpc.wire import OPTIONS
+from stateflow.rpc.wire import OPTIONS, positions_of, positions_to_pb, source_of, source_to_pb
+from stateflow.runtime.layout import Position, Session
+from stateflow.runtime.retirement import SourceView
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +36,39 @@ def test_an_option_that_does_not_exist_would_be_found(core: bytes) -> None:
 def test_what_clients_set_besides_is_an_option_of_grpc_for_python() -> None:
     besides = [name for name, _ in clients._OPTIONS if name not in dict(OPTIONS)]
     assert besides == [ChannelOptions.SingleThreadedUnaryStream]
+
+
+# -- how far a source has come --------------------------------------------------------------------------------
+
+
+def test_positions_cross_by_partition() -> None:
+    found = {
+        0: Position(4),
+        3: Position(-1, event_us=0, event_before_us=-7, known=b"k", client="me"),
+        5: Position(0, event_us=9),
+    }
+    assert positions_of(positions_to_pb(found)) == found
+    assert positions_of(positions_to_pb({})) == {}
+
+
+@pytest.mark.parametrize("newest_us", [None, 0, 70])
+def test_one_position_is_that_of_all_that_were_asked(newest_us: int | None) -> None:
+    said = positions_to_pb(Position(5, event_us=newest_us))
+    assert positions_of(said, [0, 1], 6) == dict.fromkeys((0, 1), Position(5, event_us=newest_us))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        SourceView("s", 4, 77, 12, -3, False, Session(9, "")),
+        SourceView("s", -1, 0, 0, None, True, None),
+        SourceView("s", 0, 1, 1, 0),
+    ],
+)
+def test_a_view_of_a_source_crosses(view: SourceView) -> None:
+    assert source_of(source_to_pb(3, view)) == view
+
+
+def test_who_a_client_is_stays_with_the_partition() -> None:
+    view = SourceView("s", 4, 77, 12, session=Session(9, "a-secret"))
+    assert source_of(source_to_pb(3, view)).session == Session(9, "")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -16,12 +15,12 @@ import pytest
 from stateflow import Context, Operator, state
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateflowError, Unavailable
-from stateflow.replica.applying import Applier, _Call, _Part
+from stateflow.replica.applying import Answer, Applier
 from stateflow.runtime import registry
 from stateflow.runtime.environment import WorkLock
 from stateflow.runtime.host import Applied, PartitionHost
 from stateflow.runtime.operator import BatchOperator, describe
-from stateflow.runtime.positions import Batch
+from stateflow.runtime.positions import Batch, Share
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import MemoryStore
@@ -236,8 +235,8 @@ class Node:
         return []
 
 
-def parts(count: int) -> list[_Part]:
-    return [_Part(PartitionId("Op", n), 1, b"", Batch("s", 0)) for n in range(count)]
+def shares(count: int) -> list[Share]:
+    return [Share(PartitionId("Op", n), 1, Batch("s", 0), b"", b"") for n in range(count)]
 
 
 async def until(event: threading.Event) -> None:
@@ -248,26 +247,37 @@ def applier_of(node: Node) -> Applier:
     return Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
 
 
-def context() -> Any:
-    said: list[Any] = []
+class Sender:
+    """One end of an exchange: hears the answers."""
 
-    async def write(response: Any) -> None:
-        said.extend(response.results)
+    def __init__(self, *requests: list[Share]) -> None:
+        self.requests = list(requests)
+        self.said: list[Applied | StateflowError] = []
 
-    return SimpleNamespace(write=write, said=said)
+    async def receive(self) -> list[Share] | None:
+        return self.requests.pop(0) if self.requests else None
+
+    async def answer(self, answers: Sequence[Answer]) -> None:
+        self.said += [answer for _, answer in answers]
+
+    async def give_sign_of_life(self) -> None: ...
+
+    @property
+    def codes(self) -> list[str]:
+        return ["" if isinstance(each, Applied) else each.code for each in self.said]
 
 
 def test_a_call_that_was_cancelled_ends_with_the_part_in_hand() -> None:
     async def run() -> list[int]:
         node = Node()
         applier = applier_of(node)
-        call = asyncio.create_task(applier._apply_all(_Call(Batch("s", 0), b""), parts(3), context()))
+        call = asyncio.create_task(applier.run(Sender(shares(3))))
         await until(node.entered)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         node.go_on.set()
-        await applier.in_turn(lambda: None)
+        await applier.turns.in_turn(lambda: None)
         await applier.close()
         return node.applied
 
@@ -276,11 +286,11 @@ def test_a_call_that_was_cancelled_ends_with_the_part_in_hand() -> None:
 
 def test_a_replica_that_stops_begins_no_other_part_and_waits_for_the_one_in_hand() -> None:
     async def run() -> None:
-        node, to = Node(), context()
+        node, to = Node(), Sender(shares(3))
         applier = applier_of(node)
-        call = asyncio.create_task(applier._apply_all(_Call(Batch("s", 0), b""), parts(3), to))
+        call = asyncio.create_task(applier.run(to))
         await until(node.entered)
-        behind = asyncio.create_task(applier.in_turn(lambda: node.applied.append(99)))
+        behind = asyncio.create_task(applier.turns.in_turn(lambda: node.applied.append(99)))
         await asyncio.sleep(0)
         closing = asyncio.create_task(applier.close())
         for _ in range(10):
@@ -288,16 +298,17 @@ def test_a_replica_that_stops_begins_no_other_part_and_waits_for_the_one_in_hand
         assert not closing.done(), "the thread still works on a batch"
         node.go_on.set()
         await asyncio.wait_for(closing, LONG_S)
-        assert applier._batches.is_over
+        assert await applier.turns.is_over()
         await call
         with pytest.raises(Unavailable, match="the replica stops"):
             await behind
         assert node.applied == [0]
-        assert [result.fault.code for result in to.said] == ["", "unavailable", "unavailable"]
+        assert to.codes == ["", "unavailable", "unavailable"]
         with pytest.raises(Unavailable, match="the replica stops"):
-            await applier.in_turn(lambda: None)
-        assert await applier._apply_all(_Call(Batch("s", 0), b""), parts(1), to) == []
-        assert to.said[-1].fault.code == "unavailable"
+            await applier.turns.in_turn(lambda: None)
+        late = Sender(shares(1))
+        await applier.run(late)
+        assert late.codes == ["unavailable"]
 
     asyncio.run(run())
 
@@ -306,19 +317,17 @@ def test_a_batch_that_never_comes_back_does_not_keep_a_replica_from_stopping(
     node: ReplicaNode, held: Held, tmp_path: Path
 ) -> None:
     node.settings = ReplicaSettings(stop_timeout_s=0.02)
-    call = _Call(Batch("s", 0), SCHEMA.serialize().to_pybytes())
-    to = context()
+    to = Sender([Share(P, 1, Batch("s", 0), SCHEMA.serialize().to_pybytes(), message(ROWS))])
 
     async def run() -> None:
         applier = Applier(node, SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
-        part = _Part(P, 1, message(ROWS), call.batch)
-        applying = asyncio.create_task(applier._apply_all(call, [part], to))
+        applying = asyncio.create_task(applier.run(to))
         await until(held.entered)
         await asyncio.wait_for(applier.close(), LONG_S)
         await applying
 
     asyncio.run(run())
-    assert to.said[0].fault.code == "operator_stuck"
+    assert to.codes == ["operator_stuck"]
     node.close()
     held.go_on.set()
     again = ReplicaNode(ReplicaInfo("a", "s", "", 1), tmp_path / "a")

@@ -21,7 +21,7 @@ from stateflow.runtime.host import Applied
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.watchdog import in_operator
+from stateflow.runtime.watchdog import in_operator, stalled_s
 from stateflow.types import PartitionId, ReplicaInfo
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -210,6 +210,22 @@ def test_a_lock_that_is_taken_away_is_free_for_those_who_wait_and_not_freed_by_i
         assert other.is_alive(), "the former holder freed what is not its own"
     other.join(30)
     assert order == ["next", "former", "next"]
+
+
+@pytest.mark.parametrize(
+    ("busy_since", "in_hand", "served_at", "stalled"),
+    [
+        (None, False, 5.0, 0.0),
+        (8.0, True, 5.0, 0.0),
+        (8.0, False, 5.0, 2.0),
+        (3.0, False, 9.0, 1.0),  # the batch in hand has ended a second ago, and the next one is not begun
+        (3.0, False, float("-inf"), 7.0),
+    ],
+)
+def test_a_thread_is_stalled_while_it_has_work_and_no_batch(
+    busy_since: float | None, in_hand: bool, served_at: float, stalled: float
+) -> None:
+    assert stalled_s(busy_since, in_hand, served_at, now=10.0) == stalled
 
 
 def test_a_lane_goes_on_without_a_thread_that_does_not_come_back() -> None:

@@ -13,6 +13,7 @@ import pytest
 from reconfig import migration as m
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.executor import Executor
+from reconfig.controller.history import planned_report
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import STRATEGIES, StrategyName
@@ -20,7 +21,7 @@ from reconfig.work import PlannedMove
 from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, StateflowError, Unavailable
 from stateflow.ledger import Ledger
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import Reconfiguration
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId
 
@@ -50,15 +51,19 @@ class Carried:
             spawn=asyncio.ensure_future,
             alive=dict,
             call=self._call,
+            record=self._record,
         )
         self.runs = RunRegistry(self.cluster)
         self.executor = Executor(context, self.runs)
         self.executor.runner = self._runner  # type: ignore[method-assign]
-        self.running = Running(cpb.Reconfiguration(id="r", operator="Op", state="RUNNING"), STRATEGIES[strategy])
+        self.running = Running(Reconfiguration("r", "Op", "RUNNING", (), 0.0), STRATEGIES[strategy])
         runners = [self._runner(self.running, move, MoveRunner.machine_for(move)) for move in moves]
         self.running.runners = list(runners)
         self.running.rounds = [runners[:2], runners[2:]]
         self.running.go.set()
+
+    async def _record(self, work: Any, *arguments: Any) -> Any:
+        return work(self.cluster, *arguments)
 
     async def _call(self, *_: object) -> None:
         if self.checkpoint_fails:
@@ -78,7 +83,7 @@ class Carried:
             self.cluster.move_owned(planned, {})
             machine.phase = m.Phase.COMPLETED
 
-        return SimpleNamespace(planned=planned, machine=machine, report=cpb.Move(), run=run)
+        return SimpleNamespace(planned=planned, machine=machine, report=planned_report(planned), run=run)
 
 
 def carried(
@@ -106,7 +111,7 @@ def test_a_move_begins_again_and_the_others_go_on(tmp_path: Path, fails: Fails, 
         await asyncio.wait_for(it.executor.run(it.running), 10)
         assert it.attempts == [2, 1, 1]
         assert it.cluster.open_moves == {}
-        assert it.running.message.state == "COMPLETED"
+        assert it.running.state == "COMPLETED"
 
     carried(tmp_path, fails, scenario, strategy)
 
@@ -119,7 +124,7 @@ def test_a_term_that_ends_settles_nothing(tmp_path: Path) -> None:
 
     async def scenario(it: Carried) -> None:
         await asyncio.wait_for(it.executor.run(it.running), 10)
-        assert it.running.message.state == "RUNNING"
+        assert it.running.state == "RUNNING"
         assert it.attempts == [1, 1, 0]
 
     carried(tmp_path, lost, scenario, StrategyName.FLUID)
@@ -130,7 +135,7 @@ def test_a_checkpoint_that_fails_ends_the_moves(tmp_path: Path) -> None:
         it.checkpoint_fails = True
         await asyncio.wait_for(it.executor.run(it.running), 10)
         assert it.cluster.open_moves == {}
-        assert it.running.message.state == "FAILED"
+        assert it.running.state == "FAILED"
 
     carried(tmp_path, fault, scenario, StrategyName.STOP_AND_RESTART)
 

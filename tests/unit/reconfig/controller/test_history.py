@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from reconfig.work import PlannedMove, PlannedStandby
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.ledger import App, Ledger, Record, RecordState
 from stateflow.moves import MoveOptions
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import Reconfiguration
 from stateflow.types import OperatorSpec, PartitionId
 
 SPEC = OperatorSpec("Op", "m:Op", 9, ("k",), b"", "[]")
@@ -38,7 +39,7 @@ def ended(reconfiguration: str, partition: int, **payload: object) -> tuple[Plan
     return planned, record
 
 
-def told(*moves: tuple[PlannedMove, Record]) -> cpb.Reconfiguration:
+def told(*moves: tuple[PlannedMove, Record]) -> Reconfiguration:
     return past(Recorded(1003, {planned.item_id: (planned, record) for planned, record in moves}))
 
 
@@ -46,9 +47,14 @@ def test_what_is_told_of_one() -> None:
     old = told(ended("old", 1, report={"pause_ms": 3.0, "predicted_pause_ms": None}))  # no bound was known
     error = {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}
     new = told(ended("new", 3, error=error, report={}), ended("new", 4, report={"rounds": 2}))
-    assert (new.id, new.state, [move.phase for move in new.moves]) == ("new", "FAILED", ["ABORTED", "COMPLETED"])
+    assert (new.id, new.state, [move.state for move in new.moves]) == ("new", "FAILED", ["ABORTED", "COMPLETED"])
     assert new.created_us == 1003
-    assert (old.id, old.state, old.moves[0].pause_ms, old.moves[0].predicted_pause_ms) == ("old", "COMPLETED", 3.0, 0.0)
+    assert (old.id, old.state, old.moves[0].pause_ms, old.moves[0].predicted_pause_ms) == (
+        "old",
+        "COMPLETED",
+        3.0,
+        math.inf,
+    )
 
 
 def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) -> None:
@@ -63,11 +69,11 @@ def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) 
     cluster.plan_move(copy)
     cluster.move_aborted(copy, {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
     runs = RunRegistry(cluster)
-    runs.keep(Running(cpb.Reconfiguration(id="known", state="COMPLETED")))
+    runs.keep(Running(Reconfiguration("known", "Op", "COMPLETED", (), 0.0)))
     assert [message.id for message in runs.history()] == ["known", "old", "new"]
-    assert [move.partition for move in runs.found("old").refresh().moves] == [1, 4]
+    assert [move.partition for move in runs.found("old").report().moves] == [1, 4]
     assert [message.id for message in runs.history(2)] == ["known", "old"]
-    assert runs.found("known").refresh().state == "COMPLETED"
+    assert runs.found("known").report().state == "COMPLETED"
     with pytest.raises(MoveUnknown):
         runs.found("standby")
     ledger.close()
@@ -91,7 +97,7 @@ def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
     assert runs.failed("old") == [moves[1]]
     with pytest.raises(MoveConflict, match="the reconfiguration is FAILED"):
         runs.unfinished("old")
-    assert [move.phase for move in runs.cancel("old").moves] == ["COMPLETED", "ABORTED"]
+    assert [move.state for move in runs.cancel("old").moves] == ["COMPLETED", "ABORTED"]
 
     async def watched() -> list[str]:
         return [message.state async for message in runs.watch("old")]

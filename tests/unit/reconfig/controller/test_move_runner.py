@@ -17,6 +17,7 @@ from reconfig.work import PlannedMove
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing, Unavailable
 from stateflow.moves import MoveOptions
+from stateflow.reports import MoveReport
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.operator import describe
 from stateflow.settings import ControllerSettings
@@ -82,19 +83,19 @@ def runner_of(pair: Pair, hooks: Hooks, max_pause_ms: float | None = None, **opt
 
 
 def test_a_pause_is_without_the_batch_in_hand_though_the_target_is_heard_first() -> None:
-    async def run() -> tuple[float, dict[str, object]]:
-        recorded: list[dict[str, object]] = []
+    async def run() -> tuple[MoveReport, MoveReport]:
+        recorded: list[MoveReport] = []
 
-        async def owned(summary: dict[str, object]) -> None:
-            recorded.append(summary)
+        async def owned(report: MoveReport) -> None:
+            recorded.append(report)
 
         report = await asyncio.wait_for(runner_of(Pair(), Hooks(_nothing, owned, _nothing, lambda: None)).run(), 10)
-        assert report.phase == "COMPLETED", report
-        return report.pause_ms, recorded[0]
+        assert report.state == "COMPLETED", report
+        return report, recorded[0]
 
-    pause_ms, recorded = asyncio.run(run())
-    assert pause_ms == 0.0
-    assert recorded["pause_ms"] == 0.0
+    report, recorded = asyncio.run(run())
+    assert report.pause_ms == 0.0
+    assert recorded == report, "what is recorded is all that is told afterwards"
 
 
 def test_a_move_is_admitted_by_what_is_known_then_and_says_meanwhile_what_it_waits_for() -> None:
@@ -105,13 +106,13 @@ def test_a_move_is_admitted_by_what_is_known_then_and_says_meanwhile_what_it_wai
     async def run() -> str:
         runner = runner_of(Pair(3), Hooks(_nothing, _nothing, _nothing, _note), 50.0, cost=lambda: next(costs))
         watched.append(runner)
-        return (await asyncio.wait_for(runner.run(), 10)).phase
+        return (await asyncio.wait_for(runner.run(), 10)).state
 
     watched: list[MoveRunner] = []
 
     def _note() -> None:
         report = watched[0].report
-        said.append((report.phase, report.predicted_pause_ms, report.margin_ms))
+        said.append((report.state, report.predicted_pause_ms, report.margin_ms))
 
     assert asyncio.run(run()) == "COMPLETED"
     waiting = [(predicted, margin) for phase, predicted, margin in said if phase == "CATCHING_UP" and margin]
@@ -134,7 +135,7 @@ def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_sa
         runner = runner_of(Lost(), Hooks(_nothing, _nothing, _nothing, lambda: None))
         runner.machine, first = m.Move.resumed(1, 2)
         report = await asyncio.wait_for(runner.run(first), 10)
-        return report.phase, runner.machine.error
+        return report.state, runner.machine.error
 
     phase, error = asyncio.run(run())
     assert phase == ("COMPLETED" if owned else "ABORTED")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,13 @@ import pytest
 
 from reconfig import migration as m
 from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.history import planned_report
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import STRATEGIES, StrategyName
 from reconfig.work import Cause, PlannedMove
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
-from stateflow.rpc import controller_pb2 as cpb
 from stateflow.types import OperatorSpec, PartitionId
 
 SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
@@ -66,7 +67,7 @@ class Again:
 
     @staticmethod
     def _runner(_: Running, planned: PlannedMove, machine: m.Move) -> Any:
-        report = cpb.Move(partition=planned.partition.partition, phase=machine.phase)
+        report = replace(planned_report(planned), state=machine.phase)
         return SimpleNamespace(planned=planned, machine=machine, report=report)
 
 
@@ -86,8 +87,8 @@ def test_rounds_strategy_and_what_has_ended(cluster: ClusterState) -> None:
     assert running.strategy is STRATEGIES[StrategyName.FLUID]
     assert [[runner.planned for runner in round_] for round_ in running.rounds] == [[move] for move in moves[1:]]
     assert first == {moves[1].item_id: [m.CancelSource(1, False)]}
-    report = running.refresh()
-    assert [(move.partition, move.phase) for move in report.moves] == [
+    report = running.report()
+    assert [(move.partition, move.state) for move in report.moves] == [
         (3, "COMPLETED"),
         (1, "FENCED"),
         (2, "WAITING"),
@@ -109,14 +110,14 @@ def test_a_pause_outlives_its_controller(cluster: ClusterState) -> None:
         assert not running.go.is_set()
         second = Again(cluster)
         ((running, granted),) = second.runs
-        assert running.refresh().state == "PAUSED"
+        assert running.report().state == "PAUSED"
         assert not running.go.is_set()
         assert list(granted) == [moves[0].item_id], "what was granted goes on"
         await second.reconfigurations.pause("r")
         assert (await second.reconfigurations.resume("r")).state == "RUNNING"
         assert running.go.is_set()
         ((running, _),) = Again(cluster).runs
-        assert (running.refresh().state, running.go.is_set()) == ("RUNNING", True)
+        assert (running.report().state, running.go.is_set()) == ("RUNNING", True)
 
     asyncio.run(scenario())
 

@@ -11,7 +11,7 @@ from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.work import ReconfigurationState
 from stateflow.ledger import Ledger
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.reports import Reconfiguration
 
 
 @pytest.mark.parametrize("ends_while", ["the first report is sent", "nothing is sent"])
@@ -19,7 +19,7 @@ def test_the_last_report_is_the_final_one(tmp_path: Path, ends_while: str) -> No
     """A report is awaited onto the wire, and the reconfiguration may end in that very moment."""
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     runs = RunRegistry(ClusterState(ledger))
-    running = Running(cpb.Reconfiguration(id="r", state="RUNNING"))
+    running = Running(Reconfiguration("r", "Op", "RUNNING", (), 0.0))
     runs.running = {"r": running}
 
     async def watch() -> list[str]:

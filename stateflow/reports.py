@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from stateflow.errors import StateflowError
 from stateflow.ring import newcomers
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import error_of
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+#: what a dictionary calls errors that it has as lines
+_LINES = {"fault": "error", "unusable": "passed_over"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +18,38 @@ class Report:
     """Names end with their units: ``_ms`` and ``_s`` are durations, ``_us`` microseconds since 1970 (UTC)."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain data. An error is its one line, and empty where there is none."""
+        return asdict(self, dict_factory=_plain)
+
+
+def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {_LINES.get(name, name): _lines(value) if name in _LINES else value for name, value in fields}
+
+
+def _lines(faults: StateflowError | tuple[StateflowError, ...] | None) -> str | tuple[str, ...]:
+    return tuple(map(str, faults)) if isinstance(faults, tuple) else str(faults or "")
+
+
+class _Failing:
+    """A report with a ``fault``: what failed, with its code and what to do about it."""
+
+    __slots__ = ()
+    fault: StateflowError | None
+
+    @property
+    def error(self) -> str:
+        """One line; empty: nothing failed."""
+        return str(self.fault or "")
 
 
 @dataclass(frozen=True, slots=True)
-class MoveReport(Report):
+class MoveReport(Report, _Failing):
     """One partition's move.
 
     Bytes: ``warm`` were fetched as base files, ``reused`` found at the target, ``delta`` came as change sets;
     ``change_rate`` and ``bandwidth`` are bytes a second.
+
+    ``duration_s``: until its end was recorded, and its source not yet told.
 
     ``pause_ms``: from the fence until the target served, less what the source still spent on the batch in hand;
     measured by the controller, so that it includes half a round trip to either side and needs no common clock.
@@ -37,19 +61,19 @@ class MoveReport(Report):
     target: str
     state: str
     strategy: str
-    bytes_warm: int
-    bytes_reused: int
-    bytes_delta: int
-    lag_bytes: int
-    rounds: int
-    predicted_pause_ms: float
-    pause_ms: float
-    duration_s: float
-    digest: str
-    epoch: int
-    started_us: int
-    fenced_us: int
-    error: str
+    bytes_warm: int = 0
+    bytes_reused: int = 0
+    bytes_delta: int = 0
+    lag_bytes: int = 0
+    rounds: int = 0
+    predicted_pause_ms: float = 0.0
+    pause_ms: float = 0.0
+    duration_s: float = 0.0
+    digest: str = ""
+    epoch: int = 0
+    started_us: int = 0
+    fenced_us: int = 0
+    fault: StateflowError | None = None
     #: beyond the prediction, the budget had to leave so much for a busy machine
     margin_ms: float = 0.0
     #: when it was cut over: bytes a second written, bytes a second the link took, round trip
@@ -61,37 +85,6 @@ class MoveReport(Report):
     base_bytes: int = 0
     #: of a take-over: what it rests on, and what is lost
     note: str = ""
-
-    @classmethod
-    def of(cls, m: cpb.Move) -> MoveReport:
-        return cls(
-            id=m.id,
-            partition=m.partition,
-            source=m.source,
-            target=m.target,
-            state=m.phase,
-            strategy=m.strategy,
-            bytes_warm=m.bytes_warm,
-            bytes_reused=m.bytes_reused,
-            bytes_delta=m.bytes_delta,
-            lag_bytes=m.lag_bytes,
-            rounds=m.rounds,
-            predicted_pause_ms=m.predicted_pause_ms,
-            pause_ms=m.pause_ms,
-            duration_s=m.duration_s,
-            digest=m.digest,
-            epoch=m.epoch,
-            started_us=m.started_us,
-            fenced_us=m.fenced_us,
-            error=str(error_of(m.fault)) if m.HasField("fault") else "",
-            margin_ms=m.margin_ms,
-            change_rate=m.change_rate,
-            bandwidth=m.bandwidth,
-            rtt_ms=m.rtt_ms,
-            bytes_stored=m.bytes_stored,
-            base_bytes=m.base_bytes,
-            note=m.note,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +102,6 @@ class Reconfiguration(Report):
     kind: str = "migrate"
     strategy: str = ""
     created_us: int = 0
-
-    @classmethod
-    def of(cls, message: cpb.Reconfiguration) -> Reconfiguration:
-        moves = tuple(MoveReport.of(move) for move in message.moves)
-        return cls(
-            message.id,
-            message.operator,
-            message.state,
-            moves,
-            message.max_pause_ms,
-            message.kind,
-            message.strategy,
-            message.created_us,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,28 +141,20 @@ class StandbyReport(Report):
     phase: str
     lag_bytes: int
 
-    @classmethod
-    def of(cls, view: cpb.StandbyView) -> StandbyReport:
-        return cls(view.operator, view.partition, view.replica, view.phase, view.lag_bytes)
-
 
 @dataclass(frozen=True, slots=True)
-class RefusedReplica(Report):
+class RefusedReplica(Report, _Failing):
     """A process that asks for a name in vain. ``directory``: the id of its data directory; ``error``: why, one line."""
 
     name: str
     address: str
     directory: str
-    error: str
+    fault: StateflowError
     asked_s: float
-
-    @classmethod
-    def of(cls, m: cpb.Refused) -> RefusedReplica:
-        return cls(m.replica.name, m.replica.address, m.directory.id, str(error_of(m.fault)), m.asked_s)
 
 
 @dataclass(frozen=True, slots=True)
-class UnservedPartitions(Report):
+class UnservedPartitions(Report, _Failing):
     """Partitions that nobody serves now, for one reason: ``error``, one line with what to do about it.
 
     ``owner``: as assigned, which need not be dead.
@@ -192,11 +163,7 @@ class UnservedPartitions(Report):
     operator: str
     partitions: tuple[int, ...]
     owner: str
-    error: str
-
-    @classmethod
-    def of(cls, m: cpb.Unserved) -> UnservedPartitions:
-        return cls(m.operator, tuple(m.partitions), m.owner, str(error_of(m.fault)))
+    fault: StateflowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +191,6 @@ class AdoptedOperator(Report):
     conflicts: tuple[str, ...]
     done: bool
 
-    @classmethod
-    def of(cls, m: cpb.Adopted) -> AdoptedOperator:
-        return cls(
-            m.operator, m.count, tuple(m.partitions), tuple(m.sealed), tuple(m.missing), tuple(m.conflicts), m.done
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus(Report):
@@ -253,45 +214,51 @@ class ClusterStatus(Report):
             return []  # a failover comes first
         return sorted(newcomers(owners, answering))
 
-    @classmethod
-    def of(cls, reply: cpb.StatusReply) -> ClusterStatus:
-        replicas = tuple(
-            ReplicaStatus(
-                r.replica.name,
-                r.replica.site,
-                r.replica.address,
-                r.replica.weight,
-                r.alive,
-                r.last_heartbeat_s,
-                r.partitions,
-                r.opening,
-            )
-            for r in reply.replicas
-        )
-        operators = tuple(
-            OperatorStatus(
-                d.spec.name,
-                d.spec.target,
-                d.spec.partitions,
-                d.version,
-                tuple(d.replicas[i].name for i in d.owners),
-                tuple(d.epochs),
-                tuple(UnservedPartitions.of(each) for each in d.unserved),
-            )
-            for d in reply.deployments
-        )
-        return cls(
-            replicas,
-            operators,
-            tuple(Reconfiguration.of(r) for r in reply.reconfigurations),
-            tuple(StandbyReport.of(view) for view in reply.standbys),
-            tuple(RefusedReplica.of(refused) for refused in reply.refused),
-            tuple(DeployingOperator(d.operator, d.partitions, d.created) for d in reply.deploying),
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """An operator as whoever routes to it is told. ``version``: of the assignment; ``owners`` and ``epochs`` by
+    partition."""
+
+    spec: OperatorSpec
+    version: int
+    owners: tuple[ReplicaInfo, ...]
+    epochs: tuple[int, ...]
+    unserved: tuple[UnservedPartitions, ...] = ()
+
+    def status(self) -> OperatorStatus:
+        spec, owners = self.spec, tuple(owner.name for owner in self.owners)
+        return OperatorStatus(spec.name, spec.target, spec.partitions, self.version, owners, self.epochs, self.unserved)
+
+    def why_unserved(self) -> dict[int, StateflowError]:
+        """By partition, of those that nobody serves."""
+        return {number: each.fault for each in self.unserved for number in each.partitions}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """All that a controller says of its cluster."""
+
+    replicas: tuple[ReplicaStatus, ...]
+    deployments: tuple[Deployment, ...]
+    reconfigurations: tuple[Reconfiguration, ...]
+    standbys: tuple[StandbyReport, ...] = ()
+    refused: tuple[RefusedReplica, ...] = ()
+    deploying: tuple[DeployingOperator, ...] = ()
+
+    def status(self) -> ClusterStatus:
+        return ClusterStatus(
+            self.replicas,
+            tuple(deployment.status() for deployment in self.deployments),
+            self.reconfigurations,
+            self.standbys,
+            self.refused,
+            self.deploying,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class RestoredPartition(Report):
+class RestoredPartition(Report, _Failing):
     """``positions``: source → last batch it contains now, so that a source is rewound to the one behind.
 
     ``passed_over``: newer checkpoints that could not be used, one line each. ``error``: empty when it was restored.
@@ -299,25 +266,16 @@ class RestoredPartition(Report):
 
     partition: int
     replica: str
-    epoch: int
-    sequence: int
-    positions: dict[str, int]
-    bytes: int
-    passed_over: tuple[str, ...]
-    error: str
+    epoch: int = 0
+    sequence: int = 0
+    positions: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    unusable: tuple[StateflowError, ...] = ()
+    fault: StateflowError | None = None
 
-    @classmethod
-    def of(cls, m: cpb.RestoredPartition) -> RestoredPartition:
-        return cls(
-            m.partition,
-            m.replica,
-            m.result.epoch,
-            m.result.sequence,
-            dict(m.result.positions),
-            m.result.bytes,
-            tuple(str(error_of(fault)) for fault in m.result.passed_over),
-            str(error_of(m.fault)) if m.HasField("fault") else "",
-        )
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        return tuple(map(str, self.unusable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,10 +288,6 @@ class CheckpointReport(Report):
     bytes_total: int
     duration_s: float
     url: str
-
-    @classmethod
-    def of(cls, m: rpb.CheckpointReply) -> CheckpointReport:
-        return cls(m.partitions, m.bytes_new, m.bytes_total, m.duration_s, m.url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,10 +305,6 @@ class RequestReport(Report):
     total_ms: float
     held_ms: float
 
-    @classmethod
-    def of(cls, m: rpb.RequestSample) -> RequestReport:
-        return cls(m.number, m.at_us, m.operator, m.rows, m.total_ms, m.held_ms)
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport(Report):
@@ -368,10 +318,6 @@ class PartitionReport(Report):
     move_id: str
     batch_rate: float
 
-    @classmethod
-    def of(cls, m: rpb.PartitionView) -> PartitionReport:
-        return cls(m.operator, m.partition, m.state, m.epoch, m.sequence, m.move_id, m.batch_rate)
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics(Report):
@@ -381,8 +327,3 @@ class ReplicaStatistics(Report):
     partitions: tuple[PartitionReport, ...]
     rows: int
     checkpoints: int
-
-    @classmethod
-    def of(cls, m: rpb.StatsReply) -> ReplicaStatistics:
-        requests = tuple(RequestReport.of(sample) for sample in m.samples)
-        return cls(requests, tuple(PartitionReport.of(view) for view in m.partitions), m.rows, m.checkpoints)

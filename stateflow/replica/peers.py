@@ -1,0 +1,301 @@
+"""What a replica asks of others: of the replica that a partition comes from, and of its controller.
+
+Values go in and come out. This is the only module here that calls, and so the only one that knows the stubs of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc.aio
+
+from stateflow.errors import StateflowError, TransferCorrupt, Unavailable
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import (
+    answered,
+    batched,
+    connected,
+    remote_error,
+    replica_of,
+    replica_to_pb,
+    seal_of,
+    snapshot_of,
+    spec_of,
+    spec_to_pb,
+    view_to_pb,
+)
+from stateflow.runtime.authority import Command
+from stateflow.runtime.transfer import Kept, Reading, SnapshotInfo
+from stateflow.runtime.view import PartitionView
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+#: of a controller, for a heartbeat; twice as long for what is here
+CALL_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def _named(address: str) -> Iterator[None]:
+    """A call that fails raises what was meant by it."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise remote_error(error, address) from error
+
+
+# -- the source of a partition ----------------------------------------------------------------------------
+
+
+class SourceReplica:
+    """Methods raise what the replica refuses with, or Unavailable.
+
+    Args: timeout_s: of calls with one answer. A stream may be silent for as long as its reader waits.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
+        self.address = address
+        self._channel, self._timeout_s = channel, timeout_s
+        self._stub = replica_pb2_grpc.ReplicaServiceStub(channel)
+
+    async def connected(self) -> None:
+        await connected(self._channel, self.address)
+
+    async def ping(self, partition: PartitionId) -> None:
+        """A round trip as a request has it."""
+        where = rpb.InspectRequest(operator=partition.operator, partition=partition.partition)
+        with _named(self.address):
+            await self._stub.Inspect(where, timeout=self._timeout_s)
+
+    async def snapshot(
+        self, partition: PartitionId, move_id: str, *, standby: bool = False, kept: Kept | None = None
+    ) -> SnapshotInfo:
+        """Raises InvalidArgument for a base that has a file twice."""
+        request = rpb.SnapshotRequest(
+            move_id=move_id,
+            operator=partition.operator,
+            partition=partition.partition,
+            standby=standby,
+            kept=None if kept is None else rpb.Kept(**asdict(kept)),
+        )
+        with _named(self.address):
+            reply = await self._stub.Snapshot(request, timeout=self._timeout_s)
+        return snapshot_of(answered(reply, self.address))
+
+    async def fetch(self, snapshot_id: str, name: str, offset: int) -> AsyncGenerator[tuple[bytes, int]]:
+        """(piece, its checksum) of a base file, from ``offset`` on."""
+        call = self._stub.Fetch(rpb.FetchRequest(snapshot_id=snapshot_id, name=name, offset=offset))
+        try:
+            with _named(self.address):
+                while (chunk := await call.read()) is not grpc.aio.EOF:
+                    yield chunk.data, chunk.checksum
+        finally:
+            call.cancel()
+
+    async def follow(self, snapshot_id: str, after: int, bytes_max: int) -> AsyncGenerator[Reading]:
+        """What was written behind change set ``after``, until the seal. A change set that comes in pieces is handed on
+        when it is whole; until then it counts as lag. Raises TransferCorrupt for one of more than ``bytes_max``."""
+        begun: list[bytes] = []
+        call = self._stub.Follow(rpb.FollowRequest(snapshot_id=snapshot_id, after_sequence=after))
+        try:
+            with _named(self.address):
+                while (frame := await call.read()) is not grpc.aio.EOF:
+                    answered(frame, self.address)
+                    change_sets = _joined(begun, list(frame.change_sets), frame.continues)
+                    size = sum(map(len, begun))
+                    if size > bytes_max:
+                        raise TransferCorrupt(
+                            f"a change set does not end within {size} bytes",
+                            remedy="see the source; or raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX here",
+                            snapshot=snapshot_id,
+                        )
+                    seal = seal_of(frame.seal) if frame.HasField("seal") else None
+                    yield Reading(change_sets, frame.head_sequence, frame.lag_bytes + size, seal, frame.chain)
+                    if seal is not None:
+                        return
+                await call.code()
+            raise Unavailable("the change log ended without a seal", remedy="it is asked for again")
+        finally:
+            call.cancel()
+
+    async def confirm(self, snapshot_id: str, sequence: int) -> None:
+        request = rpb.ConfirmRequest(snapshot_id=snapshot_id, sequence=sequence)
+        with _named(self.address):
+            await self._stub.Confirm(request, timeout=self._timeout_s)
+
+
+def _joined(begun: list[bytes], change_sets: list[bytes], continues: bool) -> list[bytes]:
+    """The change sets that are whole by now; ``begun`` holds the pieces of one that is not."""
+    if change_sets and (len(change_sets) > 1 or not continues):
+        change_sets[0] = b"".join([*begun, change_sets[0]])
+        begun.clear()
+    if continues and change_sets:
+        begun.append(change_sets.pop())
+    return change_sets
+
+
+# -- the controller ---------------------------------------------------------------------------------------
+
+
+class Unanswered(Exception):
+    """A controller that was asked did not answer, or refused to. What it meant is no event of this replica's own."""
+
+    def __init__(self, meant: StateflowError) -> None:
+        super().__init__(str(meant))
+        self.meant = meant
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """See :class:`~stateflow.runtime.identity.Identity`. ``ledger``: that it belongs to; empty: none."""
+
+    id: str
+    place: str
+    ledger: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """``incarnation``: empty while it is not registered. ``incoming``: (partition, move) of copies under way to it.
+    ``term``: the greatest it has heard of. ``opening``: it is starting, and registers when it knows what it has."""
+
+    replica: ReplicaInfo
+    directory: Directory
+    incarnation: str = ""
+    incoming: Sequence[tuple[PartitionId, str]] = ()
+    term: int = 0
+    opening: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The answer to a heartbeat. ``lease_s``: from when that was sent. ``ended``: of the copies it named, those whose
+    moves are over. ``ticket``: for one registration. ``claimed``: what is here of other ledgers was said already.
+    ``adopted``: the ledger that this one has taken over."""
+
+    known: bool
+    lease_s: float
+    ledger: str
+    term: int
+    ticket: str = ""
+    ended: tuple[tuple[PartitionId, str], ...] = ()
+    claimed: bool = False
+    adopted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A partition that went to ``owner`` at ``epoch``. ``burnt``: the epoch it is held at was given up; 0: it is held
+    at an older one."""
+
+    partition: PartitionId
+    epoch: int
+    owner: ReplicaInfo
+    burnt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What is to be done before the first heartbeat. ``dropped``: (operator, epoch) of those that were undeployed."""
+
+    operators: tuple[OperatorSpec, ...]
+    superseded: tuple[Superseded, ...]
+    dropped: tuple[tuple[str, int], ...]
+
+
+class Controller:
+    """As one of its replicas asks it. Methods raise Unanswered, and Unavailable for an answer that cannot be."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self._stub = controller_pb2_grpc.ControllerServiceStub(channel)
+        self._address = address
+
+    async def heartbeat(self, beat: Heartbeat) -> Pulse:
+        request = cpb.HeartbeatRequest(
+            name=beat.replica.name,
+            incarnation=beat.incarnation,
+            incoming=[
+                cpb.Incoming(operator=partition.operator, partition=partition.partition, move_id=move_id)
+                for partition, move_id in beat.incoming
+            ],
+            directory=_directory_to_pb(beat.directory),
+            replica=replica_to_pb(beat.replica),
+            opening=beat.opening,
+            term=beat.term,
+        )
+        reply: cpb.HeartbeatReply = await self._call(self._stub.Heartbeat, request, CALL_TIMEOUT_S)
+        return Pulse(
+            reply.known,
+            reply.lease_s,
+            reply.ledger,
+            reply.term,
+            reply.ticket,
+            tuple((PartitionId(each.operator, each.partition), each.move_id) for each in reply.ended),
+            reply.claimed,
+            reply.adopted,
+        )
+
+    async def register(
+        self,
+        replica: ReplicaInfo,
+        directory: Directory,
+        incarnation: str,
+        command: Command,
+        partitions: Iterable[PartitionView],
+    ) -> Registered | None:
+        """With a ticket, which is the session of ``command``. None: it was void by then, or another term answers."""
+        *pieces, last = batched(map(view_to_pb, partitions))
+        for piece in [*pieces, last]:
+            request = cpb.RegisterRequest(
+                replica=replica_to_pb(replica),
+                incarnation=incarnation,
+                partitions=piece,
+                ticket=command.session,
+                directory=_directory_to_pb(directory),
+                more=piece is not last,
+            )
+            reply: cpb.RegisterReply = await self._call(self._stub.Register, request, 2 * CALL_TIMEOUT_S)
+            if reply.late or (reply.ledger, reply.term) != (command.ledger, command.term):
+                return None
+        return Registered(
+            tuple(map(spec_of, reply.operators)),
+            tuple(
+                Superseded(PartitionId(each.operator, each.partition), each.epoch, replica_of(each.owner), each.burnt)
+                for each in reply.superseded
+            ),
+            tuple((each.operator, each.epoch) for each in reply.dropped),
+        )
+
+    async def claim(
+        self,
+        replica: ReplicaInfo,
+        directory: Directory,
+        operators: Iterable[OperatorSpec],
+        partitions: Iterable[PartitionView],
+    ) -> None:
+        """All that is here of which its ledger knows nothing; what was said before is void."""
+        pieces = list(batched(map(view_to_pb, partitions)))
+        for number, piece in enumerate(pieces):
+            request = cpb.ClaimRequest(
+                replica=replica_to_pb(replica),
+                directory=_directory_to_pb(directory),
+                operators=[] if number else map(spec_to_pb, operators),
+                partitions=piece,
+                first=not number,
+                last=number == len(pieces) - 1,
+            )
+            await self._call(self._stub.Claim, request, 2 * CALL_TIMEOUT_S)
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            reply = await method(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise Unanswered(remote_error(error, self._address)) from error
+        return answered(reply, self._address)
+
+
+def _directory_to_pb(directory: Directory) -> cpb.Directory:
+    return cpb.Directory(id=directory.id, place=directory.place, ledger=directory.ledger)

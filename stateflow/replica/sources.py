@@ -1,0 +1,68 @@
+"""Who sends to partitions, and how far they have come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+
+from stateflow.replica.confirmations import Confirmations
+from stateflow.replica.threads import Threads
+from stateflow.replica.turns import Turns
+from stateflow.runtime.acknowledging import left
+from stateflow.runtime.layout import Position, Session
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.retirement import SourceView
+from stateflow.types import PartitionId, ReplicaInfo
+
+
+class Sources:
+    """Methods raise NotOwner, LeaseLost."""
+
+    def __init__(self, node: ReplicaNode, threads: Threads, turns: Turns, confirmations: Confirmations) -> None:
+        self._node, self._threads, self._turns, self._confirmations = node, threads, turns, confirmations
+
+    async def positions(
+        self, operator: str, source: str, partitions: Collection[int], before: int | None = None
+    ) -> Position | dict[int, Position]:
+        """How far a source has come, by partition; those that have seen nothing of it are left out. One position where
+        all of them contain the batch before ``before``, as every task of a micro-batch asks: from memory."""
+        if before is not None:
+            whole = self._node.reader.whole_before(operator, partitions, source, before)
+            if whole is not None:
+                return whole
+        found: dict[int, Position] = {}
+        for number in partitions:
+            position = await self._threads.in_files(self._node.reader.position, PartitionId(operator, number), source)
+            if position is not None:
+                found[number] = position
+        return found
+
+    async def open(
+        self, operator: str, source: str, partitions: Collection[int], session: Session
+    ) -> Position | dict[int, Position]:
+        """Refuse older clients of it from now on. What its client is told now that partitions contain, it takes for
+        acknowledged: so it waits like an answer where that takes a standby. Raises SourceTaken, StandbyMissing."""
+        at: dict[PartitionId, int] = {}
+        for number in partitions:
+            partition = PartitionId(operator, number)
+            at[partition] = await self._turns.in_turn(self._node.batches.open_source, partition, source, session)
+        if self._confirmations.is_needed:
+            deadline = self._confirmations.deadline()
+            for partition, sequence in at.items():
+                missing = await self._confirmations.of(partition, sequence, deadline)
+                if missing is not None:
+                    raise left(partition) if isinstance(missing, ReplicaInfo) else missing
+        return await self.positions(operator, source, partitions)
+
+    async def views(self, operator: str, partitions: Collection[int]) -> AsyncIterator[tuple[int, list[SourceView]]]:
+        """(partition, who has sent to it)."""
+        for number in partitions:
+            yield number, await self._threads.in_files(self._node.reader.sources, PartitionId(operator, number))
+
+    async def retire(self, operator: str, source: str, partitions: Collection[int]) -> int:
+        """Returns how many partitions had more of it than a tombstone."""
+        retired = 0
+        for number in partitions:
+            retired += await self._turns.in_turn(
+                self._node.batches.retire_source, PartitionId(operator, number), source
+            )
+        return retired

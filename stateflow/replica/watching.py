@@ -1,0 +1,118 @@
+"""The watch on batches that do not come back: their callers hear that they are worked on, and no operator keeps the
+others from theirs for longer than it may. How a batch is ended stands in :mod:`stateflow.runtime.watchdog`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from stateflow.clock import Clock
+from stateflow.replica.troubles import Troubles
+from stateflow.replica.turns import Turns
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.watchdog import InHand, stalled_s
+
+log = logging.getLogger(__name__)
+#: a caller whose batches take longer is told so often that they are being worked on
+BEAT_S = 5.0
+#: how often it is looked for batches that do not come back
+LOOK_S = 1.0
+INTERRUPT_EVERY_S = 0.02
+INTERRUPTS = 50
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """Who waits for the thread for batches. ``beat``: the last sign of life, on its way."""
+
+    tell: Callable[[], Awaitable[None]]
+    said_at: float
+    beat: asyncio.Task[None] | None = None
+
+    async def said(self) -> None:
+        """Until no sign of life is on its way any more: one message at a time."""
+        if self.beat is not None:
+            await asyncio.wait((self.beat,))
+
+
+class Watch:
+    def __init__(self, node: ReplicaNode, turns: Turns, clock: Clock) -> None:
+        self._node, self._turns, self._clock = node, turns, clock
+        self._callers: set[Caller] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="watchdog")
+        self._loop = asyncio.get_running_loop()
+
+    @contextlib.contextmanager
+    def telling(self, tell: Callable[[], Awaitable[None]]) -> Iterator[Caller]:
+        """Have ``tell`` called now and then, while the thread has what its caller waits for."""
+        caller = Caller(tell, self._clock.monotonic())
+        self._callers.add(caller)
+        try:
+            yield caller
+        finally:
+            self._callers.remove(caller)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        limit_s, troubles = self._node.settings.batch_timeout_s, Troubles(log, "batches are not watched")
+        while True:
+            await asyncio.sleep(min(LOOK_S, limit_s / 4) if limit_s else LOOK_S)
+            with troubles.survived():
+                await self._look(limit_s)
+
+    async def _look(self, limit_s: float) -> None:
+        self._give_signs_of_life()
+        if not limit_s:
+            return
+        if (hand := self._node.batches.overdue(limit_s)) is not None:
+            await self.end(hand)
+            return
+        now, in_hand = self._clock.monotonic(), bool(self._node.batches.in_hand())
+        if stalled_s(self._turns.busy_since, in_hand, self._node.served_at, now) > limit_s:
+            log.error("the thread for batches does not come back: another one goes on")
+            self._turns.leave_behind()
+
+    def _give_signs_of_life(self) -> None:
+        now = self._clock.monotonic()
+        for caller in self._callers:
+            if now - caller.said_at > BEAT_S and (caller.beat is None or caller.beat.done()):
+                caller.said_at = now
+                caller.beat = self._loop.create_task(_told(caller.tell))
+
+    async def end(self, hand: InHand) -> None:
+        """Interrupt a batch, or go on without its thread."""
+        for _ in range(INTERRUPTS):
+            hand.interrupt()
+            await asyncio.sleep(INTERRUPT_EVERY_S)
+            if hand.ended:
+                return
+        try:
+            taken = await self._loop.run_in_executor(self._thread, self._node.batches.take_away, hand)
+        except Exception as error:
+            if not (taken := hand.taken):
+                raise
+            # the seal that waited for it, say: whoever wants that asks again, and this thread is gone all the same
+            Troubles(log, f"{hand.partition} was taken away, and not all of that done").met(error)
+        if taken:
+            log.error("%s", self._node.batches.refusal(hand.partition))
+        elif hand.ended:
+            return
+        else:
+            log.error("a write of %s does not come back", hand.partition)
+        hand.left = True
+        self._turns.leave_behind()
+
+    async def end_all(self) -> None:
+        """The replica stops, and what is in hand takes too long."""
+        for hand in self._node.batches.in_hand():
+            with Troubles(log, "a batch is not given up").survived():
+                await self.end(hand)
+
+
+async def _told(tell: Callable[[], Awaitable[None]]) -> None:
+    with contextlib.suppress(Exception):  # whoever waits for the batch finds out
+        await tell()

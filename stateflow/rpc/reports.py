@@ -1,0 +1,173 @@
+"""Reports on the wire."""
+
+from __future__ import annotations
+
+from stateflow.reports import (
+    AdoptedOperator,
+    CheckpointReport,
+    ClusterReport,
+    DeployingOperator,
+    Deployment,
+    MoveReport,
+    PartitionReport,
+    Reconfiguration,
+    RefusedReplica,
+    ReplicaStatistics,
+    ReplicaStatus,
+    RequestReport,
+    RestoredPartition,
+    StandbyReport,
+    UnservedPartitions,
+)
+from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.matching import message_of, value_of
+from stateflow.rpc.wire import error_of, fault_of, replica_of, replica_to_pb, spec_of, spec_to_pb
+from stateflow.types import ReplicaInfo
+
+# -- reconfigurations -------------------------------------------------------------------------------------
+
+
+def move_to_pb(move: MoveReport) -> cpb.Move:
+    return message_of(cpb.Move, move, phase=move.state)
+
+
+def move_of(message: cpb.Move) -> MoveReport:
+    return value_of(MoveReport, message, state=message.phase)
+
+
+def reconfiguration_to_pb(reconfiguration: Reconfiguration) -> cpb.Reconfiguration:
+    return message_of(cpb.Reconfiguration, reconfiguration, moves=map(move_to_pb, reconfiguration.moves))
+
+
+def reconfiguration_of(message: cpb.Reconfiguration) -> Reconfiguration:
+    return value_of(Reconfiguration, message, moves=tuple(map(move_of, message.moves)))
+
+
+# -- a cluster --------------------------------------------------------------------------------------------
+
+
+def standby_to_pb(standby: StandbyReport) -> cpb.StandbyView:
+    return message_of(cpb.StandbyView, standby)
+
+
+def standby_of(message: cpb.StandbyView) -> StandbyReport:
+    return value_of(StandbyReport, message)
+
+
+def adopted_to_pb(adopted: AdoptedOperator) -> cpb.Adopted:
+    return message_of(cpb.Adopted, adopted, operator=adopted.name)
+
+
+def adopted_of(message: cpb.Adopted) -> AdoptedOperator:
+    return value_of(AdoptedOperator, message, name=message.operator)
+
+
+def deployment_to_pb(deployment: Deployment) -> cpb.Deployment:
+    """Each owner once, however many partitions it has."""
+    known = sorted(set(deployment.owners), key=lambda owner: owner.name)
+    numbers = {owner: number for number, owner in enumerate(known)}
+    return message_of(
+        cpb.Deployment,
+        deployment,
+        spec=spec_to_pb(deployment.spec),
+        replicas=map(replica_to_pb, known),
+        owners=[numbers[owner] for owner in deployment.owners],
+        unserved=[message_of(cpb.Unserved, each) for each in deployment.unserved],
+    )
+
+
+def deployment_of(message: cpb.Deployment) -> Deployment:
+    infos = [replica_of(each) for each in message.replicas]
+    return value_of(
+        Deployment,
+        message,
+        spec=spec_of(message.spec),
+        owners=tuple(infos[number] for number in message.owners),
+        unserved=tuple(value_of(UnservedPartitions, each) for each in message.unserved),
+    )
+
+
+def _status_to_pb(status: ReplicaStatus) -> cpb.ReplicaStatus:
+    info = ReplicaInfo(status.name, status.site, status.address, status.weight)
+    return message_of(cpb.ReplicaStatus, status, replica=replica_to_pb(info))
+
+
+def _status_of(message: cpb.ReplicaStatus) -> ReplicaStatus:
+    info = replica_of(message.replica)
+    named = {"name": info.name, "site": info.site, "address": info.address, "weight": info.weight}
+    return value_of(ReplicaStatus, message, **named)
+
+
+def _refused_to_pb(refused: RefusedReplica) -> cpb.Refused:
+    return message_of(
+        cpb.Refused,
+        refused,
+        replica=pb.Replica(name=refused.name, address=refused.address),
+        directory=cpb.Directory(id=refused.directory),
+    )
+
+
+def _refused_of(message: cpb.Refused) -> RefusedReplica:
+    info, directory = message.replica, message.directory.id
+    return value_of(RefusedReplica, message, name=info.name, address=info.address, directory=directory)
+
+
+def cluster_to_pb(report: ClusterReport) -> cpb.StatusReply:
+    return cpb.StatusReply(
+        replicas=map(_status_to_pb, report.replicas),
+        deployments=map(deployment_to_pb, report.deployments),
+        reconfigurations=map(reconfiguration_to_pb, report.reconfigurations),
+        standbys=map(standby_to_pb, report.standbys),
+        refused=map(_refused_to_pb, report.refused),
+        deploying=[message_of(cpb.Deploying, each, operator=each.name) for each in report.deploying],
+    )
+
+
+def cluster_of(message: cpb.StatusReply) -> ClusterReport:
+    return ClusterReport(
+        replicas=tuple(map(_status_of, message.replicas)),
+        deployments=tuple(map(deployment_of, message.deployments)),
+        reconfigurations=tuple(map(reconfiguration_of, message.reconfigurations)),
+        standbys=tuple(map(standby_of, message.standbys)),
+        refused=tuple(map(_refused_of, message.refused)),
+        deploying=tuple(value_of(DeployingOperator, each, name=each.operator) for each in message.deploying),
+    )
+
+
+# -- checkpoints and restores -----------------------------------------------------------------------------
+
+
+def checkpoint_of(message: rpb.CheckpointReply) -> CheckpointReport:
+    return value_of(CheckpointReport, message)
+
+
+def restored_to_pb(restored: RestoredPartition) -> cpb.RestoredPartition:
+    result = message_of(rpb.RestoreReply, restored, passed_over=map(fault_of, restored.unusable))
+    return message_of(cpb.RestoredPartition, restored, result=None if restored.fault else result)
+
+
+def restored_of(message: cpb.RestoredPartition) -> RestoredPartition:
+    result = message.result
+    return value_of(
+        RestoredPartition,
+        message,
+        epoch=result.epoch,
+        sequence=result.sequence,
+        positions=dict(result.positions),
+        bytes=result.bytes,
+        unusable=tuple(map(error_of, result.passed_over)),
+    )
+
+
+# -- one replica ------------------------------------------------------------------------------------------
+
+
+def statistics_of(message: rpb.StatsReply) -> ReplicaStatistics:
+    return value_of(
+        ReplicaStatistics,
+        message,
+        requests=tuple(value_of(RequestReport, sample) for sample in message.samples),
+        partitions=tuple(value_of(PartitionReport, view) for view in message.partitions),
+    )

@@ -1,0 +1,32 @@
+"""Bytes of rows that cannot be applied yet: of shares that are not whole, or ahead of their partition. Sans-io."""
+
+from __future__ import annotations
+
+from stateflow.errors import InvalidArgument, Unavailable
+
+
+class Waiting:
+    """Args: bytes_max: of all callers; one may have half of it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = 0
+
+    def admit(self, more: int, has: int, source: str) -> None:
+        """So many bytes more wait, of a caller who ``has`` some already. Raises InvalidArgument for more than
+        one caller may have, Unavailable for now."""
+        if has + more > self._bytes_max // 2:
+            raise InvalidArgument(
+                f"more than {self._bytes_max // 2} bytes of one batch's rows would wait here",
+                remedy="send smaller batches, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX",
+                source=source,
+            )
+        if self.bytes + more > self._bytes_max:
+            raise Unavailable(
+                f"{self.bytes} bytes of rows wait here already, of batches that are not whole",
+                remedy="it is tried again; see who sends them, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX",
+            )
+        self.bytes += more
+
+    def let_go(self, fewer: int) -> None:
+        self.bytes -= fewer

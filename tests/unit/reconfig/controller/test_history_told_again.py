@@ -1,0 +1,207 @@
+"""A reconfiguration that is over is told by the next controller as by the one that carried it out, field by field."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reconfig import failover as f
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.executor import Executor
+from reconfig.controller.history import past, report_to_record
+from reconfig.controller.move_runner import MoveRunner
+from reconfig.controller.run_registry import Running, RunRegistry
+from reconfig.controller.takeover_runner import TakeoverRunner
+from reconfig.policies import STRATEGIES, StrategyName
+from reconfig.work import Change, MoveOptions, PlannedMove, PlannedTakeover
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import MoveConflict, TransferCorrupt, Unavailable
+from stateflow.ledger import Ledger
+from stateflow.reports import MoveReport, Reconfiguration
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import fault_of
+from stateflow.runtime.operator import describe
+from stateflow.settings import ControllerSettings
+from stateflow.types import PartitionId, ReplicaInfo
+from tests.unit.operators import Count
+
+SPEC, P = describe(Count, 4), PartitionId("Count", 0)
+A, B = ReplicaInfo("a", "a", "a:1"), ReplicaInfo("b", "b", "b:1")
+PROGRESS = {
+    **{"bytes_warm": 1, "bytes_reused": 2, "bytes_delta": 3, "lag_bytes": 0, "bytes_stored": 4, "base_bytes": 5},
+    **{"change_rate": 6.5, "bandwidth": 1e9 / 3, "rtt_ms": 0.125, "sequence": 7},
+}
+
+
+class Replicas:
+    """Source and target in one."""
+
+    def __init__(self, fails: bool) -> None:
+        self._fails, self._sealed = fails, asyncio.Event()
+
+    async def Prepare(self, request: rpb.PrepareRequest, _: object = None) -> AsyncIterator[rpb.MoveProgress]:
+        yield rpb.MoveProgress(phase=rpb.MoveProgress.CATCHING_UP, **PROGRESS)
+        if self._fails:
+            error = TransferCorrupt("a file arrived damaged", remedy="see the link", file="1.sst")
+            yield rpb.MoveProgress(phase=rpb.MoveProgress.FAILED, fault=fault_of(error))
+            return
+        await self._sealed.wait()
+        yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, epoch=2, digest="d" * 32, **PROGRESS)
+
+    async def Fence(self, request: rpb.FenceRequest, _: object) -> rpb.FenceReply:
+        self._sealed.set()
+        return rpb.FenceReply(sealed=True, in_hand_ms=0.01)
+
+    async def Cancel(self, request: rpb.CancelRequest, _: object) -> rpb.FenceReply:
+        return rpb.FenceReply()
+
+    async def Release(self, request: rpb.ReleaseRequest, _: object) -> None:
+        await asyncio.sleep(0.001)  # what comes behind the record is told no more
+
+    async def TakeOver(self, request: rpb.TakeOverRequest, _: object) -> rpb.TakeOverReply:
+        if self._fails:
+            raise MoveConflict("it is being restored", remedy="wait")
+        return rpb.TakeOverReply(epoch=2, sequence=9, positions={"s": 4}, checkpoint_epoch=1, checkpoint_us=10**15)
+
+    async def Hold(self, request: rpb.HoldRequest, _: object) -> None: ...
+
+    async def Checkpoint(self, request: rpb.CheckpointRequest, _: object) -> None:
+        if self._fails:
+            raise MoveConflict("it is being restored", remedy="wait")
+
+    async def ask(self, name: str, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+        return await method(self)(request, timeout_s)
+
+    call = ask
+
+    def stream(self, name: str, method: Any, request: Any) -> AsyncIterator[Any]:
+        return method(self)(request)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as made:
+        yield made
+
+
+class First:
+    """The controller that carries it out."""
+
+    def __init__(self, ledger: Ledger, planned: Change, fails: bool) -> None:
+        self.cluster = ClusterState(ledger)
+        self.cluster.finish_deployment(self.cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+        self.cluster.plan_move(planned)
+        self.replicas = Replicas(fails)
+        context: Any = SimpleNamespace(
+            cluster=self.cluster,
+            settings=ControllerSettings(retry_interval_s=0.001),
+            clock=SYSTEM_CLOCK,
+            over=asyncio.get_running_loop().create_future(),
+            spawn=asyncio.ensure_future,
+            alive=lambda: {"a": A, "b": B},
+            call=self.replicas.call,
+            record=self._record,
+        )
+        self.runs = RunRegistry(self.cluster)
+        self.executor = Executor(context, self.runs)
+        self.running = Running(replace(past(self.cluster.history[planned.reconfiguration]), moves=()))
+        self.running.go.set()
+        self.shared: dict[str, Any] = {
+            "spec": SPEC,
+            "target": B,
+            "replicas": self.replicas,
+            "hooks": self.executor.hooks(self.running, planned),
+            "settings": context.settings,
+            "clock": SYSTEM_CLOCK,
+        }
+
+    async def _record(self, work: Any, *arguments: Any) -> Any:
+        return work(self.cluster, *arguments)
+
+    async def moved(self, planned: PlannedMove) -> Reconfiguration:
+        machine = MoveRunner.machine_for(planned)
+        runner = MoveRunner(planned=planned, source=A, machine=machine, newest_epoch=lambda: 1, **self.shared)
+        self.running.strategy = STRATEGIES[planned.strategy]
+        self.running.runners, self.running.rounds = [runner], [[runner]]
+        await asyncio.wait_for(self.executor.run(self.running), 10)
+        return self.running.report()
+
+    async def taken_over(self, planned: PlannedTakeover) -> Reconfiguration:
+        runner = TakeoverRunner(planned=planned, machine=f.Takeover(P, 2), oldest_epoch=1, **self.shared)
+        self.running.runners = [runner]
+        await asyncio.wait_for(runner.run(), 10)
+        self.runs.settle(self.running, self.cluster.history[planned.reconfiguration].state)
+        return self.running.report()
+
+
+def told_twice(ledger: Ledger, planned: Change, fails: bool) -> tuple[Reconfiguration, Reconfiguration]:
+    async def run() -> Reconfiguration:
+        first = First(ledger, planned, fails)
+        if isinstance(planned, PlannedMove):
+            return await first.moved(planned)
+        return await first.taken_over(planned)
+
+    before = asyncio.run(run())
+    return before, RunRegistry(ClusterState.read(ledger)).found("r").report()
+
+
+def set_of(move: MoveReport) -> set[str]:
+    """Fields that say something."""
+    return {each.name for each in fields(move) if getattr(move, each.name) not in (0, "", None)}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("strategy", [StrategyName.WARM_UP, StrategyName.STOP_AND_RESTART])
+def test_a_move(ledger: Ledger, strategy: StrategyName, fails: bool) -> None:
+    planned = PlannedMove("r", P, "a", "b", 1, 2, strategy, MoveOptions(1e9 if strategy == "warm-up" else 0.0))
+    before, after = told_twice(ledger, planned, fails)
+    assert before.to_dict() == after.to_dict()
+    assert (after.state, after.moves[0].state) == (("FAILED", "ABORTED") if fails else ("COMPLETED", "COMPLETED"))
+
+
+def test_nothing_of_a_move_is_told_by_nothing(ledger: Ledger) -> None:
+    measured = {"bandwidth", "base_bytes", "change_rate", "rtt_ms", "bytes_stored", "rounds", "duration_s"}
+    planned = PlannedMove("r", P, "a", "b", 1, 2, StrategyName.WARM_UP, MoveOptions(1e9))
+    (move,) = told_twice(ledger, planned, False)[1].moves
+    assert set_of(move) >= measured | {"started_us", "fenced_us", "digest", "epoch"}
+
+
+def test_an_error_is_told_with_all_that_it_says(ledger: Ledger) -> None:
+    planned = PlannedMove("r", P, "a", "b", 1, 2, StrategyName.WARM_UP)
+    (move,) = told_twice(ledger, planned, True)[1].moves
+    assert move.error == "transfer_corrupt: a file arrived damaged (file=1.sst): see the link"
+
+
+def test_an_operator_that_was_stopped_paused_until_its_last_move_had_ended(ledger: Ledger) -> None:
+    planned = PlannedMove("r", P, "a", "b", 1, 2, StrategyName.STOP_AND_RESTART)
+    (move,) = told_twice(ledger, planned, False)[1].moves
+    assert move.pause_ms > move.duration_s * 1e3, "the move itself, and what came before and after it"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_take_over(ledger: Ledger, fails: bool) -> None:
+    planned = PlannedTakeover("r", P, "a", "b", 1, 2, f.How.CHECKPOINT)
+    before, after = told_twice(ledger, planned, fails)
+    assert before.to_dict() == after.to_dict()
+    (move,) = after.moves
+    assert (after.kind, after.state) == ("failover", "FAILED" if fails else "COMPLETED")
+    assert move.state == ("ABANDONED" if fails else "COMPLETED")
+    assert set_of(move) >= {"duration_s", "started_us", "note"} | ({"fault"} if fails else {"epoch"})
+
+
+def test_what_has_no_bound(ledger: Ledger) -> None:
+    cluster = ClusterState(ledger)
+    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+    planned = PlannedMove("r", P, "a", "b", 1, 2, StrategyName.WARM_UP)
+    cluster.plan_move(planned)
+    error = Unavailable("the source died", remedy="wait")
+    report = MoveReport("r-0", 0, "a", "b", "ABORTED", "warm-up", predicted_pause_ms=float("inf"), fault=error)
+    cluster.move_aborted(planned, error.to_wire(), report_to_record(report))
+    (move,) = RunRegistry(ClusterState.read(ledger)).found("r").report().moves
+    assert move.to_dict() == report.to_dict()

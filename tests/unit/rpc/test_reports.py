@@ -1,0 +1,108 @@
+"""Reports cross the wire whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.reports import (
+    AdoptedOperator,
+    ClusterReport,
+    DeployingOperator,
+    Deployment,
+    MoveReport,
+    Reconfiguration,
+    RefusedReplica,
+    ReplicaStatus,
+    RestoredPartition,
+    StandbyReport,
+    UnservedPartitions,
+)
+from stateflow.rpc import reports as wire
+from stateflow.types import OperatorSpec, ReplicaInfo
+
+SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"schema", "[]", (("late", b"s"),), (("old", 2),), "class Op", "ab", "cd")
+WHY = Unavailable("no answer", remedy="see it", replica="a")
+A, B = ReplicaInfo("a", "cloud", "a:1", 2), ReplicaInfo("b", "edge", "b:1", 1)
+MOVE = MoveReport(
+    "r-1", 1, "a", "b", "ABORTED", "warm-up", 1, 2, 3, 4, 5, 6.5, 7.5, 8.5, "d", 9, 10, 11, WHY, 12.5, 13.5, 14.5,
+    15.5, 16, 17, "a note",
+)  # fmt: skip
+RECONFIGURATION = Reconfiguration("r", "Op", "FAILED", (MOVE,), 20.5, "drain", "warm-up", 21)
+STANDBY = StandbyReport("Op", 1, "b", "CATCHING_UP", 5)
+UNSERVED = UnservedPartitions("Op", (0, 2), "a", WHY)
+DEPLOYMENT = Deployment(SPEC, 4, (B, A, B), (1, 2, 3), (UNSERVED,))
+CLUSTER = ClusterReport(
+    (ReplicaStatus("a", "cloud", "a:1", 2, True, 0.5, 3, True),),
+    (DEPLOYMENT,),
+    (RECONFIGURATION,),
+    (STANDBY,),
+    (RefusedReplica("a", "c:1", "0f", WHY, 2.5),),
+    (DeployingOperator("New", 8, 3),),
+)
+RESTORED = RestoredPartition(1, "b", 2, 3, {"s": 4}, 5, (WHY,))
+NOT_RESTORED = RestoredPartition(1, "b", fault=WHY)
+ADOPTED = AdoptedOperator("Op", 4, (0,), (1,), (2, 3), ("two of them",), True)
+
+
+def plain(value: Any) -> Any:
+    """No error equals another one."""
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    return value.to_wire() if isinstance(value, StateflowError) else value
+
+
+@pytest.mark.parametrize(
+    ("value", "to_pb", "of"),
+    [
+        (MOVE, wire.move_to_pb, wire.move_of),
+        (RECONFIGURATION, wire.reconfiguration_to_pb, wire.reconfiguration_of),
+        (STANDBY, wire.standby_to_pb, wire.standby_of),
+        (ADOPTED, wire.adopted_to_pb, wire.adopted_of),
+        (DEPLOYMENT, wire.deployment_to_pb, wire.deployment_of),
+        (CLUSTER, wire.cluster_to_pb, wire.cluster_of),
+        (RESTORED, wire.restored_to_pb, wire.restored_of),
+        (NOT_RESTORED, wire.restored_to_pb, wire.restored_of),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_sent_is_what_is_told(value: Any, to_pb: Callable[[Any], Any], of: Callable[[Any], Any]) -> None:
+    message = to_pb(value)
+    assert plain(of(type(message).FromString(message.SerializeToString()))) == plain(value)
+
+
+@pytest.mark.parametrize(
+    "value", [MOVE, RECONFIGURATION, STANDBY, ADOPTED, DEPLOYMENT, CLUSTER], ids=lambda value: type(value).__name__
+)
+def test_no_field_is_left_out_of_that_test(value: Any) -> None:
+    for each in fields(value):
+        assert getattr(value, each.name) not in (each.default, None, 0, "", ()), each.name
+
+
+def test_machines_are_told_an_error_by_its_line() -> None:
+    line = "unavailable: no answer (replica=a): see it"
+    assert RECONFIGURATION.to_dict()["moves"][0]["error"] == line == MOVE.error
+    assert "fault" not in MOVE.to_dict()
+    assert (RESTORED.to_dict()["passed_over"], RESTORED.to_dict()["error"]) == ((line,), "")
+    assert RESTORED.passed_over == (line,)
+
+
+def test_users_see_a_cluster_without_what_only_routers_need() -> None:
+    status = CLUSTER.status()
+    assert status.operators[0].owners == ("b", "a", "b")
+    assert status.to_dict()["operators"][0] == {
+        "name": "Op",
+        "target": "m:Op",
+        "partitions": 3,
+        "version": 4,
+        "owners": ("b", "a", "b"),
+        "epochs": (1, 2, 3),
+        "unserved": ({"operator": "Op", "partitions": (0, 2), "owner": "a", "error": str(WHY)},),
+    }
+    assert DEPLOYMENT.why_unserved() == {0: WHY, 2: WHY}
