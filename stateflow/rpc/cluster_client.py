@@ -33,7 +33,7 @@ PLAN_TIMEOUT_S = 120.0
 LONG_TIMEOUT_S = 3600.0
 
 
-class Control:
+class ClusterClient:
     """Methods raise what the controller refuses with, or Unavailable. What they do, and what the options of a move
     mean, is said where users read it: :class:`~stateflow.client.cluster.Cluster`."""
 
