@@ -16,8 +16,6 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: removing thousands of databases takes a slow disk long
-DROP_TIMEOUT_S = 600.0
 
 
 class Leaving:
@@ -26,11 +24,12 @@ class Leaving:
 
     # -- operators ----------------------------------------------------------------------------------------
 
-    async def undeploy(self, operator: str, delete_state: bool) -> cpb.UndeployReply:
+    async def undeploy(self, operator: str, delete_state: bool) -> tuple[int, list[str]]:
         """Called while nothing is deployed. The ledger says it first: a replica that does not answer deletes what it
         has before it is let in again.
 
-        Raises OperatorNotDeployed, MoveConflict, PartitionsLive; nothing is changed then.
+        Returns how many partitions it had, and which replicas did not answer. Raises OperatorNotDeployed, MoveConflict,
+        PartitionsLive; nothing is changed then.
         """
         cluster = self._context.cluster
         async with self._context.planning:
@@ -49,7 +48,7 @@ class Leaving:
             self._takeovers.undeployed(operator)
         waiting = await self.drop(operator)
         log.warning("%s is undeployed, and the state of its %d partitions deleted", operator, len(partitions))
-        return cpb.UndeployReply(partitions=len(partitions), waiting=waiting)
+        return len(partitions), waiting
 
     def _check_still(self, operator: str) -> None:
         """Raises MoveConflict."""
@@ -73,9 +72,8 @@ class Leaving:
         alive = self._context.alive()
         for silent in self._context.cluster.replicas.keys() - alive.keys():
             self._context.members.expel(silent)
-        request = rpb.DropRequest(operator=operator, epoch=self._context.cluster.undeployed[operator])
-        names = sorted(alive)
-        calls = (self._context.call(name, lambda stub: stub.Drop, request, DROP_TIMEOUT_S) for name in names)
+        epoch, names = self._context.cluster.undeployed[operator], sorted(alive)
+        calls = (self._context.replicas.drop(name, operator, epoch) for name in names)
         results = dict(zip(names, await asyncio.gather(*calls, return_exceptions=True), strict=True))
         for name, result in results.items():
             if isinstance(result, StateflowError):

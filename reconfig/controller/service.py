@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from reconfig.controller.adopting import Adopter
+from reconfig.controller.checkpoints import Checkpoints
 from reconfig.controller.claims import Claims
 from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.controller.context import ClusterStates, ControllerContext
@@ -22,7 +23,7 @@ from reconfig.controller.leaving import Leaving
 from reconfig.controller.options import options_of
 from reconfig.controller.rebalancing import AutoRebalance
 from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.controller.restores import Restores
+from reconfig.controller.restores import Request, Restores
 from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.survey import Survey
@@ -35,11 +36,13 @@ from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.control import taken_to_pb
 from stateflow.rpc.reports import (
     adopted_to_pb,
     cluster_to_pb,
     deployment_to_pb,
     reconfiguration_to_pb,
+    restored_to_pb,
     standby_to_pb,
 )
 from stateflow.rpc.wire import (
@@ -52,11 +55,11 @@ from stateflow.rpc.wire import (
     unary,
 )
 from stateflow.runtime.code_key import check_signed
+from stateflow.runtime.control import Wanted
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-CHECKPOINT_TIMEOUT_S = 3600.0
 T = TypeVar("T")
 
 
@@ -115,6 +118,7 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self._auto_rebalance = AutoRebalance(self._context, self._runs, self._reconfigurations)
         self._leaving = Leaving(self._context, self._standbys, self._takeovers)
         self._claims = Claims(self.settings, clock)
+        self._checkpoints = Checkpoints(self._context)
         self._adopter = Adopter(self._context)
         self._deployments = Deployments(self._context, self._claims, self._leaving.drop)
         self._survey = Survey(self._context, self._runs, self._standbys, self._takeovers, self._deployments.created)
@@ -232,7 +236,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     @to_the_end
     async def Undeploy(self, request: cpb.UndeployRequest, context: grpc.aio.ServicerContext) -> cpb.UndeployReply:
         async with self._deployments.one_at_a_time:
-            return await self._leaving.undeploy(request.operator, request.delete_state)
+            partitions, waiting = await self._leaving.undeploy(request.operator, request.delete_state)
+        return cpb.UndeployReply(partitions=partitions, waiting=waiting)
 
     @unary
     @to_the_end
@@ -372,22 +377,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
     async def Checkpoint(
         self, request: rpb.CheckpointRequest, context: grpc.aio.ServicerContext
     ) -> rpb.CheckpointReply:
-        if request.operator:
-            names = sorted(set(self._cluster.operator(request.operator).assignment.owners))
-        else:
-            names = [name for name in sorted(self._cluster.replicas) if self._members.alive(name)]
-        started = self._clock.monotonic()
-        total = rpb.CheckpointReply()
-        for reply in await asyncio.gather(
-            *(self._context.call(n, lambda s: s.Checkpoint, request, CHECKPOINT_TIMEOUT_S) for n in names)
-        ):
-            total.partitions += reply.partitions
-            total.numbers.extend(reply.numbers)
-            total.bytes_new += reply.bytes_new
-            total.bytes_total += reply.bytes_total
-            total.url = reply.url
-        total.duration_s = self._clock.monotonic() - started
-        return total
+        taken = await self._checkpoints.take(request.operator, request.partitions, request.savepoint)
+        return taken_to_pb(taken)
 
     @unary
     @to_the_end
@@ -395,8 +386,9 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
         self, request: cpb.RestoreOperatorRequest, context: grpc.aio.ServicerContext
     ) -> cpb.RestoreReport:
         async with self._context.planning:
-            planned = await self._restores.plan(request)
-        return await self._restores.run(planned)
+            planned = await self._restores.plan(_restore_of(request))
+        done = await self._restores.run(planned)
+        return cpb.RestoreReport(id=planned[0].restore_id, partitions=map(restored_to_pb, done))
 
     # -- plumbing -----------------------------------------------------------------------------------------
 
@@ -406,3 +398,8 @@ class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
 
 def _home_of(message: cpb.Directory) -> Home:
     return Home(message.id, message.place)
+
+
+def _restore_of(message: cpb.RestoreOperatorRequest) -> Request:
+    wanted = Wanted(message.savepoint, message.source, message.batch)
+    return Request(message.operator, tuple(message.partitions), message.to, message.url, wanted)

@@ -21,7 +21,8 @@ from stateflow.reports import Reconfiguration
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import replica_to_pb
-from stateflow.types import PartitionId
+from stateflow.runtime.control import Cancellation
+from stateflow.types import How, PartitionId
 
 log = logging.getLogger(__name__)
 
@@ -143,9 +144,6 @@ class Takeovers:
         """When a move has ended without an owner: does its source serve on, or did it seal?"""
         cluster, members = self._context.cluster, self._context.members
         session = members.session(name)
-        request = rpb.CancelRequest(
-            move_id=move_id, operator=partition.operator, partition=partition.partition, owned_at=epoch
-        )
         while members.session(name) == session:
             await asyncio.sleep(TICK_S)
             if self._owner(partition) != (name, epoch):
@@ -153,7 +151,7 @@ class Takeovers:
             if any(open_move.planned.move_id == move_id for open_move in cluster.open_moves.values()):
                 continue
             try:
-                reply = await self._context.call(name, lambda stub: stub.Cancel, request)
+                reply = await self._context.replicas.cancel(name, Cancellation(partition, move_id, epoch))
             except StateflowError as error:
                 log.warning("%s, fenced at %s for %s: %s", partition, name, move_id, error)
                 continue
@@ -335,7 +333,7 @@ class Takeovers:
             planned=planned,
             spec=self._context.cluster.operator(planned.partition.operator).spec,
             target=self._context.cluster.replicas[planned.target],
-            replicas=self._context,
+            replicas=self._context.replicas,
             hooks=self._executor.hooks(running, planned),
             settings=self._context.settings,
             clock=self._context.clock,
@@ -408,6 +406,6 @@ class Takeovers:
             if isinstance(planned, PlannedTakeover):
                 machine, first = f.Takeover.resumed(planned.partition, planned.granted_epoch, open_move.granted)
                 self._orphans[planned.partition] = Orphan(
-                    planned.epoch, f.Why.SEALED if planned.how == f.How.LOCAL else f.Why.LAPSED
+                    planned.epoch, f.Why.SEALED if planned.how == How.LOCAL else f.Why.LAPSED
                 )
                 self._begin(*self._prepare(planned, machine), first)

@@ -24,14 +24,15 @@ from stateflow.reports import (
     ReplicaStatistics,
     RestoredPartition,
     StandbyReport,
+    Taken,
 )
 from stateflow.router import Router, backoff
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
+from stateflow.rpc.control import taken_of
 from stateflow.rpc.reports import (
     adopted_of,
-    checkpoint_of,
     cluster_of,
     reconfiguration_of,
     restored_of,
@@ -300,7 +301,7 @@ class Cluster:
     def checkpoint(self, operator: str = "") -> CheckpointReport:
         """Take a checkpoint of every partition now and wait for it."""
         request = rpb.CheckpointRequest(operator=operator)
-        return checkpoint_of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
+        return taken_of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S)).report
 
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
         """Take a checkpoint now and keep it under this name until it is deleted.
@@ -309,18 +310,14 @@ class Cluster:
         """
         check_name("savepoint", name)
         names = [operator] if operator else [each.name for each in self.status().operators]
-        total = rpb.CheckpointReply()
+        done: list[Taken] = []
         for each in names:
             left = set(range(self.operator(each).partitions))
             for pause in backoff():
                 request = rpb.CheckpointRequest(operator=each, savepoint=name, partitions=sorted(left))
-                reply = self._controller.call("Checkpoint", request, LONG_TIMEOUT_S)
-                left -= set(reply.numbers)
-                total.partitions += reply.partitions
-                total.bytes_new += reply.bytes_new
-                total.bytes_total += reply.bytes_total
-                total.duration_s += reply.duration_s
-                total.url = reply.url
+                taken = taken_of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
+                done.append(taken)
+                left -= set(taken.numbers)
                 if not left:
                     break
                 if pause is None:
@@ -328,7 +325,7 @@ class Cluster:
                         f"partitions {sorted(left)} were with nobody", remedy="try again when no move is under way"
                     )
                 sleep(pause)
-        return checkpoint_of(total)
+        return Taken.together(done).report
 
     def restore(
         self,

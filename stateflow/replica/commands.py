@@ -9,13 +9,7 @@ from typing import Any
 
 import grpc.aio
 
-from stateflow.rpc import common_pb2 as pb
-from stateflow.runtime.authority import Command
-
-
-def command_of(request: Any) -> Command:
-    sent: pb.Command = request.command
-    return Command(sent.ledger, sent.term, sent.session)
+from stateflow.rpc.control import command_of
 
 
 def commanded(method: Callable[..., Any]) -> Callable[..., Any]:

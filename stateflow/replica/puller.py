@@ -18,7 +18,7 @@ import statistics
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -28,15 +28,14 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown, StateflowError, StateMissing, TransferCorrupt, Unavailable
 from stateflow.replica.bases import BaseSource, Nearest, Peer, Store
-from stateflow.replica.progress import Phase, Progress
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import answered, connected, remote_error, seal_of, snapshot_of, unexpected
+from stateflow.runtime.control import IncomingMove, Phase, Progress
 from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Kept, SnapshotInfo
 from stateflow.storage.faults import meaning
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 T = TypeVar("T")
 REPORT_INTERVAL_S = 0.1
@@ -53,21 +52,6 @@ PINGS_KEPT = 9
 #: so much is applied at most before the source hears of it, and forgets it
 CONFIRM_BYTES = 1 << 20
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class IncomingMove:
-    """A move as its target knows it. ``bandwidth_max``: bytes a second for the base; 0: no limit."""
-
-    move_id: str
-    spec: OperatorSpec
-    partition: PartitionId
-    source: ReplicaInfo
-    source_epoch: int
-    bandwidth_max: float = 0.0
-    standby: bool = False
-    on_demand: bool = False
-    newest_epoch: int = 0
 
 
 class _Restart(Exception):

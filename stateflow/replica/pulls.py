@@ -10,9 +10,9 @@ import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
-from stateflow.replica.progress import Phase, Progress
-from stateflow.replica.puller import IncomingMove, Pull, RunningPull
+from stateflow.replica.puller import Pull, RunningPull
 from stateflow.replica.threads import Threads
+from stateflow.runtime.control import IncomingMove, Phase, Progress
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.controller.service import ControllerServer
 from stateflow.errors import CodeRefused, OperatorNotImportable, Unavailable
 from stateflow.ledger import Ledger
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.code import digest_of
 from stateflow.runtime.code_key import VARIABLE, check_signed, signed
 from stateflow.runtime.operator import describe
@@ -33,7 +31,8 @@ class Cluster:
         self._loop = asyncio.Runner()
         self.server = self._loop.run(_made(ledger))
         self.cluster = self.server._cluster
-        self.asked: list[tuple[str, Any]] = []
+        self.asked: list[tuple[str, str]] = []
+        self.dropped: set[tuple[str, int]] = set()
         #: (replica, creates partitions) → what it refuses with
         self.refuses: dict[tuple[str, bool], Exception] = {}
         #: who does not answer when something is to be dropped, and of them who had a lease when others created it
@@ -46,17 +45,27 @@ class Cluster:
             )
             self.server._members.issue(name, "ticket", {})
             self.server._members.registered(name, "incarnation", "ticket")
-        self.server._context.call = self._call  # type: ignore[method-assign]
+        self.server._context.replicas = self  # type: ignore[assignment]
 
-    async def _call(self, name: str, method: Any, request: Any, timeout_s: float | None = None) -> None:
-        self.asked.append((name, request))
-        if isinstance(request, rpb.CreateRequest):
-            error = self.refuses.get((name, bool(request.partitions)))
-            if error is not None:
-                raise error
-            if request.partitions:
-                self.may_serve |= {each for each in self.untold if self.server._members.may_serve(each)}
-        elif name in self.untold:
+    async def learn(self, name: str, spec: OperatorSpec) -> None:
+        self._asked(name, "learn", creates=False)
+
+    async def check(self, name: str, spec: OperatorSpec, total: int) -> None:
+        self._asked(name, "check", creates=False)
+
+    async def create(self, name: str, *_: object) -> None:
+        self._asked(name, "create", creates=True)
+        self.may_serve |= {each for each in self.untold if self.server._members.may_serve(each)}
+
+    def _asked(self, name: str, what: str, creates: bool) -> None:
+        self.asked.append((name, what))
+        error = self.refuses.get((name, creates))
+        if error is not None:
+            raise error
+
+    async def drop(self, name: str, operator: str, epoch: int) -> None:
+        self.dropped.add((name, epoch))
+        if name in self.untold:
             raise Unavailable(f"no answer from {name}", remedy="see it")
 
     def deploy(self, spec: OperatorSpec = SPEC) -> None:
@@ -87,15 +96,17 @@ class Cluster:
         beating.cancel()
 
     def undeploy(self, operator: str) -> list[str]:
-        return list(self._loop.run(self.server._leaving.undeploy(operator, delete_state=True)).waiting)
+        return self._loop.run(self.server._leaving.undeploy(operator, delete_state=True))[1]
 
-    def close(self) -> None:
+    async def close(self) -> None: ...
+
+    def shut(self) -> None:
         self._loop.run(self.server.close())
         self._loop.close()
         self.cluster.ledger.close()
 
-    def sent(self, kind: type) -> list[tuple[str, Any]]:
-        return [(name, request) for name, request in self.asked if isinstance(request, kind)]
+    def sent(self, *what: str) -> list[tuple[str, str]]:
+        return [each for each in self.asked if each[1] in what]
 
 
 async def _made(ledger: Ledger) -> ControllerServer:
@@ -106,7 +117,7 @@ async def _made(ledger: Ledger) -> ControllerServer:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"))
     yield made
-    made.close()
+    made.shut()
 
 
 def test_what_a_replica_refuses_when_it_is_asked_is_not_begun(cluster: Cluster) -> None:
@@ -115,7 +126,7 @@ def test_what_a_replica_refuses_when_it_is_asked_is_not_begun(cluster: Cluster) 
         cluster.deploy()
     assert not cluster.cluster.planned
     assert not cluster.cluster.deployed
-    assert all(request.asked for _, request in cluster.sent(rpb.CreateRequest)), "nothing is kept of it anywhere"
+    assert not cluster.sent("learn", "create"), "nothing is kept of it anywhere"
 
 
 def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
@@ -127,7 +138,7 @@ def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
         assert not state.planned
         assert not state.deployed
         assert state.undeployed == {"Count": 1}, "who does not answer deletes what it has when it registers"
-    assert {(name, request.epoch) for name, request in cluster.sent(rpb.DropRequest)} == {("a", 1), ("b", 1)}
+    assert cluster.dropped == {("a", 1), ("b", 1)}
     cluster.refuses.clear()
     cluster.deploy(replace(SPEC, partitions=8))
     assert set(cluster.cluster.operator("Count").assignment.epochs) == {2}
@@ -171,7 +182,7 @@ def test_a_version_that_a_replica_refuses_does_not_serve_anywhere(cluster: Clust
     with pytest.raises(OperatorNotImportable):
         cluster.deploy(TEXT)
     assert cluster.cluster.operator("Count").spec == SPEC
-    assert all(request.asked for _, request in cluster.sent(rpb.CreateRequest))
+    assert not cluster.sent("learn", "create")
 
 
 def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
@@ -179,7 +190,7 @@ def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
     cluster.asked.clear()
     cluster.deploy(TEXT)
     cluster.deploy(TEXT)  # twice is no error, and no other version
-    told = [name for name, request in cluster.sent(rpb.CreateRequest) if not request.asked]
+    told = [name for name, _ in cluster.sent("learn", "create")]
     assert told == ["a", "b"]
     assert cluster.cluster.upgrades == {"Count": 1}
 

@@ -13,9 +13,10 @@ import pytest
 import xxhash
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.replica.puller import IncomingMove, Pull
+from stateflow.replica.puller import Pull
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.runtime.control import IncomingMove
 from stateflow.runtime.operator import describe
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
