@@ -86,6 +86,8 @@ class ControllerContext:
         self._waited_for = ""  # why a record waits, as it was said last
         #: held while a change is planned and recorded, so that what was checked still holds
         self.planning = asyncio.Lock()
+        #: held by whatever changes which operators there are, and taken before ``planning``
+        self.deploying = asyncio.Lock()
 
     def _fold_in_loop(self, record: Record) -> None:
         self._loop.call_soon_threadsafe(self.cluster.fold, record)

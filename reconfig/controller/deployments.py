@@ -24,8 +24,7 @@ LAPSING_S = 0.05
 
 
 class Deployments:
-    """``created``: partitions so far, of deployments under way, by operator. ``one_at_a_time``: held by whatever
-    changes which operators there are.
+    """``created``: partitions so far, of deployments under way, by operator.
 
     Args: drop: at every replica, what it has of an operator that is no more.
     """
@@ -34,7 +33,6 @@ class Deployments:
         self._context, self._claims, self._drop = context, claims, drop
         self._cluster, self._members = context.cluster, context.members
         self.created: dict[str, int] = {}
-        self.one_at_a_time = asyncio.Lock()
 
     async def deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
         """Create its partitions, at ``sites`` or everywhere; or follow with another version of what is deployed. Doing
@@ -43,7 +41,7 @@ class Deployments:
         Raises AlreadyDeployed, UnknownSite, PartitionsClaimed, or what a replica refuses it with; nothing of it is
         deployed then.
         """
-        async with self.one_at_a_time:
+        async with self._context.deploying:
             return await self._deploy(spec, sites)
 
     async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
@@ -160,7 +158,7 @@ class Deployments:
             record = await self._context.record(ClusterState._append, record.item_id, RecordState.PROCESSING, record)
         while True:
             try:
-                async with self.one_at_a_time:
+                async with self._context.deploying:
                     if deployed.spec.name in self._cluster.planned:  # else somebody deployed it again meanwhile
                         await self._create(deployed, record)
                     return

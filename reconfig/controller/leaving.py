@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
 from stateflow.errors import InvalidArgument, MoveConflict, NameTaken, PartitionsLive, StateflowError
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.view import PartitionView
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -25,12 +24,16 @@ class Leaving:
     # -- operators ----------------------------------------------------------------------------------------
 
     async def undeploy(self, operator: str, delete_state: bool) -> tuple[int, list[str]]:
-        """Called while nothing is deployed. The ledger says it first: a replica that does not answer deletes what it
+        """The ledger says it first: a replica that does not answer deletes what it
         has before it is let in again.
 
         Returns how many partitions it had, and which replicas did not answer. Raises OperatorNotDeployed, MoveConflict,
         PartitionsLive; nothing is changed then.
         """
+        async with self._context.deploying:
+            return await self._undeploy(operator, delete_state)
+
+    async def _undeploy(self, operator: str, delete_state: bool) -> tuple[int, list[str]]:
         cluster = self._context.cluster
         async with self._context.planning:
             deployed = cluster.operator(operator)
@@ -87,11 +90,11 @@ class Leaving:
             if isinstance(results.get(name, ""), Exception | str)
         ]
 
-    def dropped(self, views: Collection[rpb.PartitionView]) -> list[cpb.Dropped]:
-        """What a replica that registers has of operators that were undeployed meanwhile."""
-        undeployed = self._context.cluster.undeployed
-        gone = sorted({view.operator for view in views if view.epoch <= undeployed.get(view.operator, 0)})
-        return [cpb.Dropped(operator=operator, epoch=undeployed[operator]) for operator in gone]
+    def dropped(self, views: Iterable[PartitionView]) -> dict[str, int]:
+        """Operator → newest epoch, of what a replica that registers has of those that were undeployed meanwhile."""
+        undeployed, held = self._context.cluster.undeployed, [(view.partition.operator, view.epoch) for view in views]
+        gone = {operator for operator, epoch in held if epoch <= undeployed.get(operator, 0)}
+        return {operator: undeployed[operator] for operator in sorted(gone)}
 
     # -- replicas -----------------------------------------------------------------------------------------
 

@@ -60,6 +60,12 @@ class Restores:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._urls: dict[str, str] = {}  # by restore, with the passwords that are kept nowhere else
 
+    async def restore(self, request: Request) -> tuple[str, list[RestoredPartition]]:
+        """Returns the restore's id, and what became of each partition. Raises before anything is recorded."""
+        async with self._context.planning:
+            planned = await self.plan(request)
+        return planned[0].restore_id, await self.run(planned)
+
     async def plan(self, request: Request) -> list[PlannedRestore]:
         """Decide and record. Raises before anything is recorded."""
         deployed = self._cluster.operator(request.operator)

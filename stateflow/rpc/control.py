@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stateflow.errors import InvalidArgument
 from stateflow.reports import CheckpointReport, Taken
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
@@ -25,7 +26,9 @@ from stateflow.runtime.control import (
     TakeOver,
     Wanted,
 )
-from stateflow.types import How, PartitionId
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.view import PartitionView
+from stateflow.types import How, PartitionId, shown
 
 
 def command_to_pb(command: Command) -> pb.Command:
@@ -184,3 +187,17 @@ def restored_to_pb(restored: Restored) -> rpb.RestoreReply:
 
 def restored_of(message: rpb.RestoreReply) -> Restored:
     return value_of(Restored, message, passed_over=list(map(error_of, message.passed_over)))
+
+
+# -- partitions -------------------------------------------------------------------------------------------
+
+
+def view_of(message: rpb.PartitionView) -> PartitionView:
+    """Raises InvalidArgument for a state that there is not."""
+    try:
+        state = State(message.state)
+    except ValueError:
+        raise InvalidArgument(
+            f"{shown(message.state)} is no state of a partition", remedy="see which version runs there"
+        ) from None
+    return value_of(PartitionView, message, partition=PartitionId(message.operator, message.partition), state=state)

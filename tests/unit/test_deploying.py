@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reconfig.controller.cluster_state import ClusterState, Home
-from reconfig.controller.service import ControllerServer
+from reconfig.controller.controller import Controller
 from stateflow.errors import CodeRefused, OperatorNotImportable, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.runtime.code import digest_of
@@ -30,7 +30,7 @@ class Cluster:
     def __init__(self, ledger: Ledger) -> None:
         self._loop = asyncio.Runner()
         self.server = self._loop.run(_made(ledger))
-        self.cluster = self.server._cluster
+        self.cluster = self.server.cluster
         self.asked: list[tuple[str, str]] = []
         self.dropped: set[tuple[str, int]] = set()
         #: (replica, creates partitions) → what it refuses with
@@ -41,11 +41,11 @@ class Cluster:
         self.silent: set[str] = set()
         for name in ("a", "b"):
             self._loop.run(
-                self.server._context.record(ClusterState.register, ReplicaInfo(name, "site", f"{name}:1"), Home())
+                self.server.context.record(ClusterState.register, ReplicaInfo(name, "site", f"{name}:1"), Home())
             )
-            self.server._members.issue(name, "ticket", {})
-            self.server._members.registered(name, "incarnation", "ticket")
-        self.server._context.replicas = self  # type: ignore[assignment]
+            self.server.members.issue(name, "ticket", {})
+            self.server.members.registered(name, "incarnation", "ticket")
+        self.server.context.replicas = self  # type: ignore[assignment]
 
     async def learn(self, name: str, spec: OperatorSpec) -> None:
         self._asked(name, "learn", creates=False)
@@ -55,7 +55,7 @@ class Cluster:
 
     async def create(self, name: str, *_: object) -> None:
         self._asked(name, "create", creates=True)
-        self.may_serve |= {each for each in self.untold if self.server._members.may_serve(each)}
+        self.may_serve |= {each for each in self.untold if self.server.members.may_serve(each)}
 
     def _asked(self, name: str, what: str, creates: bool) -> None:
         self.asked.append((name, what))
@@ -74,14 +74,14 @@ class Cluster:
     async def _deploy(self, spec: OperatorSpec) -> None:
         beating = asyncio.create_task(self._beat())
         try:
-            await self.server._deployments.deploy(spec, [])
+            await self.server.deployments.deploy(spec, [])
         finally:
             beating.cancel()
 
     async def _beat(self) -> None:
         while True:
             for name in {"a", "b"} - self.silent:
-                self.server._members.beat(name, "incarnation")
+                self.server.members.beat(name, "incarnation")
             await asyncio.sleep(0.1)
 
     def silence(self, name: str) -> None:
@@ -91,12 +91,12 @@ class Cluster:
 
     async def _silence(self, name: str) -> None:
         beating = asyncio.create_task(self._beat())
-        while self.server._members.alive(name):
+        while self.server.members.alive(name):
             await asyncio.sleep(0.01)
         beating.cancel()
 
     def undeploy(self, operator: str) -> list[str]:
-        return self._loop.run(self.server._leaving.undeploy(operator, delete_state=True))[1]
+        return self._loop.run(self.server.leaving.undeploy(operator, delete_state=True))[1]
 
     async def close(self) -> None: ...
 
@@ -109,8 +109,8 @@ class Cluster:
         return [each for each in self.asked if each[1] in what]
 
 
-async def _made(ledger: Ledger) -> ControllerServer:
-    return ControllerServer(ledger, ControllerSettings(lease_s=1.0, heartbeat_interval_s=0.2))
+async def _made(ledger: Ledger) -> Controller:
+    return Controller(ledger, ControllerSettings(lease_s=1.0, heartbeat_interval_s=0.2))
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_what_was_taken_back_is_nowhere_served_when_it_is_deployed_again(cluster
     cluster.untold = {"b"}
     with pytest.raises(Unavailable, match="no answer from b"):
         cluster.deploy()
-    assert cluster.server._members.may_serve("b")
+    assert cluster.server.members.may_serve("b")
     cluster.may_serve.clear()
     cluster.deploy()
     assert set(cluster.cluster.operator("Count").assignment.owners) == {"a"}
@@ -163,16 +163,16 @@ def test_who_is_silent_when_an_operator_ends_has_to_register_again(cluster: Clus
     cluster.deploy()
     cluster.silence("b")
     assert cluster.undeploy("Count") == ["b"]
-    assert cluster.server._members.beat("a", "incarnation")
-    assert not cluster.server._members.beat("b", "incarnation"), "it is told when it registers"
+    assert cluster.server.members.beat("a", "incarnation")
+    assert not cluster.server.members.beat("b", "incarnation"), "it is told when it registers"
 
 
 def test_an_owner_that_is_silent_when_a_version_follows_has_to_register_again(cluster: Cluster) -> None:
     cluster.deploy()
     cluster.silence("b")
     cluster.deploy(TEXT)
-    assert cluster.server._members.beat("a", "incarnation")
-    assert not cluster.server._members.beat("b", "incarnation"), "it went on with the former version"
+    assert cluster.server.members.beat("a", "incarnation")
+    assert not cluster.server.members.beat("b", "incarnation"), "it went on with the former version"
 
 
 def test_a_version_that_a_replica_refuses_does_not_serve_anywhere(cluster: Cluster) -> None:

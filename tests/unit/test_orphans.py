@@ -16,8 +16,9 @@ from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.work import PlannedTakeover
 from stateflow.errors import HoldLost, OperatorNotDeployed, Unavailable
 from stateflow.ledger import Ledger
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.control import Cancelled
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.view import PartitionView
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, OperatorSpec, PartitionId
 
@@ -131,7 +132,7 @@ def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
         return SimpleNamespace(planned=planned, source_gone=lambda: told.append((partition, source)))
 
     made._runs.moving = lambda: [moving(FIRST, "a"), moving(SECOND, "a"), moving(FIRST, "b")]  # type: ignore[method-assign]
-    made.registered("a", [rpb.PartitionView(operator="Op", partition=1, epoch=1, state="OWNED")])
+    made.registered("a", [PartitionView(SECOND, State.OWNED, 1, 0)])
     assert told == [(FIRST, "a")]
     assert made._orphans == {FIRST: Orphan(1, f.Why.MISSING)}
 
