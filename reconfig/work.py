@@ -18,9 +18,8 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from reconfig import plan
-from reconfig.failover import How
 from reconfig.policies import StrategyName
-from stateflow.types import PartitionId
+from stateflow.types import How, PartitionId
 
 
 class Cause(StrEnum):

@@ -5,26 +5,33 @@ from __future__ import annotations
 from reconfig import plan, policies
 from reconfig.work import MoveOptions
 from stateflow.errors import InvalidArgument
-from stateflow.rpc import controller_pb2 as cpb
 
 
-def options_of(message: cpb.MoveOptions) -> MoveOptions:
-    """Raises InvalidArgument."""
-    for name, unit in (
-        ("max_pause_ms", "milliseconds"),
-        ("max_bandwidth", "bytes a second"),
-        ("patience_s", "seconds"),
+def checked_options(
+    max_pause_ms: float | None = None,
+    max_bandwidth: float | None = None,
+    patience_s: float | None = None,
+    strategy: str = "",
+    order: str = "",
+) -> MoveOptions:
+    """None, and no word: it was not said. Raises InvalidArgument."""
+    for name, value, unit in (
+        ("max_pause_ms", max_pause_ms, "milliseconds"),
+        ("max_bandwidth", max_bandwidth, "bytes a second"),
+        ("patience_s", patience_s, "seconds"),
     ):
-        if message.HasField(name) and not getattr(message, name) > 0:
-            value = getattr(message, name)
+        if value is not None and not value > 0:
             raise InvalidArgument(
                 f"{name} cannot be {'negative' if value < 0 else f'{value:g}'}",
                 remedy=f"give a positive number of {unit}, or leave it out for no limit",
             )
-    order = message.order or "number"
-    if order not in plan.ORDERS:
-        raise InvalidArgument(f"there is no order {order!r}", remedy=f"use {', '.join(plan.ORDERS)}")
-    policies.strategy_named(message.strategy)
+    policies.strategy_named(strategy)
     return MoveOptions(
-        message.max_pause_ms, message.max_bandwidth, message.patience_s, message.strategy or "auto", order
+        max_pause_ms or 0.0, max_bandwidth or 0.0, patience_s or 0.0, strategy or "auto", _order(order or "number")
     )
+
+
+def _order(named: str) -> plan.Order:
+    if named not in plan.ORDERS:
+        raise InvalidArgument(f"there is no order {named!r}", remedy=f"use {', '.join(plan.ORDERS)}")
+    return named

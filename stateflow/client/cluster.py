@@ -24,6 +24,7 @@ from stateflow.reports import (
     ReplicaStatistics,
     RestoredPartition,
     StandbyReport,
+    Taken,
 )
 from stateflow.router import Router, backoff
 from stateflow.rpc.clients import ReplicaClient
@@ -87,7 +88,7 @@ class Migration:
 
 @brief
 class Cluster:
-    """ClusterClient surface of a running controller. Methods raise what the controller refuses with, or Unavailable."""
+    """Control surface of a running controller. Methods raise what the controller refuses with, or Unavailable."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -268,8 +269,7 @@ class Cluster:
 
     def checkpoint(self, operator: str = "") -> CheckpointReport:
         """Take a checkpoint of every partition now and wait for it."""
-        report, _ = self._client.checkpoint(operator)
-        return report
+        return self._client.checkpoint(operator).report
 
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
         """Take a checkpoint now and keep it under this name until it is deleted.
@@ -278,13 +278,13 @@ class Cluster:
         """
         check_name("savepoint", name)
         names = [operator] if operator else [each.name for each in self.status().operators]
-        total = CheckpointReport(0, 0, 0, 0.0, "")
+        done: list[Taken] = []
         for each in names:
             left = set(range(self.operator(each).partitions))
             for pause in backoff():
-                report, taken = self._client.checkpoint(each, name, sorted(left))
-                left -= taken
-                total = _sum(total, report)
+                taken = self._client.checkpoint(each, name, sorted(left))
+                done.append(taken)
+                left -= set(taken.numbers)
                 if not left:
                     break
                 if pause is None:
@@ -292,7 +292,7 @@ class Cluster:
                         f"partitions {sorted(left)} were with nobody", remedy="try again when no move is under way"
                     )
                 sleep(pause)
-        return total
+        return Taken.together(done).report
 
     def restore(
         self,
@@ -367,13 +367,3 @@ def _numbers(partitions: object) -> list[int]:
         if not 0 <= number < PARTITIONS_MAX:
             raise UnknownPartition(f"there is no partition {number}", remedy="count from 0")
     return numbers
-
-
-def _sum(one: CheckpointReport, other: CheckpointReport) -> CheckpointReport:
-    return CheckpointReport(
-        one.partitions + other.partitions,
-        one.bytes_new + other.bytes_new,
-        one.bytes_total + other.bytes_total,
-        one.duration_s + other.duration_s,
-        other.url,
-    )

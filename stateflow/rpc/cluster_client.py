@@ -7,19 +7,19 @@ from typing import Any
 
 from stateflow.reports import (
     AdoptedOperator,
-    CheckpointReport,
     ClusterStatus,
     Deployment,
     Reconfiguration,
     RestoredPartition,
     StandbyReport,
+    Taken,
 )
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient
+from stateflow.rpc.control import taken_of
 from stateflow.rpc.reports import (
     adopted_of,
-    checkpoint_of,
     cluster_of,
     reconfiguration_of,
     restored_of,
@@ -127,13 +127,10 @@ class ClusterClient:
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
-    def checkpoint(
-        self, operator: str, savepoint: str = "", partitions: Collection[int] = ()
-    ) -> tuple[CheckpointReport, set[int]]:
-        """(report, the partitions, where an operator is named): all of them, or these."""
+    def checkpoint(self, operator: str, savepoint: str = "", partitions: Collection[int] = ()) -> Taken:
+        """Of all partitions, or of these."""
         request = rpb.CheckpointRequest(operator=operator, savepoint=savepoint, partitions=partitions)
-        reply = self._controller.call("Checkpoint", request, LONG_TIMEOUT_S)
-        return checkpoint_of(reply), set(reply.numbers)
+        return taken_of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
 
     def restore(
         self,
