@@ -20,15 +20,9 @@ from typing import ClassVar, get_args
 from reconfig.migration import STORY_KEPT
 from stateflow.errors import REPORT_LINE, InvalidTransition, InvariantBroken, StateflowError, StateMissing, Unavailable
 from stateflow.transitions import Guard, Ignored, Impossible, Order, Row, Table, Transition
-from stateflow.types import PartitionId, ReplicaInfo, ranges
+from stateflow.types import How, PartitionId, ReplicaInfo, ranges
 
 # -- who and how --------------------------------------------------------------------------------------------
-
-
-class How(StrEnum):
-    LOCAL = "LOCAL"  # the old owner again, with what it sealed: nothing is lost
-    STANDBY = "STANDBY"
-    CHECKPOINT = "CHECKPOINT"
 
 
 @dataclass(frozen=True, slots=True)

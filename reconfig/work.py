@@ -17,10 +17,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from reconfig.failover import How
 from stateflow import moves
 from stateflow.moves import MoveOptions, StrategyName
-from stateflow.types import PartitionId
+from stateflow.types import How, PartitionId
 
 
 class Cause(StrEnum):

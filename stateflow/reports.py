@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -288,6 +289,28 @@ class CheckpointReport(Report):
     bytes_total: int
     duration_s: float
     url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Checkpoints that were taken together. ``numbers``: of the partitions, where an operator was named."""
+
+    report: CheckpointReport
+    numbers: tuple[int, ...] = ()
+
+    @classmethod
+    def together(cls, taken: Iterable[Taken]) -> Taken:
+        """``duration_s``: one after another."""
+        parts = list(taken)
+        reports = [each.report for each in parts]
+        report = CheckpointReport(
+            sum(each.partitions for each in reports),
+            sum(each.bytes_new for each in reports),
+            sum(each.bytes_total for each in reports),
+            sum(each.duration_s for each in reports),
+            reports[-1].url if reports else "",
+        )
+        return cls(report, tuple(number for each in parts for number in each.numbers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from stateflow.errors import InvalidArgument
@@ -97,6 +98,14 @@ def shown(value: object) -> str:
     except ValueError:  # Python writes no number of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+class How(StrEnum):
+    """A partition whose owner is gone is taken over."""
+
+    LOCAL = "LOCAL"  # by the old owner again, with what it sealed: nothing is lost
+    STANDBY = "STANDBY"  # with the copy that follows
+    CHECKPOINT = "CHECKPOINT"  # with the newest checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from reconfig import adoption
 from reconfig.adoption import Found
-from reconfig.controller.claims import Claimant
+from reconfig.controller.claims import Claimant, Claims
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from stateflow.errors import AdoptionRefused
@@ -18,14 +18,18 @@ log = logging.getLogger(__name__)
 
 
 class Adopter:
-    def __init__(self, context: ControllerContext) -> None:
-        self._context = context
+    def __init__(self, context: ControllerContext, claims: Claims) -> None:
+        self._context, self._claims = context, claims
 
-    async def adopt(self, there: Sequence[Claimant], dry_run: bool, partial: bool) -> list[AdoptedOperator]:
-        """Records of everything or of nothing; only then are its replicas let in. Called while nothing is planned.
+    async def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
+        """Records of everything or of nothing; only then are its replicas let in.
 
         Raises AdoptionRefused, unless it is only asked what there is.
         """
+        async with self._context.deploying, self._context.planning:
+            return await self._adopt(self._claims.present(), dry_run, partial)
+
+    async def _adopt(self, there: Sequence[Claimant], dry_run: bool, partial: bool) -> list[AdoptedOperator]:
         claims = [claimant.claim for claimant in there]
         found = adoption.find(claims, self._known)
         for each in found:

@@ -6,20 +6,36 @@ Both say what they have. Kept in memory: they say it again to a controller that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from reconfig.adoption import Claim, Held, claimants
 from reconfig.controller.cluster_state import Home
 from stateflow.clock import Clock
 from stateflow.errors import PartitionsClaimed
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.replica_pb2 import PartitionView
-from stateflow.rpc.wire import replica_of, spec_of
+from stateflow.runtime.view import PartitionView
 from stateflow.settings import ControllerSettings
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import OperatorSpec, ReplicaInfo
 
 #: remembered at once: anybody may be heard under any name
 SILENT_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Of what one replica has. ``belongs_to``: the ledger that its data directory belongs to. ``first``: what was said
+    before is void; ``last``: that is all."""
+
+    info: ReplicaInfo
+    home: Home
+    belongs_to: str
+    operators: Sequence[OperatorSpec]
+    partitions: Sequence[PartitionView]
+    first: bool = False
+    last: bool = False
+
+    def only(self, partitions: Sequence[PartitionView]) -> Piece:
+        return replace(self, partitions=partitions)
 
 
 @dataclass(slots=True)
@@ -42,30 +58,23 @@ class Claims:
         ] = {}  # directory → replica that did not say yet, and when it was heard
         self._heard_from = clock.monotonic() + 2 * settings.heartbeat_interval_s
 
-    def note(self, request: cpb.ClaimRequest) -> None:
-        """A piece of what one replica has."""
-        directory = request.directory
-        if request.first or directory.id not in self._by_directory:
-            info = replica_of(request.replica)
-            claim = Claim(info.name, directory.id, directory.ledger, {}, {})
-            self._by_directory[directory.id] = Claimant(
-                info, Home(directory.id, directory.place), claim, self._clock.monotonic()
-            )
-        noted = self._by_directory[directory.id]
+    def note(self, piece: Piece) -> None:
+        directory = piece.home.directory
+        if piece.first or directory not in self._by_directory:
+            claim = Claim(piece.info.name, directory, piece.belongs_to, {}, {})
+            self._by_directory[directory] = Claimant(piece.info, piece.home, claim, self._clock.monotonic())
+        noted = self._by_directory[directory]
         specs, held = dict(noted.claim.specs), dict(noted.claim.held)
-        specs |= {spec.name: spec_of(spec) for spec in request.operators}
-        held |= {PartitionId(v.operator, v.partition): Held(v.state, v.epoch) for v in request.partitions}
+        specs |= {spec.name: spec for spec in piece.operators}
+        held |= {view.partition: Held(view.state, view.epoch) for view in piece.partitions}
         noted.claim = Claim(noted.claim.replica, noted.claim.directory, noted.claim.ledger, specs, held)
-        noted.whole = request.last
+        noted.whole = piece.last
 
-    def registered(self, request: cpb.RegisterRequest, unknown: list[PartitionView]) -> None:
-        """Args: unknown: of all that it brings, the partitions of operators that the ledger does not know."""
-        self._by_directory.pop(request.directory.id, None)
-        if unknown:  # it is about to say more of them; until then nothing is created in their place
-            said = cpb.ClaimRequest(
-                replica=request.replica, directory=request.directory, partitions=unknown, first=True
-            )
-            self.note(said)
+    def registered(self, unknown: Piece) -> None:
+        """Args: unknown: of all that a replica brings, the partitions of operators that the ledger does not know."""
+        self._by_directory.pop(unknown.home.directory, None)
+        if unknown.partitions:  # it is about to say more of them; until then nothing is created in their place
+            self.note(unknown)
 
     @property
     def early_s(self) -> float:

@@ -1,10 +1,10 @@
-"""What the parts of a controller share: the cluster's state and its one writer, members, channels, tasks."""
+"""What the parts of a controller share: the cluster's state and its one writer, members, calls to replicas, tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -14,11 +14,11 @@ import grpc.aio
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.members import Members
 from reconfig.controller.names import Names
+from reconfig.controller.replicas import Replicas
 from reconfig.tenure import Tenure
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
-    LeaseLost,
     LedgerReadOnly,
     LedgerReplaced,
     MoveConflict,
@@ -29,17 +29,13 @@ from stateflow.errors import (
     WriteUncertain,
 )
 from stateflow.ledger import Ledger, Record
-from stateflow.rpc import common_pb2 as pb
-from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import answered, connected, remote_error
+from stateflow.runtime.authority import Command
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
-#: picks an RPC of a replica's stub
-Method = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +79,15 @@ class ControllerContext:
         self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")  # one: the writer is not thread-safe
         self.members = Members(self.cluster.replicas, settings, clock, grace_s)
         self.names = Names(self.cluster, self.members, settings, clock)
-        self._connect = connect
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self.replicas = Replicas(self.cluster, self.members, settings, clock, connect, self._command, self._refused)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[StateflowError] = self._loop.create_future()
         self._waited_for = ""  # why a record waits, as it was said last
         #: held while a change is planned and recorded, so that what was checked still holds
         self.planning = asyncio.Lock()
+        #: held by whatever changes which operators there are, and taken before ``planning``
+        self.deploying = asyncio.Lock()
 
     def _fold_in_loop(self, record: Record) -> None:
         self._loop.call_soon_threadsafe(self.cluster.fold, record)
@@ -140,78 +137,17 @@ class ControllerContext:
 
     # -- replicas -----------------------------------------------------------------------------------------
 
-    async def call(self, name: str, method: Method, request: Any, timeout_s: float | None = None) -> Any:
-        """One RPC to a replica, for whose connection is waited, and for its registration where its process is a new
-        one. Raises what it refuses with, or Unavailable."""
-        until = self.clock.monotonic() + self.settings.rpc_timeout_s
-        while True:
-            await self._connected(name)
-            session = self.members.session(name)
-            try:
-                return await self.ask(name, method, request, timeout_s)
-            except LeaseLost:  # it was restarted so quickly that it was never missed
-                while self.members.session(name) in ("", session):
-                    if self.clock.monotonic() >= until:
-                        raise
-                    await asyncio.sleep(self.settings.retry_interval_s)
-
-    async def ask(self, name: str, method: Method, request: Any, timeout_s: float | None = None) -> Any:
-        """The same without waiting for a connection: a pause may depend on it."""
-        try:
-            answer = await method(self._stub(name))(
-                self._commanded(name, request), timeout=timeout_s or self.settings.rpc_timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            raise self._refused(error, name) from error
-        return answered(answer, self._shown(name))
-
-    async def stream(self, name: str, method: Method, request: Any) -> AsyncIterator[Any]:
-        """An RPC with many answers, without end. Raises as ``call`` does.
-
-        In a term that has just begun the replica is to register first: it is waited for until its lease has lapsed.
-        """
-        while self.members.may_serve(name):
-            if self.members.session(name):
-                break
-            await asyncio.sleep(self.settings.retry_interval_s)
-        await self._connected(name)
-        try:
-            async for answer in method(self._stub(name))(self._commanded(name, request)):
-                yield answered(answer, self._shown(name))
-        except grpc.aio.AioRpcError as error:
-            raise self._refused(error, name) from error
-
-    def _refused(self, error: grpc.aio.AioRpcError, name: str) -> StateflowError:
-        meant = remote_error(error, self._shown(name))
-        if isinstance(meant, StaleTerm):  # it has heard one that came after this
-            self._end_term(meant)
-        return meant
-
-    def _commanded(self, name: str, request: Any) -> Any:
-        """The request with who commands, where it is a command: the one place where that is said."""
-        if "command" not in request.DESCRIPTOR.fields_by_name:
-            return request
+    def _command(self, name: str) -> Command:
+        """Raises HoldLost, and Unavailable for a replica that has not registered."""
         self.check_leads()
         session = self.members.session(name)
         if not session:
             raise Unavailable(f"{name} has not registered yet", remedy="see that it runs; it registers by itself")
-        named = type(request)()
-        named.CopyFrom(request)  # the same request may be on its way to others
-        named.command.CopyFrom(pb.Command(ledger=self.ledger_id, term=self.term, session=session))
-        return named
+        return Command(self.ledger_id, self.term, session)
 
-    def _stub(self, name: str) -> replica_pb2_grpc.ReplicaServiceStub:
-        address = self.cluster.replicas[name].address
-        if address not in self._channels:
-            self._channels[address] = self._connect(address)
-        return replica_pb2_grpc.ReplicaServiceStub(self._channels[address])
-
-    async def _connected(self, name: str) -> None:
-        self._stub(name)
-        await connected(self._channels[self.cluster.replicas[name].address], self._shown(name))
-
-    def _shown(self, name: str) -> str:
-        return f"{name} ({self.cluster.replicas[name].address})"
+    def _refused(self, error: StateflowError) -> None:
+        if isinstance(error, StaleTerm):  # it has heard one that came after this
+            self._end_term(error)
 
     def alive(self) -> dict[str, ReplicaInfo]:
         return {name: info for name, info in self.cluster.replicas.items() if self.members.alive(name)}
@@ -265,7 +201,6 @@ class ControllerContext:
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
-        for channel in self._channels.values():
-            await channel.close()
+        await self.replicas.close()
         self._planner.shutdown(wait=False, cancel_futures=True)
         self._records.shutdown(wait=False, cancel_futures=True)

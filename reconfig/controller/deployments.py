@@ -14,21 +14,17 @@ from reconfig.controller.context import ControllerContext
 from stateflow import ring
 from stateflow.errors import AlreadyDeployed, StateflowError
 from stateflow.ledger import RecordState
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import spec_to_pb
 from stateflow.types import OperatorSpec
 
 log = logging.getLogger(__name__)
 #: partitions in one request: each takes some durable writes, which are long on an SD card
 CREATED_AT_ONCE = 32
-CREATE_TIMEOUT_S = 60.0
 #: how much later than a lease ends it is looked whether it has
 LAPSING_S = 0.05
 
 
 class Deployments:
-    """``created``: partitions so far, of deployments under way, by operator. ``one_at_a_time``: held by whatever
-    changes which operators there are.
+    """``created``: partitions so far, of deployments under way, by operator.
 
     Args: drop: at every replica, what it has of an operator that is no more.
     """
@@ -37,7 +33,6 @@ class Deployments:
         self._context, self._claims, self._drop = context, claims, drop
         self._cluster, self._members = context.cluster, context.members
         self.created: dict[str, int] = {}
-        self.one_at_a_time = asyncio.Lock()
 
     async def deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
         """Create its partitions, at ``sites`` or everywhere; or follow with another version of what is deployed. Doing
@@ -46,7 +41,7 @@ class Deployments:
         Raises AlreadyDeployed, UnknownSite, PartitionsClaimed, or what a replica refuses it with; nothing of it is
         deployed then.
         """
-        async with self.one_at_a_time:
+        async with self._context.deploying:
             return await self._deploy(spec, sites)
 
     async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
@@ -110,7 +105,7 @@ class Deployments:
         """A replica runs this version from its next batch on. An owner that does not answer is to register again, which
         it cannot without hearing of it; others hear of it with the first partition."""
         try:
-            await self._context.call(name, lambda stub: stub.Create, rpb.CreateRequest(spec=spec_to_pb(spec)))
+            await self._context.replicas.learn(name, spec)
         except StateflowError as error:
             log.warning("%s has not taken the new version of %s yet: %s", name, spec.name, error)
             if owns:
@@ -119,8 +114,7 @@ class Deployments:
     async def _check_possible(self, spec: OperatorSpec, counts: Mapping[str, int]) -> None:
         """A replica that cannot load the code, or have so many partitions, refuses here, before anything is decided."""
         for name, count in sorted(counts.items()):
-            request = rpb.CreateRequest(spec=spec_to_pb(spec), total=count, asked=True)
-            await self._context.call(name, lambda stub: stub.Create, request)
+            await self._context.replicas.check(name, spec, count)
 
     async def _create_or_take_back(self, deployed: Deployed, record: Any) -> None:
         """What is reported as failed is not deployed, and no later controller goes on with it."""
@@ -147,16 +141,11 @@ class Deployments:
         await self._context.record(ClusterState.finish_deployment, record)
 
     async def _create_at(self, owner: str, deployed: Deployed) -> None:
-        spec, numbers = spec_to_pb(deployed.spec), sorted(deployed.assignment.of(owner))
+        spec, numbers = deployed.spec, sorted(deployed.assignment.of(owner))
         for at in range(0, len(numbers), CREATED_AT_ONCE):
-            request = rpb.CreateRequest(
-                spec=spec,
-                partitions=numbers[at : at + CREATED_AT_ONCE],
-                epoch=deployed.first_epoch,
-                total=len(numbers),
-            )
-            await self._context.call(owner, lambda stub: stub.Create, request, CREATE_TIMEOUT_S)
-            self.created[spec.name] += len(request.partitions)
+            some = numbers[at : at + CREATED_AT_ONCE]
+            await self._context.replicas.create(owner, spec, some, deployed.first_epoch, len(numbers))
+            self.created[spec.name] += len(some)
 
     # -- after a restart ----------------------------------------------------------------------------------
 
@@ -169,7 +158,7 @@ class Deployments:
             record = await self._context.record(ClusterState._append, record.item_id, RecordState.PROCESSING, record)
         while True:
             try:
-                async with self.one_at_a_time:
+                async with self._context.deploying:
                     if deployed.spec.name in self._cluster.planned:  # else somebody deployed it again meanwhile
                         await self._create(deployed, record)
                     return

@@ -19,7 +19,6 @@ from reconfig.controller.runner import Hooks
 from reconfig.work import Copy, Planned
 from stateflow.errors import BudgetUnreachable, StateflowError
 from stateflow.reports import MoveReport
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import unexpected
 from stateflow.types import PartitionId
 
@@ -69,7 +68,7 @@ class Executor:
             spec=self._context.cluster.operator(planned.partition.operator).spec,
             source=self._context.cluster.replicas[planned.source],
             target=self._context.cluster.replicas[planned.target],
-            replicas=self._context,
+            replicas=self._context.replicas,
             hooks=self.hooks(running, planned),
             settings=self._context.settings,
             clock=self._context.clock,
@@ -182,8 +181,7 @@ class Executor:
 
     async def _checkpoint(self, operator: str) -> None:
         owners = sorted(set(self._context.cluster.operator(operator).assignment.owners))
-        request = rpb.CheckpointRequest(operator=operator)
-        await asyncio.gather(*(self._context.call(n, lambda s: s.Checkpoint, request, 3600) for n in owners))
+        await asyncio.gather(*(self._context.replicas.checkpoint(name, operator) for name in owners))
 
     async def _keep_holding(self, operator: str) -> None:
         while True:
@@ -191,8 +189,8 @@ class Executor:
             await self._hold(operator, HOLD_S)
 
     async def _hold(self, operator: str, seconds: float) -> None:
-        request = rpb.HoldRequest(operator=operator, seconds=seconds)
-        calls = (self._context.call(name, lambda s: s.Hold, request) for name in sorted(self._context.alive()))
+        replicas = self._context.replicas
+        calls = (replicas.hold(name, operator, seconds) for name in sorted(self._context.alive()))
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, StateflowError):
                 log.warning("a replica was not told to hold %s: %s", operator, result)  # it ends by itself

@@ -17,13 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import grpc.aio
-
 from reconfig.controller.context import ClusterStates
-from reconfig.controller.processes import here, is_gone
-from reconfig.controller.service import ControllerServer
+from reconfig.controller.controller import Controller
 from reconfig.tenure import Tenure
-from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
     LedgerReadOnly,
@@ -34,16 +31,13 @@ from stateflow.errors import (
     WriteUncertain,
 )
 from stateflow.ledger import Hold, Holder, Ledger
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.wire import OPTIONS, RPCS_MAX, abort, bind
 from stateflow.settings import ControllerSettings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Leading(controller_pb2_grpc.ControllerServiceServicer):
+class Leading:
     """Call :meth:`try_once` or not, then :meth:`run`, then :meth:`close`.
 
     Args:
@@ -59,11 +53,11 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         gone: Callable[[Holder], bool],
         settings: ControllerSettings,
         clock: Clock,
-        make: Callable[[Tenure, ClusterStates, float], ControllerServer],
+        make: Callable[[Tenure, ClusterStates, float], Controller],
     ) -> None:
         self._ledger, self._me, self._gone = ledger, me, gone
         self._settings, self._clock, self._make = settings, clock, make
-        self.serving: ControllerServer | None = None
+        self.serving: Controller | None = None
         self._tenure = Tenure(0, settings.hold_s, 0.0)
         self._leader: Hold | None = None  # another one
         # a former holder that did not give its hold back may grant until then, whichever of this one's terms it is
@@ -79,7 +73,7 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
 
     # -- requests -----------------------------------------------------------------------------------------
 
-    def leader(self) -> ControllerServer:
+    def leader(self) -> Controller:
         """Of the term that holds now. Raises NotLeading."""
         if self.serving is not None and self._tenure.left_s(self._clock.monotonic()) > 0:
             return self.serving
@@ -92,22 +86,19 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
         raise NotLeading(f"this controller does not lead: {what}", remedy=remedy, leader=leader)
 
     @contextlib.asynccontextmanager
-    async def _for_the_term(self, context: grpc.aio.ServicerContext) -> AsyncIterator[ControllerServer]:
-        """A request, which ends with the term: its caller is told."""
-        try:
-            server = self.leader()
-        except StateflowError as error:
-            await abort(context, error)
-            raise
+    async def term(self) -> AsyncIterator[Controller]:
+        """For a request, which ends with the term. Raises NotLeading, and what has ended the term."""
+        controller = self.leader()
         me = asyncio.current_task()
         assert me is not None
         self._requests.add(me)
         try:
-            yield server
+            yield controller
         except asyncio.CancelledError:
-            if server is not self.serving:
-                await abort(context, server.over.result() if server.over.done() else HoldLost("the term is over"))
-            raise
+            if controller is self.serving:
+                raise
+            why = controller.over.result() if controller.over.done() else HoldLost("the term is over")
+            raise why from None
         finally:
             self._requests.discard(me)
 
@@ -195,7 +186,7 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
             until = self._clock.monotonic() + grace_s * (1 + self._settings.lease_margin)
             self._predecessor_until = max(self._predecessor_until, until)
 
-    async def _lead(self, server: ControllerServer) -> StateflowError:
+    async def _lead(self, server: Controller) -> StateflowError:
         """Until the term has ended; why."""
         wait_s = self._tenure.renew_s
         while True:
@@ -263,65 +254,3 @@ class Leading(controller_pb2_grpc.ControllerServiceServicer):
             return await self._loop.run_in_executor(thread, work, *arguments)
         finally:  # whoever is cancelled does not wait, and so hold up the loop, for a ledger that does not answer
             thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _of_the_leader(name: str) -> Callable[..., Any]:
-    async def handler(self: Leading, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        if name == "Heartbeat":
-            self.heard_of(request.directory.ledger, request.term, request.name)
-        async with self._for_the_term(context) as server:
-            return await getattr(server, name)(request, context)
-
-    async def stream(self: Leading, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        async with self._for_the_term(context) as server:
-            async for message in getattr(server, name)(request, context):
-                yield message
-
-    return stream if _METHODS[name].server_streaming else handler
-
-
-_METHODS = cpb.DESCRIPTOR.services_by_name["ControllerService"].methods_by_name
-for _name in _METHODS:
-    setattr(Leading, _name, _of_the_leader(_name))
-
-
-async def serve(
-    ledger: Ledger,
-    listen: str,
-    settings: ControllerSettings | None = None,
-    *,
-    advertise: str | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-    ready: asyncio.Future[str] | None = None,
-    stop: asyncio.Event | None = None,
-) -> None:
-    """Run a controller until ``stop``: as the one that leads, or waiting for it. Raises PortInUse."""
-    settings = settings or ControllerSettings()
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
-
-    def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> ControllerServer:
-        return ControllerServer(ledger, settings, clock, tenure=tenure, states=states, grace_s=grace_s)
-
-    try:
-        address = bind(server, listen)
-        log.info("ledger %s at %s", ledger.id, ledger.database.shown)
-        leading = Leading(ledger, here(advertise or address), is_gone, settings, clock, make)
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server(leading, server)
-        running: asyncio.Task[None] | None = None
-        try:
-            await leading.try_once()
-            await server.start()
-            running = asyncio.create_task(leading.run())
-            if ready is not None:
-                ready.set_result(address)
-            stopping = asyncio.create_task((stop or asyncio.Event()).wait())
-            await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                running.result()  # it waits and leads for ever: this says why it did not
-            await server.stop(grace=1)
-        finally:
-            if running is not None:
-                running.cancel()
-            await leading.close()
-    finally:
-        ledger.close()

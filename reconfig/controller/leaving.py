@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
 from stateflow.errors import InvalidArgument, MoveConflict, NameTaken, PartitionsLive, StateflowError
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.view import PartitionView
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: removing thousands of databases takes a slow disk long
-DROP_TIMEOUT_S = 600.0
 
 
 class Leaving:
@@ -26,12 +23,17 @@ class Leaving:
 
     # -- operators ----------------------------------------------------------------------------------------
 
-    async def undeploy(self, operator: str, delete_state: bool) -> cpb.UndeployReply:
-        """Called while nothing is deployed. The ledger says it first: a replica that does not answer deletes what it
+    async def undeploy(self, operator: str, delete_state: bool) -> tuple[int, list[str]]:
+        """The ledger says it first: a replica that does not answer deletes what it
         has before it is let in again.
 
-        Raises OperatorNotDeployed, MoveConflict, PartitionsLive; nothing is changed then.
+        Returns how many partitions it had, and which replicas did not answer. Raises OperatorNotDeployed, MoveConflict,
+        PartitionsLive; nothing is changed then.
         """
+        async with self._context.deploying:
+            return await self._undeploy(operator, delete_state)
+
+    async def _undeploy(self, operator: str, delete_state: bool) -> tuple[int, list[str]]:
         cluster = self._context.cluster
         async with self._context.planning:
             deployed = cluster.operator(operator)
@@ -49,7 +51,7 @@ class Leaving:
             self._takeovers.undeployed(operator)
         waiting = await self.drop(operator)
         log.warning("%s is undeployed, and the state of its %d partitions deleted", operator, len(partitions))
-        return cpb.UndeployReply(partitions=len(partitions), waiting=waiting)
+        return len(partitions), waiting
 
     def _check_still(self, operator: str) -> None:
         """Raises MoveConflict."""
@@ -73,9 +75,8 @@ class Leaving:
         alive = self._context.alive()
         for silent in self._context.cluster.replicas.keys() - alive.keys():
             self._context.members.expel(silent)
-        request = rpb.DropRequest(operator=operator, epoch=self._context.cluster.undeployed[operator])
-        names = sorted(alive)
-        calls = (self._context.call(name, lambda stub: stub.Drop, request, DROP_TIMEOUT_S) for name in names)
+        epoch, names = self._context.cluster.undeployed[operator], sorted(alive)
+        calls = (self._context.replicas.drop(name, operator, epoch) for name in names)
         results = dict(zip(names, await asyncio.gather(*calls, return_exceptions=True), strict=True))
         for name, result in results.items():
             if isinstance(result, StateflowError):
@@ -89,11 +90,11 @@ class Leaving:
             if isinstance(results.get(name, ""), Exception | str)
         ]
 
-    def dropped(self, views: Collection[rpb.PartitionView]) -> list[cpb.Dropped]:
-        """What a replica that registers has of operators that were undeployed meanwhile."""
-        undeployed = self._context.cluster.undeployed
-        gone = sorted({view.operator for view in views if view.epoch <= undeployed.get(view.operator, 0)})
-        return [cpb.Dropped(operator=operator, epoch=undeployed[operator]) for operator in gone]
+    def dropped(self, views: Iterable[PartitionView]) -> dict[str, int]:
+        """Operator → newest epoch, of what a replica that registers has of those that were undeployed meanwhile."""
+        undeployed, held = self._context.cluster.undeployed, [(view.partition.operator, view.epoch) for view in views]
+        gone = {operator for operator, epoch in held if epoch <= undeployed.get(operator, 0)}
+        return {operator: undeployed[operator] for operator in sorted(gone)}
 
     # -- replicas -----------------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from reconfig.controller.runner import Runner
 from reconfig.work import Copy, PlannedMove, PlannedStandby
 from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, StateMissing, Unavailable
 from stateflow.reports import MoveReport
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import error_of, replica_to_pb, spec_to_pb
+from stateflow.runtime.control import Cancelled, Fence, IncomingMove, Phase, Progress
 from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -216,24 +215,23 @@ class MoveRunner(Runner):
 
     async def _prepare(self) -> None:
         move = self.planned if isinstance(self.planned, PlannedMove) else None
-        request = rpb.PrepareRequest(
-            move_id=self.planned.move_id,
-            spec=spec_to_pb(self.spec),
-            partition=self.planned.partition.partition,
-            source=replica_to_pb(self.source),
-            source_epoch=self.planned.epoch,
+        incoming = IncomingMove(
+            self.planned.move_id,
+            self.spec,
+            self.planned.partition,
+            self.source,
+            self.planned.epoch,
             bandwidth_max=move.bandwidth_max if move else 0.0,
             standby=self.machine.kind is m.Kind.STANDBY,
             on_demand=move is not None and policies.STRATEGIES[move.strategy].on_demand,
             newest_epoch=self.newest_epoch(),
-            standby_move=self._join(),
         )
         warm = False
         try:
-            async for progress in self.replicas.stream(self.target.name, lambda stub: stub.Prepare, request):
+            async for progress in self.replicas.prepare(self.target.name, incoming, self._join()):
                 self._take_over(progress)
                 match progress.phase:
-                    case rpb.MoveProgress.CATCHING_UP:
+                    case Phase.CATCHING_UP:
                         if not warm:
                             warm, self._joined_s = True, progress.waited_s if self._joined else 0.0
                             self._events.put_nowait(m.BaseReady())
@@ -246,19 +244,17 @@ class MoveRunner(Runner):
                             progress.stall_ms,
                         )
                         self._events.put_nowait(m.CaughtUp(measured, progress.waited_s - self._joined_s))
-                    case rpb.MoveProgress.OWNED:
-                        if progress.HasField("fault"):
-                            self.lost = error_of(progress.fault)
+                    case Phase.OWNED:
+                        self.lost = progress.fault
                         epoch = progress.epoch or self.planned.granted_epoch
                         self._events.put_nowait(m.TargetOwned(epoch, progress.digest))
                         return
-                    case rpb.MoveProgress.FAILED:
-                        self._events.put_nowait(m.TargetFailed(error_of(progress.fault)))
+                    case Phase.FAILED:
+                        self._events.put_nowait(m.TargetFailed(progress.fault or _unsaid()))
                         return
                     case _:
                         self.hooks.changed()
-            ended = Unavailable("the transfer ended without a word", remedy="see the target's log")
-            self._events.put_nowait(m.TargetFailed(ended))
+            self._events.put_nowait(m.TargetFailed(_unsaid()))
         except StateflowError as error:
             self._events.put_nowait(m.TargetFailed(error))
 
@@ -268,8 +264,8 @@ class MoveRunner(Runner):
             self._joined = self.standby_move()
         return self._joined
 
-    def _take_over(self, progress: rpb.MoveProgress) -> None:
-        if progress.phase != rpb.MoveProgress.FAILED:
+    def _take_over(self, progress: Progress) -> None:
+        if progress.phase is not Phase.FAILED:
             self._tell(**{name: getattr(progress, name) for name in SHOWN})
             self.sequence = progress.sequence
 
@@ -283,30 +279,28 @@ class MoveRunner(Runner):
     async def _ask_to_fence(self, fence: m.Fence) -> None:
         if self._source_told:  # it may be back, and serve: nothing is asked of it any more
             return
-        request = rpb.FenceRequest(
-            move_id=self.planned.move_id,
-            operator=self.planned.partition.operator,
-            partition=self.planned.partition.partition,
-            epoch=fence.epoch,
-            target=replica_to_pb(self.target),
+        wanted = Fence(
+            self.planned.partition,
+            self.planned.move_id,
+            fence.epoch,
+            self.target,
             cold=fence.cold,
             pause_ms=fence.pause_ms,
             max_pause_ms=fence.max_pause_ms,
             standby_move=self._join(),
         )
         try:
-            reply = await self.replicas.ask(self.source.name, lambda stub: stub.Fence, request)
+            fenced = await self.replicas.fence(self.source.name, wanted)
         except StateflowError as error:
             log.warning("move %s: %s", self.planned.move_id, error)
             self._events.put_nowait(m.SourceUnknown())
             return
-        if reply.sealed:
-            self._in_hand_ms = reply.in_hand_ms
+        if fenced.refused is None:
+            self._in_hand_ms = fenced.in_hand_ms
             self._events.put_nowait(m.SourceSealed())
             return
-        why = error_of(reply.fault)
-        unknown = isinstance(why, LeaseLost | StaleTerm)
-        self._events.put_nowait(m.SourceUnknown() if unknown else m.FenceRefused(why))
+        unknown = isinstance(fenced.refused, LeaseLost | StaleTerm)
+        self._events.put_nowait(m.SourceUnknown() if unknown else m.FenceRefused(fenced.refused))
 
     async def _cancel_source(self, owned_at: int) -> None:
         reply = await self._cancel_at_source(owned_at)
@@ -320,10 +314,10 @@ class MoveRunner(Runner):
         if reply is None:
             self._events.put_nowait(m.TargetUnknown())
         else:
-            owned = m.TargetOwned(reply.owned_epoch, "")
+            owned = m.TargetOwned(reply.epoch, "")
             self._events.put_nowait(owned if reply.owned else m.TargetCancelled())
 
-    async def _cancel_at_source(self, owned_at: int) -> rpb.FenceReply | None:
+    async def _cancel_at_source(self, owned_at: int) -> Cancelled | None:
         try:
             return await self._cancel_at(self.source, self.planned.move_id, owned_at)
         except StateMissing as error:  # whether it had sealed it will never say
@@ -332,14 +326,12 @@ class MoveRunner(Runner):
             return None
 
     async def _release(self, epoch: int) -> None:
-        request = rpb.ReleaseRequest(
-            move_id=self.planned.move_id,
-            operator=self.planned.partition.operator,
-            partition=self.planned.partition.partition,
-            epoch=epoch,
-            owner=replica_to_pb(self.target),
-        )
+        partition, move_id = self.planned.partition, self.planned.move_id
         try:
-            await self.replicas.ask(self.source.name, lambda stub: stub.Release, request)
+            await self.replicas.release(self.source.name, partition, move_id, epoch, self.target)
         except StateflowError as error:  # a source that is down releases when it starts again
             log.warning("move %s: %s", self.planned.move_id, error)
+
+
+def _unsaid() -> Unavailable:
+    return Unavailable("the transfer ended without a word", remedy="see the target's log")

@@ -21,8 +21,6 @@ from stateflow import ring
 from stateflow.errors import AlreadyThere, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import spec_to_pb
 from stateflow.types import PartitionId
 
 #: all other planning waits meanwhile, the replacement of dead replicas too
@@ -135,7 +133,7 @@ class Reconfigurations:
         operator = deployed.spec.name
         self._check_free(operator, targets)
         for name in sorted(set(targets.values())):  # a replica without the operator, or with an older one, says so here
-            await self._context.call(name, lambda stub: stub.Create, rpb.CreateRequest(spec=spec_to_pb(deployed.spec)))
+            await self._context.replicas.learn(name, deployed.spec)
         loads = await self._loads(deployed, targets)
         strategy = policies.strategy_named(options.strategy)
         if strategy is None:
@@ -211,11 +209,9 @@ class Reconfigurations:
         """Of the partitions that move, as far as their owners answer: an order and a strategy are chosen by it, no
         more."""
         sources = sorted({deployed.assignment.owner(number)[0] for number in targets})
-        request = rpb.StatsRequest(after=1 << 62, sizes=True)
-        replies = await asyncio.gather(
-            *(self._context.call(n, lambda s: s.Stats, request, LOADS_WITHIN_S) for n in sources),
-            return_exceptions=True,
-        )
+        operator, replicas = deployed.spec.name, self._context.replicas
+        asked = (replicas.loads(name, operator, LOADS_WITHIN_S) for name in sources)
+        replies = await asyncio.gather(*asked, return_exceptions=True)
         loads: dict[int, Load] = {}
         for name, reply in zip(sources, replies, strict=True):
             if isinstance(reply, StateflowError):
@@ -223,9 +219,7 @@ class Reconfigurations:
                 continue
             if isinstance(reply, BaseException):
                 raise reply
-            for view in reply.partitions:
-                if view.operator == deployed.spec.name:
-                    loads[view.partition] = Load(view.bytes, view.batch_rate)
+            loads |= reply
         return loads
 
     async def retry(self, reconfiguration: str) -> Reconfiguration:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
@@ -25,16 +26,27 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.masking import is_masked, masked
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import error_of, fault_of, replica_to_pb, spec_to_pb, unexpected
+from stateflow.reports import RestoredPartition
+from stateflow.rpc.wire import unexpected
+from stateflow.runtime.control import NEWEST, Cancellation, Fence, Restore, Restored, Wanted
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-RESTORE_TIMEOUT_S = 3600.0
 AT_ONCE = 4
 #: what a new fetch at the target mends: it was started again and has forgotten, or somebody published meanwhile
 FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``partitions``: none: all. ``to``: a replica, or a site; empty: the present owner, or any where that is dead.
+    ``url``: of a checkpoint store; empty: each replica's own."""
+
+    operator: str
+    partitions: tuple[int, ...] = ()
+    to: str = ""
+    url: str = ""
+    wanted: Wanted = NEWEST
 
 
 class Restores:
@@ -48,7 +60,13 @@ class Restores:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._urls: dict[str, str] = {}  # by restore, with the passwords that are kept nowhere else
 
-    async def plan(self, request: cpb.RestoreOperatorRequest) -> list[PlannedRestore]:
+    async def restore(self, request: Request) -> tuple[str, list[RestoredPartition]]:
+        """Returns the restore's id, and what became of each partition. Raises before anything is recorded."""
+        async with self._context.planning:
+            planned = await self.plan(request)
+        return planned[0].restore_id, await self.run(planned)
+
+    async def plan(self, request: Request) -> list[PlannedRestore]:
         """Decide and record. Raises before anything is recorded."""
         deployed = self._cluster.operator(request.operator)
         numbers = sorted(set(request.partitions)) or list(range(deployed.spec.partitions))
@@ -81,9 +99,9 @@ class Restores:
                     target,
                     epoch,
                     url,
-                    request.savepoint,
-                    request.source,
-                    request.batch,
+                    request.wanted.savepoint,
+                    request.wanted.source,
+                    request.wanted.batch,
                 )
             )
         await self._context.record(ClusterState.plan_restores, planned)
@@ -112,48 +130,42 @@ class Restores:
             await asyncio.sleep(settings.heartbeat_interval_s * settings.heartbeats_missed_max)
             await self.run(planned)
 
-    async def run(self, planned: Iterable[PlannedRestore]) -> cpb.RestoreReport:
+    async def run(self, planned: Iterable[PlannedRestore]) -> list[RestoredPartition]:
         planned = list(planned)
         await self._end_standbys({each.partition for each in planned})
         done = await asyncio.gather(*(self._run_one(each) for each in planned))
         for each in planned:
             self._urls.pop(each.restore_id, None)
-        return cpb.RestoreReport(id=planned[0].restore_id if planned else "", partitions=done)
+        return done
 
-    async def _run_one(self, planned: PlannedRestore) -> cpb.RestoredPartition:
-        report = cpb.RestoredPartition(partition=planned.partition.partition, replica=planned.target)
+    async def _run_one(self, planned: PlannedRestore) -> RestoredPartition:
+        number = planned.partition.partition
         granted = 0  # the epoch for which the owner was asked to stop
         async with self._slots:
             try:
-                request = self._request(planned)
-                prepared = await self._ask(planned, request)
-                request.epoch = max(planned.epoch, prepared.epoch)
+                order = self._order(planned)
+                fetched = await self._context.replicas.fetch(planned.target, order)
+                order = replace(order, epoch=max(planned.epoch, fetched.epoch))
                 if planned.owner != planned.target:
-                    granted = request.epoch
+                    granted = order.epoch
                     await self._stop(planned, granted)
-                result, prepared = await self._own(planned, request, prepared)
+                owned, fetched = await self._own(planned, order, fetched)
             except Exception as error:
                 fault = error if isinstance(error, StateflowError) else unexpected(error)
                 if fault is not error:
                     log.exception("restore of %s", planned.partition)
                 await self._context.record(ClusterState.restore_failed, planned, granted, fault.to_wire())
-                report.fault.CopyFrom(fault_of(fault))
-                return report
-            result.passed_over.extend(prepared.passed_over)
-            result.bytes = prepared.bytes
-            report.result.CopyFrom(result)
-            for passed_over in result.passed_over:
-                log.error("restore of %s passed over: %s", planned.partition, error_of(passed_over))
-            summary = {
-                "sequence": result.sequence,
-                "positions": dict(result.positions),
-                "bytes": result.bytes,
-                "passed_over": [str(error_of(fault)) for fault in result.passed_over],
-            }
-            await self._context.record(ClusterState.restore_owned, planned, int(result.epoch), summary)
+                return RestoredPartition(number, planned.target, fault=fault)
+            unusable = (*owned.passed_over, *fetched.passed_over)
+            report = RestoredPartition(
+                number, planned.target, owned.epoch, owned.sequence, owned.positions, fetched.bytes, unusable
+            )
+            for passed_over in report.passed_over:
+                log.error("restore of %s passed over: %s", planned.partition, passed_over)
+            await self._context.record(ClusterState.restore_owned, planned, owned.epoch, report.to_dict())
             return report
 
-    def _request(self, planned: PlannedRestore) -> rpb.RestoreRequest:
+    def _order(self, planned: PlannedRestore) -> Restore:
         """Raises InvalidArgument for a URL whose password went with the controller that was told it."""
         url = self._urls.get(planned.restore_id, planned.url)
         if is_masked(url):
@@ -162,46 +174,36 @@ class Restores:
                 remedy="restore it again, with --from",
                 url=url,
             )
-        return rpb.RestoreRequest(
-            restore_id=planned.restore_id,
-            spec=spec_to_pb(self._cluster.operator(planned.partition.operator).spec),
-            partition=planned.partition.partition,
-            epoch=planned.epoch,
-            url=url,
-            savepoint=planned.savepoint,
-            source=planned.source,
-            batch=planned.batch,
+        return Restore(
+            planned.restore_id,
+            self._cluster.operator(planned.partition.operator).spec,
+            planned.partition,
+            planned.epoch,
+            url,
+            Wanted(planned.savepoint, planned.source, planned.batch),
         )
 
-    async def _ask(self, planned: PlannedRestore, request: rpb.RestoreRequest) -> rpb.RestoreReply:
-        reply: rpb.RestoreReply = await self._context.call(
-            planned.target, lambda stub: stub.Restore, request, RESTORE_TIMEOUT_S
-        )
-        return reply
-
-    async def _own(
-        self, planned: PlannedRestore, request: rpb.RestoreRequest, prepared: rpb.RestoreReply
-    ) -> tuple[rpb.RestoreReply, rpb.RestoreReply]:
+    async def _own(self, planned: PlannedRestore, order: Restore, fetched: Restored) -> tuple[Restored, Restored]:
         """Nobody else serves the partition from here on: a target that is away is waited for, and fetches again what
         it has forgotten. (What it says as owner, what it fetched.)
 
         Given up only when the target's lease has lapsed, or it refuses and says that it does not own: while it may
         serve, nobody else must.
         """
-        settings, members = self._context.settings, self._context.members
+        settings, members, replicas = self._context.settings, self._context.members, self._context.replicas
         give_up_at = self._context.clock.monotonic() + settings.restore_patience_s
-        request.own, unheard = True, False
+        there, unheard = True, False
         while True:
             try:
-                if not request.own:
-                    prepared = await self._ask(planned, request)
-                    request.own, request.epoch = True, max(request.epoch, prepared.epoch)
-                return await self._ask(planned, request), prepared
+                if not there:
+                    fetched = await replicas.fetch(planned.target, order)
+                    there, order = True, replace(order, epoch=max(order.epoch, fetched.epoch))
+                return await replicas.own(planned.target, order), fetched
             except StateflowError as error:
                 passing = isinstance(error, (Unavailable, LeaseLost, *FETCHED_AGAIN))
                 if not passing and not (unheard and await self._may_own(planned)):
                     raise
-                unheard |= request.own and isinstance(error, Unavailable)
+                unheard |= there and isinstance(error, Unavailable)
                 if self._context.clock.monotonic() > give_up_at and members.lapsed(planned.target):
                     raise Unavailable(
                         f"{planned.target} was to own it and is gone: {error}",
@@ -209,23 +211,19 @@ class Restores:
                         partition=planned.partition,
                     ) from error
                 log.warning("restore of %s goes on: %s", planned.partition, error)
-                request.own = request.own and not isinstance(error, FETCHED_AGAIN)
+                there = there and not isinstance(error, FETCHED_AGAIN)
             await asyncio.sleep(self._context.settings.retry_interval_s)
 
     async def _may_own(self, planned: PlannedRestore) -> bool:
         """Unless the target says that it does not. Cancelling tells, and takes nothing back. Raises HoldLost."""
         self._context.check_leads()
-        request = rpb.CancelRequest(
-            move_id=planned.restore_id,
-            operator=planned.partition.operator,
-            partition=planned.partition.partition,
-        )
+        cancellation = Cancellation(planned.partition, planned.restore_id)
         try:
-            reply = await self._context.call(planned.target, lambda stub: stub.Cancel, request)
+            cancelled = await self._context.replicas.cancel(planned.target, cancellation)
         except StateflowError as error:
             log.warning("restore of %s: whether %s owns it: %s", planned.partition, planned.target, error)
             return True
-        return bool(reply.owned)
+        return cancelled.owned
 
     async def _stop(self, planned: PlannedRestore, epoch: int) -> None:
         """Its owner serves it no more: it says so, or its lease has lapsed. Missed heartbeats prove nothing."""
@@ -237,11 +235,5 @@ class Restores:
             await asyncio.sleep(self._context.settings.retry_interval_s)
 
     async def surrender(self, owner: str, partition: PartitionId, restore_id: str, epoch: int, target: str) -> None:
-        request = rpb.FenceRequest(
-            move_id=restore_id,
-            operator=partition.operator,
-            partition=partition.partition,
-            epoch=epoch,
-            target=replica_to_pb(self._cluster.replicas[target]),
-        )
-        await self._context.call(owner, lambda stub: stub.Surrender, request)
+        fence = Fence(partition, restore_id, epoch, self._cluster.replicas[target])
+        await self._context.replicas.surrender(owner, fence)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from reconfig.controller.history import ended_as, planned_report
+from reconfig.controller.replicas import Replicas
 from reconfig.failover import Takeover
 from reconfig.migration import Move
 from reconfig.work import Planned
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StateMissing
 from stateflow.reports import MoveReport
-from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.control import Cancellation, Cancelled
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
 from stateflow.validating import check
@@ -39,17 +40,6 @@ class Hooks:
     changed: Callable[[], None]
     cutover: asyncio.Lock = field(default_factory=asyncio.Lock)
     lost: Callable[[StateflowError], None] = lambda _: None
-
-
-class Replicas(Protocol):
-    """RPCs to replicas by their names, as :class:`reconfig.controller.context.ControllerContext` has them. Raise
-    StateflowErrors only."""
-
-    async def ask(
-        self, name: str, method: Callable[[Any], Any], request: Any, timeout_s: float | None = None
-    ) -> Any: ...
-
-    def stream(self, name: str, method: Callable[[Any], Any], request: Any) -> AsyncIterator[Any]: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,19 +110,13 @@ class Runner:
         await asyncio.sleep(self.settings.retry_interval_s if seconds is None else seconds)
         await work()
 
-    async def _cancel_at(self, replica: ReplicaInfo, move_id: str, owned_at: int = 0) -> rpb.FenceReply | None:
+    async def _cancel_at(self, replica: ReplicaInfo, move_id: str, owned_at: int = 0) -> Cancelled | None:
         """``owned_at``: it is asked as the source, which owned the partition at this epoch. None: no answer.
 
         Raises StateMissing of a source that has lost it."""
-        request = rpb.CancelRequest(
-            move_id=move_id,
-            operator=self.planned.partition.operator,
-            partition=self.planned.partition.partition,
-            owned_at=owned_at,
-        )
+        cancellation = Cancellation(self.planned.partition, move_id, owned_at)
         try:
-            reply: rpb.FenceReply = await self.replicas.ask(replica.name, lambda stub: stub.Cancel, request)
-            return reply
+            return await self.replicas.cancel(replica.name, cancellation, at_once=True)
         except StateMissing:
             raise
         except StateflowError as error:

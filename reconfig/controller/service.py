@@ -1,63 +1,81 @@
-"""The controller's gRPC shell: it takes requests and hands them to its parts."""
+"""What the controller is asked over gRPC: each handler translates, and hands the work to who does it."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import logging
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
-import grpc
 import grpc.aio
 
-from reconfig.controller.adopting import Adopter
-from reconfig.controller.claims import Claims
-from reconfig.controller.cluster_state import ClusterState, Home
-from reconfig.controller.context import ClusterStates, ControllerContext
-from reconfig.controller.deployments import Deployments
-from reconfig.controller.executor import Executor
-from reconfig.controller.leaving import Leaving
-from reconfig.controller.options import options_of
-from reconfig.controller.rebalancing import AutoRebalance
-from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.controller.restores import Restores
-from reconfig.controller.run_registry import RunRegistry
-from reconfig.controller.standbys import Standbys
-from reconfig.controller.survey import Survey
-from reconfig.controller.takeovers import Takeovers
+from reconfig.controller.claims import Piece
+from reconfig.controller.cluster_state import Home
+from reconfig.controller.context import ClusterStates
+from reconfig.controller.controller import Controller
+from reconfig.controller.leading import Leading
+from reconfig.controller.processes import here, is_gone
+from reconfig.controller.registration import Admitted, Answer, Arrival, Beat, Incoming
+from reconfig.controller.restores import Request
+from reconfig.controller.takeovers import Superseded
 from reconfig.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import ForeignLedger
 from stateflow.ledger import Ledger
+from stateflow.moves import MoveOptions
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.control import taken_to_pb, view_of
 from stateflow.rpc.reports import (
     adopted_to_pb,
     cluster_to_pb,
     deployment_to_pb,
     reconfiguration_to_pb,
+    restored_to_pb,
     standby_to_pb,
 )
 from stateflow.rpc.wire import (
+    OPTIONS,
+    RPCS_MAX,
     batched,
-    connect,
+    bind,
     replica_of,
+    replica_to_pb,
     spec_of,
     spec_to_pb,
     streaming,
     unary,
 )
-from stateflow.runtime.code_key import check_signed
+from stateflow.runtime.control import Wanted
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-CHECKPOINT_TIMEOUT_S = 3600.0
 T = TypeVar("T")
+
+
+def of_the_term(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Handler that is given the controller of the term that holds now, and ends with it: its caller is told."""
+
+    @functools.wraps(method)
+    async def handler(self: ControllerService, request: Any, _: grpc.aio.ServicerContext) -> T:
+        async with self.leading.term() as controller:
+            return await method(self, request, controller)
+
+    return handler
+
+
+def stream_of_the_term(method: Callable[..., AsyncIterator[T]]) -> Callable[..., AsyncIterator[T]]:
+    @functools.wraps(method)
+    async def handler(self: ControllerService, request: Any, _: grpc.aio.ServicerContext) -> AsyncIterator[T]:
+        async with self.leading.term() as controller:
+            async for message in method(self, request, controller):
+                yield message
+
+    return handler
 
 
 def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Awaitable[T]]:
@@ -65,344 +83,316 @@ def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., A
     with nobody to carry it out."""
 
     @functools.wraps(method)
-    async def handler(self: ControllerServer, request: Any, context: grpc.aio.ServicerContext) -> T:
-        return await asyncio.shield(self._context.spawn(method(self, request, context)))
+    async def handler(self: ControllerService, request: Any, controller: Controller) -> T:
+        return await asyncio.shield(controller.context.spawn(method(self, request, controller)))
 
     return handler
 
 
-class ControllerServer(controller_pb2_grpc.ControllerServiceServicer):
-    """A controller for one term: it decides while ``tenure`` lasts. ``over`` is done when that ended early.
-
-    Args:
-        tenure: by default for ever, of a controller that is alone.
-        states: of the ledger, where they were read already.
-        grace_s: a predecessor may grant leases for so long from now on.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        settings: ControllerSettings | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        connect: Callable[[str], grpc.aio.Channel] = connect,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12],
-        *,
-        tenure: Tenure | None = None,
-        states: ClusterStates | None = None,
-        grace_s: float = 0.0,
-    ) -> None:
-        self.settings = settings or ControllerSettings()
-        self._clock = clock
-        self._context = ControllerContext(
-            ledger,
-            self.settings,
-            clock,
-            connect,
-            new_id,
-            tenure or Tenure(),
-            states or ClusterStates.read(ledger, validated=self.settings.debug_validate),
-            grace_s,
-        )
-        self.over = self._context.over
-        self._cluster, self._members, self._names = self._context.cluster, self._context.members, self._context.names
-        self._runs = RunRegistry(self._cluster)
-        executor = Executor(self._context, self._runs)
-        self._standbys = Standbys(self._context, executor)
-        self._restores = Restores(self._context, self._standbys.end)
-        self._takeovers = Takeovers(self._context, self._runs, executor, self._standbys)
-        self._reconfigurations = Reconfigurations(self._context, self._runs, executor)
-        self._auto_rebalance = AutoRebalance(self._context, self._runs, self._reconfigurations)
-        self._leaving = Leaving(self._context, self._standbys, self._takeovers)
-        self._claims = Claims(self.settings, clock)
-        self._adopter = Adopter(self._context)
-        self._deployments = Deployments(self._context, self._claims, self._leaving.drop)
-        self._survey = Survey(self._context, self._runs, self._standbys, self._takeovers, self._deployments.created)
+class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
+    def __init__(self, leading: Leading) -> None:
+        self.leading = leading
 
     # -- membership ---------------------------------------------------------------------------------------
 
     @unary
-    async def Register(self, request: cpb.RegisterRequest, context: grpc.aio.ServicerContext) -> cpb.RegisterReply:
-        info, home = replica_of(request.replica), _home_of(request.directory)
-        views = self._members.said(info.name, request.ticket, request.partitions)
-        if views is None:
-            return cpb.RegisterReply(late=True)
-        if request.more:
-            return cpb.RegisterReply(ledger=self._context.ledger_id, term=self._context.term)
-        self._names.check(info, home, {PartitionId(view.operator, view.partition) for view in views})
-        if not self._members.is_good(info.name, request.ticket, self._cluster.assigned(info.name)):
-            return cpb.RegisterReply(late=True)
-        await self._context.record(ClusterState.register, info, home)
-        self._context.check_leads()
-        if not self._members.is_good(info.name, request.ticket, self._cluster.assigned(info.name)):
-            return cpb.RegisterReply(late=True)
-        self._members.registered(info.name, request.incarnation, request.ticket)
-        dropped = self._leaving.dropped(views)
-        self._claims.registered(request, [view for view in views if not self._is_known(view)])
-        superseded = self._takeovers.registered(info.name, views)
-        log.info("replica %s at %s (%s) registered", info.name, info.site, info.address)
-        return cpb.RegisterReply(
-            operators=[spec_to_pb(deployed.spec) for deployed in self._cluster.deployed.values()],
-            heartbeat_interval_s=self.settings.heartbeat_interval_s,
-            superseded=superseded,
-            dropped=dropped,
-            ledger=self._context.ledger_id,
-            term=self._context.term,
-        )
+    @of_the_term
+    async def Register(self, request: cpb.RegisterRequest, controller: Controller) -> cpb.RegisterReply:
+        admitted = await controller.registration.register(_arrival_of(request))
+        return cpb.RegisterReply(late=True) if admitted is None else _admitted_to_pb(admitted, controller)
 
     @unary
     async def Heartbeat(self, request: cpb.HeartbeatRequest, context: grpc.aio.ServicerContext) -> cpb.HeartbeatReply:
-        known = self._members.beat(request.name, request.incarnation)
-        belongs_to = request.directory.ledger
-        adopted = belongs_to if belongs_to in self._cluster.adopted else ""
-        claimed = self._claims.heard(request.directory.id)
-        if belongs_to and not adopted and belongs_to != self._context.ledger_id:
-            self._names.note(replica_of(request.replica), _home_of(request.directory), self._foreign(belongs_to))
-            claimed = self._claims.foreign(request.name, request.directory.id)
-            return cpb.HeartbeatReply(ledger=self._context.ledger_id, term=self._context.term, claimed=claimed)
-        if not known:
-            self._names.check(replica_of(request.replica), _home_of(request.directory))
-            if request.opening:
-                self._members.opens(request.name)
-                return cpb.HeartbeatReply(ledger=self._context.ledger_id, term=self._context.term)
-            return cpb.HeartbeatReply(
-                ticket=self._issue(request.name),
-                ledger=self._context.ledger_id,
-                term=self._context.term,
-                claimed=claimed,
-                adopted=adopted,
-            )
-        ended = [copy for copy in request.incoming if self._is_over(copy)]
-        return cpb.HeartbeatReply(
-            known=True,
-            lease_s=self.settings.lease_s,
-            ended=ended,
-            ledger=self._context.ledger_id,
-            term=self._context.term,
-        )
+        self.leading.heard_of(request.directory.ledger, request.term, request.name)
+        return await self._heard(request, context)
 
-    def _foreign(self, ledger: str) -> ForeignLedger:
-        return ForeignLedger(
-            "the replica belongs to another ledger than this controller's",
-            remedy="start the controller with that ledger; if it is lost, `stateflow adopt --dry-run` shows what its "
-            "replicas have, and `stateflow adopt` takes it into this one",
-            ledger=self._context.ledger_id,
-            belongs_to=ledger,
-        )
+    @of_the_term
+    async def _heard(self, request: cpb.HeartbeatRequest, controller: Controller) -> cpb.HeartbeatReply:
+        return _answer_to_pb(controller.registration.heard(_beat_of(request)), controller)
 
     @unary
-    async def Claim(self, request: cpb.ClaimRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
-        if request.directory.ledger == self._context.ledger_id:  # it was told what is deployed, not what is about to be
-            unknown = [view for view in request.partitions if not self._is_known(view)]
-            del request.partitions[:]
-            request.partitions.extend(unknown)
-        self._claims.note(request)
+    @of_the_term
+    async def Claim(self, request: cpb.ClaimRequest, controller: Controller) -> pb.Empty:
+        controller.registration.claim(_piece_of(request))
         return pb.Empty()
 
-    def _is_known(self, view: rpb.PartitionView) -> bool:
-        """Is it of an operator of this ledger, or of one that it had?"""
-        name, cluster = view.operator, self._cluster
-        return name in cluster.deployed or name in cluster.planned or view.epoch <= cluster.undeployed.get(name, 0)
-
     @unary
+    @of_the_term
     @to_the_end
-    async def Adopt(self, request: cpb.AdoptRequest, context: grpc.aio.ServicerContext) -> cpb.AdoptReply:
-        async with self._deployments.one_at_a_time, self._context.planning:
-            found = await self._adopter.adopt(self._claims.present(), request.dry_run, request.partial)
+    async def Adopt(self, request: cpb.AdoptRequest, controller: Controller) -> cpb.AdoptReply:
+        found = await controller.adopter.adopt(request.dry_run, request.partial)
         return cpb.AdoptReply(operators=map(adopted_to_pb, found))
 
     @unary
+    @of_the_term
     @to_the_end
-    async def Replace(self, request: cpb.ReplaceRequest, context: grpc.aio.ServicerContext) -> cpb.ReplaceReply:
-        """A name is another data directory's from now on. The former one is refused, whatever it has."""
-        async with self._context.planning:
-            directory = self._names.successor(request.replica, request.directory)
-            await self._context.record(ClusterState.replace, request.replica, directory)
-            self._names.replaced(request.replica)
-        partitions = len(self._cluster.assigned(request.replica))
-        log.warning(
-            "replica %s is the data directory %s from now on; the former one had %d partitions",
-            request.replica,
-            directory,
-            partitions,
-        )
+    async def Replace(self, request: cpb.ReplaceRequest, controller: Controller) -> cpb.ReplaceReply:
+        directory, partitions = await controller.registration.replace(request.replica, request.directory)
         return cpb.ReplaceReply(directory=directory, partitions=partitions)
 
     @unary
+    @of_the_term
     @to_the_end
-    async def Undeploy(self, request: cpb.UndeployRequest, context: grpc.aio.ServicerContext) -> cpb.UndeployReply:
-        async with self._deployments.one_at_a_time:
-            return await self._leaving.undeploy(request.operator, request.delete_state)
-
-    @unary
-    @to_the_end
-    async def Forget(self, request: cpb.ForgetRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
-        await self._leaving.forget(request.replica)
+    async def Forget(self, request: cpb.ForgetRequest, controller: Controller) -> pb.Empty:
+        await controller.leaving.forget(request.replica)
         return pb.Empty()
 
-    def _issue(self, name: str) -> str:
-        return self._members.issue(name, self._context.new_id(), self._cluster.assigned(name))
-
-    def _is_over(self, copy: cpb.Incoming) -> bool:
-        """A copy is wanted as long as its move is open, and where it may take over for an owner that is gone. Who does
-        not know the operator, in an empty ledger, ends nothing of it."""
-        if copy.operator not in self._cluster.deployed:
-            return False
-        if self._takeovers.concerns(PartitionId(copy.operator, copy.partition)):
-            return False
-        return all(open_move.planned.move_id != copy.move_id for open_move in self._cluster.open_moves.values())
-
-    # -- deployments --------------------------------------------------------------------------------------
+    # -- operators ----------------------------------------------------------------------------------------
 
     @unary
+    @of_the_term
     @to_the_end
-    async def Deploy(self, request: cpb.DeployRequest, context: grpc.aio.ServicerContext) -> cpb.Deployment:
-        spec = spec_of(request.spec)
-        check_signed(spec)
-        return deployment_to_pb(self._survey.deployment(await self._deployments.deploy(spec, request.sites)))
+    async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
+        return deployment_to_pb(await controller.deploy(spec_of(request.spec), request.sites))
 
     @unary
-    async def GetDeployment(
-        self, request: cpb.GetDeploymentRequest, context: grpc.aio.ServicerContext
-    ) -> cpb.Deployment:
-        return deployment_to_pb(self._survey.deployment(self._cluster.operator(request.operator)))
+    @of_the_term
+    @to_the_end
+    async def Undeploy(self, request: cpb.UndeployRequest, controller: Controller) -> cpb.UndeployReply:
+        partitions, waiting = await controller.leaving.undeploy(request.operator, request.delete_state)
+        return cpb.UndeployReply(partitions=partitions, waiting=waiting)
 
     @unary
-    async def Status(self, request: cpb.StatusRequest, context: grpc.aio.ServicerContext) -> cpb.StatusReply:
-        return cluster_to_pb(self._survey.status())
+    @of_the_term
+    async def GetDeployment(self, request: cpb.GetDeploymentRequest, controller: Controller) -> cpb.Deployment:
+        return deployment_to_pb(controller.deployment(request.operator))
+
+    @unary
+    @of_the_term
+    async def Status(self, request: cpb.StatusRequest, controller: Controller) -> cpb.StatusReply:
+        return cluster_to_pb(controller.survey.status())
 
     # -- reconfigurations ---------------------------------------------------------------------------------
 
     @unary
+    @of_the_term
     @to_the_end
-    async def Migrate(self, request: cpb.MigrateRequest, context: grpc.aio.ServicerContext) -> cpb.Reconfiguration:
-        options = options_of(request.options)
-        started = await self._reconfigurations.migrate(request.operator, request.partitions, request.to, options)
-        return reconfiguration_to_pb(started)
+    async def Migrate(self, request: cpb.MigrateRequest, controller: Controller) -> cpb.Reconfiguration:
+        options = _options_of(request.options)
+        migrate = controller.reconfigurations.migrate
+        return reconfiguration_to_pb(await migrate(request.operator, request.partitions, request.to, options))
 
     @unary
+    @of_the_term
     @to_the_end
-    async def Rebalance(
-        self, request: cpb.RebalanceRequest, context: grpc.aio.ServicerContext
-    ) -> cpb.ReconfigurationList:
-        started = await self._reconfigurations.rebalance(request.operator, options_of(request.options))
+    async def Rebalance(self, request: cpb.RebalanceRequest, controller: Controller) -> cpb.ReconfigurationList:
+        started = await controller.reconfigurations.rebalance(request.operator, _options_of(request.options))
         return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, started))
 
     @unary
+    @of_the_term
     @to_the_end
-    async def Drain(self, request: cpb.DrainRequest, context: grpc.aio.ServicerContext) -> cpb.ReconfigurationList:
-        started = await self._reconfigurations.drain(request.replica, options_of(request.options))
+    async def Drain(self, request: cpb.DrainRequest, controller: Controller) -> cpb.ReconfigurationList:
+        started = await controller.reconfigurations.drain(request.replica, _options_of(request.options))
         return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, started))
 
     @unary
+    @of_the_term
     @to_the_end
-    async def Standby(self, request: cpb.StandbyRequest, context: grpc.aio.ServicerContext) -> cpb.StandbyReply:
-        wanted = await self._standbys.want(request.operator, request.count)
-        return cpb.StandbyReply(standbys=map(standby_to_pb, wanted))
+    async def Standby(self, request: cpb.StandbyRequest, controller: Controller) -> cpb.StandbyReply:
+        standbys = await controller.standbys.want(request.operator, request.count)
+        return cpb.StandbyReply(standbys=map(standby_to_pb, standbys))
 
     @streaming
+    @stream_of_the_term
     async def ListReconfigurations(
-        self, request: cpb.ListRequest, context: grpc.aio.ServicerContext
+        self, request: cpb.ListRequest, controller: Controller
     ) -> AsyncIterator[cpb.ReconfigurationList]:
-        for page in batched(map(reconfiguration_to_pb, self._runs.history(request.limit))):
+        for page in batched(map(reconfiguration_to_pb, controller.runs.history(request.limit))):
             yield cpb.ReconfigurationList(reconfigurations=page)
 
     @unary
+    @of_the_term
     async def GetReconfiguration(
-        self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
+        self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(self._runs.found(request.id).report())
+        return reconfiguration_to_pb(controller.runs.found(request.id).report())
 
     @streaming
+    @stream_of_the_term
     async def WatchReconfiguration(
-        self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
+        self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> AsyncIterator[cpb.Reconfiguration]:
-        async for report in self._runs.watch(request.id):
+        async for report in controller.runs.watch(request.id):
             yield reconfiguration_to_pb(report)
 
     @unary
+    @of_the_term
     async def CancelReconfiguration(
-        self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
+        self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(self._runs.cancel(request.id))
+        return reconfiguration_to_pb(controller.runs.cancel(request.id))
 
     @unary
-    async def ResolveReconfiguration(
-        self, request: cpb.ResolveRequest, context: grpc.aio.ServicerContext
-    ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(self._takeovers.resolve(request.id, request.how))
+    @of_the_term
+    async def ResolveReconfiguration(self, request: cpb.ResolveRequest, controller: Controller) -> cpb.Reconfiguration:
+        return reconfiguration_to_pb(controller.takeovers.resolve(request.id, request.how))
 
     @unary
+    @of_the_term
     @to_the_end
     async def PauseReconfiguration(
-        self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
+        self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(await self._reconfigurations.pause(request.id))
+        return reconfiguration_to_pb(await controller.reconfigurations.pause(request.id))
 
     @unary
+    @of_the_term
     @to_the_end
     async def ResumeReconfiguration(
-        self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
+        self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(await self._reconfigurations.resume(request.id))
+        return reconfiguration_to_pb(await controller.reconfigurations.resume(request.id))
 
     @unary
+    @of_the_term
     @to_the_end
     async def RetryReconfiguration(
-        self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
+        self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(await self._reconfigurations.retry(request.id))
-
-    # -- after a restart ----------------------------------------------------------------------------------
-
-    def resume(self) -> None:
-        """Carry on with what the ledger says was under way, and watch over leases from now on."""
-        self._deployments.resume_all()
-        self._standbys.resume_all()
-        self._takeovers.resume_all()
-        self._reconfigurations.resume_all()
-        self._context.spawn(self._restores.resume())
-        self._context.spawn(self._takeovers.watch())
-        if self.settings.auto_rebalance:
-            self._context.spawn(self._auto_rebalance.watch())
+        return reconfiguration_to_pb(await controller.reconfigurations.retry(request.id))
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
     @unary
-    async def Checkpoint(
-        self, request: rpb.CheckpointRequest, context: grpc.aio.ServicerContext
-    ) -> rpb.CheckpointReply:
-        if request.operator:
-            names = sorted(set(self._cluster.operator(request.operator).assignment.owners))
-        else:
-            names = [name for name in sorted(self._cluster.replicas) if self._members.alive(name)]
-        started = self._clock.monotonic()
-        total = rpb.CheckpointReply()
-        for reply in await asyncio.gather(
-            *(self._context.call(n, lambda s: s.Checkpoint, request, CHECKPOINT_TIMEOUT_S) for n in names)
-        ):
-            total.partitions += reply.partitions
-            total.numbers.extend(reply.numbers)
-            total.bytes_new += reply.bytes_new
-            total.bytes_total += reply.bytes_total
-            total.url = reply.url
-        total.duration_s = self._clock.monotonic() - started
-        return total
+    @of_the_term
+    async def Checkpoint(self, request: rpb.CheckpointRequest, controller: Controller) -> rpb.CheckpointReply:
+        taken = await controller.checkpoints.take(request.operator, request.partitions, request.savepoint)
+        return taken_to_pb(taken)
 
     @unary
+    @of_the_term
     @to_the_end
-    async def Restore(
-        self, request: cpb.RestoreOperatorRequest, context: grpc.aio.ServicerContext
-    ) -> cpb.RestoreReport:
-        async with self._context.planning:
-            planned = await self._restores.plan(request)
-        return await self._restores.run(planned)
+    async def Restore(self, request: cpb.RestoreOperatorRequest, controller: Controller) -> cpb.RestoreReport:
+        restore_id, done = await controller.restores.restore(_restore_of(request))
+        return cpb.RestoreReport(id=restore_id, partitions=map(restored_to_pb, done))
 
-    # -- plumbing -----------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        await self._context.close()
+# -- what only a controller is told -----------------------------------------------------------------------
 
 
 def _home_of(message: cpb.Directory) -> Home:
     return Home(message.id, message.place)
+
+
+def _arrival_of(message: cpb.RegisterRequest) -> Arrival:
+    return Arrival(
+        replica_of(message.replica),
+        _home_of(message.directory),
+        message.directory.ledger,
+        message.incarnation,
+        message.ticket,
+        [view_of(view) for view in message.partitions],
+        message.more,
+    )
+
+
+def _admitted_to_pb(admitted: Admitted, controller: Controller) -> cpb.RegisterReply:
+    return cpb.RegisterReply(
+        operators=map(spec_to_pb, admitted.operators),
+        heartbeat_interval_s=controller.settings.heartbeat_interval_s,
+        superseded=map(_superseded_to_pb, admitted.superseded),
+        dropped=[cpb.Dropped(operator=operator, epoch=epoch) for operator, epoch in admitted.dropped.items()],
+        ledger=controller.context.ledger_id,
+        term=controller.context.term,
+    )
+
+
+def _superseded_to_pb(superseded: Superseded) -> cpb.Superseded:
+    return cpb.Superseded(
+        operator=superseded.partition.operator,
+        partition=superseded.partition.partition,
+        epoch=superseded.epoch,
+        owner=replica_to_pb(superseded.owner),
+        burnt=superseded.burnt,
+    )
+
+
+def _beat_of(message: cpb.HeartbeatRequest) -> Beat:
+    incoming = [Incoming(PartitionId(each.operator, each.partition), each.move_id) for each in message.incoming]
+    info = replace(replica_of(message.replica), name=message.name)
+    home, belongs_to = _home_of(message.directory), message.directory.ledger
+    return Beat(info, home, message.incarnation, belongs_to, incoming, message.opening)
+
+
+def _answer_to_pb(answer: Answer, controller: Controller) -> cpb.HeartbeatReply:
+    return cpb.HeartbeatReply(
+        known=answer.known,
+        lease_s=answer.lease_s,
+        ended=[
+            cpb.Incoming(operator=copy.partition.operator, partition=copy.partition.partition, move_id=copy.move_id)
+            for copy in answer.ended
+        ],
+        ticket=answer.ticket,
+        claimed=answer.claimed,
+        adopted=answer.adopted,
+        ledger=controller.context.ledger_id,
+        term=controller.context.term,
+    )
+
+
+def _piece_of(message: cpb.ClaimRequest) -> Piece:
+    return Piece(
+        replica_of(message.replica),
+        _home_of(message.directory),
+        message.directory.ledger,
+        [spec_of(spec) for spec in message.operators],
+        [view_of(view) for view in message.partitions],
+        message.first,
+        message.last,
+    )
+
+
+def _options_of(message: cpb.MoveOptions) -> MoveOptions:
+    """What is not in the message was not said. Raises InvalidArgument."""
+    return MoveOptions(**{field.name: value for field, value in message.ListFields()})
+
+
+def _restore_of(message: cpb.RestoreOperatorRequest) -> Request:
+    wanted = Wanted(message.savepoint, message.source, message.batch)
+    return Request(message.operator, tuple(message.partitions), message.to, message.url, wanted)
+
+
+# -- the process ------------------------------------------------------------------------------------------
+
+
+async def serve(
+    ledger: Ledger,
+    listen: str,
+    settings: ControllerSettings | None = None,
+    *,
+    advertise: str | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    ready: asyncio.Future[str] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run a controller until ``stop``: as the one that leads, or waiting for it. Raises PortInUse."""
+    settings = settings or ControllerSettings()
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
+
+    def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> Controller:
+        return Controller(ledger, settings, clock, tenure=tenure, states=states, grace_s=grace_s)
+
+    try:
+        address = bind(server, listen)
+        log.info("ledger %s at %s", ledger.id, ledger.database.shown)
+        leading = Leading(ledger, here(advertise or address), is_gone, settings, clock, make)
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(leading), server)
+        running: asyncio.Task[None] | None = None
+        try:
+            await leading.try_once()
+            await server.start()
+            running = asyncio.create_task(leading.run())
+            if ready is not None:
+                ready.set_result(address)
+            stopping = asyncio.create_task((stop or asyncio.Event()).wait())
+            await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()  # it waits and leads for ever: this says why it did not
+            await server.stop(grace=1)
+        finally:
+            if running is not None:
+                running.cancel()
+            await leading.close()
+    finally:
+        ledger.close()

@@ -11,12 +11,10 @@ from reconfig.controller.runner import Runner
 from reconfig.work import PlannedTakeover
 from stateflow.errors import LeaseLost, Locked, StaleTerm, StateflowError, Unavailable
 from stateflow.reports import MoveReport
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import spec_to_pb
+from stateflow.runtime.control import TakenOver, TakeOver
+from stateflow.types import How
 
 log = logging.getLogger(__name__)
-#: a restore reads a whole checkpoint
-TAKE_OVER_TIMEOUT_S = 600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,48 +80,50 @@ class TakeoverRunner(Runner):
     # -- calls --------------------------------------------------------------------------------------------
 
     async def _take_over(self, epoch: int) -> None:
-        request = rpb.TakeOverRequest(
-            move_id=self.planned.move_id,
-            spec=spec_to_pb(self.spec),
-            partition=self.planned.partition.partition,
-            epoch=epoch,
-            how=self.planned.how,
+        wanted = TakeOver(
+            self.spec,
+            self.planned.partition,
+            self.planned.move_id,
+            epoch,
+            self.planned.how,
             standby_move=self.planned.standby_move,
             oldest_epoch=self.oldest_epoch,
         )
         try:
-            reply = await self.replicas.ask(self.target.name, lambda stub: stub.TakeOver, request, TAKE_OVER_TIMEOUT_S)
+            taken = await self.replicas.take_over(self.target.name, wanted)
         except StateflowError as error:
             log.warning("take-over %s: %s", self.planned.move_id, error)
             unknown = isinstance(error, Unavailable | LeaseLost | StaleTerm)
             self._events.put_nowait(f.TargetUnknown() if unknown else f.TargetRefused(error))
             return
-        self._tell(note=self._note(reply))
-        self._events.put_nowait(f.TargetOwned(reply.epoch))
+        self._tell(note=self._note(taken))
+        self._events.put_nowait(f.TargetOwned(taken.epoch))
 
-    def _note(self, reply: rpb.TakeOverReply) -> str:
+    def _note(self, taken: TakenOver) -> str:
         """What the new owner's state rests on, and what is not in it."""
-        positions = [f"{source} up to {batch}" for source, batch in sorted(reply.positions.items())]
+        positions = [f"{source} up to {batch}" for source, batch in sorted(taken.positions.items())]
         contained = ", ".join(positions) or "nothing"
         match self.planned.how:
-            case f.How.LOCAL:
+            case How.LOCAL:
                 return f"the old owner's own copy, whole; it contains {contained}"
-            case f.How.STANDBY:
+            case How.STANDBY:
                 return (
-                    f"the copy of {self.planned.standby_move} at sequence {reply.sequence}; it contains {contained}; "
+                    f"the copy of {self.planned.standby_move} at sequence {taken.sequence}; it contains {contained}; "
                     "what was acknowledged after that, without waiting for the standby, is lost and asked for again "
                     "with position_gap"
                 )
-            case _:
-                taken = datetime.fromtimestamp(reply.checkpoint_us / 1e6, UTC).isoformat(timespec="seconds")
-                return (
-                    f"the checkpoint of {taken}, epoch {reply.checkpoint_epoch}, sequence {reply.checkpoint_sequence}; "
-                    f"it contains {contained}; later batches are lost and are asked for again with position_gap"
-                )
+            case How.CHECKPOINT:
+                if (origin := taken.checkpoint) is None:  # it owned already when it was asked again
+                    which = "a checkpoint"
+                else:
+                    at = datetime.fromtimestamp(origin.created_us / 1e6, UTC).isoformat(timespec="seconds")
+                    which = f"the checkpoint of {at}, epoch {origin.epoch}, sequence {origin.sequence}"
+                lost = "later batches are lost and are asked for again with position_gap"
+                return f"{which}; it contains {contained}; {lost}"
 
     async def _cancel(self) -> None:
         reply = await self._cancel_at(self.target, self.planned.move_id)
         if reply is None:
             self._events.put_nowait(f.TargetUnknown())
             return
-        self._events.put_nowait(f.TargetOwned(reply.owned_epoch) if reply.owned else f.TargetCancelled())
+        self._events.put_nowait(f.TargetOwned(reply.epoch) if reply.owned else f.TargetCancelled())

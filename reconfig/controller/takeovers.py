@@ -18,10 +18,10 @@ from reconfig.work import PlannedMove, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.ledger import RecordState
 from stateflow.reports import Reconfiguration
-from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import replica_to_pb
-from stateflow.types import PartitionId
+from stateflow.runtime.control import Cancellation
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.view import PartitionView
+from stateflow.types import How, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +39,23 @@ class Orphan:
         return self.why is f.Why.SEALED
 
 
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A partition that was given away meanwhile. ``burnt``: held at this epoch, which was given up and is nobody's; 0:
+    it is held at an older one."""
+
+    partition: PartitionId
+    epoch: int
+    owner: ReplicaInfo
+    burnt: int = 0
+
+
 #: what may become of a partition whose seal cannot be proved
 RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
 MOST_DOUBLINGS = 4  # of the time between two attempts: at most 80 s by default
 #: states in which a replica has the partition it is assigned, or is about to
-HELD = frozenset({"OWNED", "FENCING"})
+HELD = frozenset({State.OWNED, State.FENCING})
 
 
 class Takeovers:
@@ -63,9 +74,9 @@ class Takeovers:
 
     # -- who has what -------------------------------------------------------------------------------------
 
-    def registered(self, name: str, views: Iterable[rpb.PartitionView]) -> list[cpb.Superseded]:
+    def registered(self, name: str, views: Iterable[PartitionView]) -> list[Superseded]:
         """What a replica that registers must seal, having lost it meanwhile. Notes what it should have and has not."""
-        held = {PartitionId(view.operator, view.partition): view for view in views}
+        held = {view.partition: view for view in views}
         seen, granted = self._context.cluster.epochs_seen, self._context.cluster.epochs_granted
         for partition, told in held.items():
             if told.epoch > max(seen.get(partition, 0), granted.get(partition, 0)):
@@ -75,12 +86,12 @@ class Takeovers:
         for partition, epoch in self._context.cluster.assigned(name).items():
             view = held.get(partition)
             self._check_held(name, partition, epoch, view)
-            if view is not None and view.state == "FENCING":
+            if view is not None and view.state is State.FENCING:
                 self._context.spawn(self._settle_fence(name, partition, view.epoch, view.move_id))
         return [gone for partition, view in held.items() if (gone := self._superseded(name, partition, view))]
 
-    def _check_held(self, name: str, partition: PartitionId, epoch: int, view: rpb.PartitionView | None) -> None:
-        if view is not None and view.state == "SEALED" and view.epoch > epoch:
+    def _check_held(self, name: str, partition: PartitionId, epoch: int, view: PartitionView | None) -> None:
+        if view is not None and view.state is State.SEALED and view.epoch > epoch:
             self._orphans[partition] = Orphan(epoch, self._why_sealed(view.move_id))
         elif partition in self._runners:
             pass  # it comes too late: see _superseded
@@ -143,9 +154,6 @@ class Takeovers:
         """When a move has ended without an owner: does its source serve on, or did it seal?"""
         cluster, members = self._context.cluster, self._context.members
         session = members.session(name)
-        request = rpb.CancelRequest(
-            move_id=move_id, operator=partition.operator, partition=partition.partition, owned_at=epoch
-        )
         while members.session(name) == session:
             await asyncio.sleep(TICK_S)
             if self._owner(partition) != (name, epoch):
@@ -153,7 +161,7 @@ class Takeovers:
             if any(open_move.planned.move_id == move_id for open_move in cluster.open_moves.values()):
                 continue
             try:
-                reply = await self._context.call(name, lambda stub: stub.Cancel, request)
+                reply = await self._context.replicas.cancel(name, Cancellation(partition, move_id, epoch))
             except StateflowError as error:
                 log.warning("%s, fenced at %s for %s: %s", partition, name, move_id, error)
                 continue
@@ -161,7 +169,7 @@ class Takeovers:
                 self._orphans[partition] = Orphan(epoch, self._why_sealed(move_id))
             return
 
-    def _superseded(self, name: str, partition: PartitionId, view: rpb.PartitionView) -> cpb.Superseded | None:
+    def _superseded(self, name: str, partition: PartitionId, view: PartitionView) -> Superseded | None:
         deployed = self._context.cluster.deployed.get(partition.operator)
         if deployed is None or view.state not in HELD:
             return None
@@ -187,13 +195,7 @@ class Takeovers:
             burnt = view.epoch  # an older copy of the ledger gave it away a second time
         elif epoch <= view.epoch:
             return None  # else it is outdated, even where it is the owner: its disk was put back
-        return cpb.Superseded(
-            operator=partition.operator,
-            partition=partition.partition,
-            epoch=epoch,
-            owner=replica_to_pb(self._context.cluster.replicas[owner]),
-            burnt=burnt,
-        )
+        return Superseded(partition, epoch, self._context.cluster.replicas[owner], burnt)
 
     def _is_owning(self, name: str, partition: PartitionId, epoch: int) -> bool:
         """Is something under way by which the replica owns the partition at this epoch, or newer in a restore?"""
@@ -335,7 +337,7 @@ class Takeovers:
             planned=planned,
             spec=self._context.cluster.operator(planned.partition.operator).spec,
             target=self._context.cluster.replicas[planned.target],
-            replicas=self._context,
+            replicas=self._context.replicas,
             hooks=self._executor.hooks(running, planned),
             settings=self._context.settings,
             clock=self._context.clock,
@@ -408,6 +410,6 @@ class Takeovers:
             if isinstance(planned, PlannedTakeover):
                 machine, first = f.Takeover.resumed(planned.partition, planned.granted_epoch, open_move.granted)
                 self._orphans[planned.partition] = Orphan(
-                    planned.epoch, f.Why.SEALED if planned.how == f.How.LOCAL else f.Why.LAPSED
+                    planned.epoch, f.Why.SEALED if planned.how == How.LOCAL else f.Why.LAPSED
                 )
                 self._begin(*self._prepare(planned, machine), first)

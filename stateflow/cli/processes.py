@@ -61,7 +61,7 @@ def controller(
 
     Of several with one ledger one leads; the others wait for it to end.
     """
-    from reconfig.controller.leading import serve  # half of what a command would import, and no other needs it
+    from reconfig.controller.service import serve  # half of what a command would import, and no other needs it
     from stateflow.ledger import Ledger
 
     check_outside("a controller")

@@ -27,10 +27,11 @@ from stateflow.reports import (
     ReplicaStatistics,
     RestoredPartition,
     StandbyReport,
+    Taken,
 )
 from stateflow.router import Router, backoff
 from stateflow.rpc.clients import ReplicaClient
-from stateflow.rpc.control import Control
+from stateflow.rpc.cluster_client import ClusterClient
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.code_key import signed
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, Operator, describe
@@ -48,8 +49,8 @@ LOADED_ROWS = 50_000
 class Migration:
     """A reconfiguration under way."""
 
-    def __init__(self, control: Control, first: Reconfiguration) -> None:
-        self._control = control
+    def __init__(self, client: ClusterClient, first: Reconfiguration) -> None:
+        self._client = client
         self.report = first
 
     @property
@@ -58,7 +59,7 @@ class Migration:
 
     def progress(self) -> Iterator[Reconfiguration]:
         """Reports as it goes on; the last one is not RUNNING. Raises Unavailable when the controller goes away."""
-        for report in self._control.watch(self.id):
+        for report in self._client.watch(self.id):
             self.report = report
             yield report
 
@@ -78,10 +79,10 @@ class Cluster:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._control = Control(address, ClientSettings().connect_timeout_s)
+        self._client = ClusterClient(address, ClientSettings().connect_timeout_s)
 
     def status(self) -> ClusterStatus:
-        return self._control.status()
+        return self._client.status()
 
     def deploy(
         self,
@@ -98,10 +99,10 @@ class Cluster:
 
         Raises OperatorNotImportable, DeclarationError, CodeRefused, AlreadyDeployed; nothing is changed then.
         """
-        self._control.deploy(signed(describe(operator, partitions, name)), sites)
+        self._client.deploy(signed(describe(operator, partitions, name)), sites)
 
     def operator(self, name: str) -> OperatorSpec:
-        return self._control.deployment(name).spec
+        return self._client.deployment(name).spec
 
     def stream(
         self,
@@ -172,15 +173,13 @@ class Cluster:
         OperatorNotImportable or OperatorOutdated for a target without the operator or with an older one; nothing is
         changed then.
         """
-        return Migration(
-            self._control,
-            self._control.migrate(operator, _numbers(partitions), to, _asked(options, changed)),
-        )
+        asked = _asked(options, changed)
+        return Migration(self._client, self._client.migrate(operator, _numbers(partitions), to, asked))
 
     def rebalance(self, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
         """Bring every replica that answers to its weight's share, by as few moves as that takes; one reconfiguration
         per operator, none when nothing is to do."""
-        return self._migrations(self._control.rebalance(operator, _asked(options, changed)))
+        return self._migrations(self._client.rebalance(operator, _asked(options, changed)))
 
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
         """Give a replica's name to the data directory that asks for it (``directory``: to which, where several do).
@@ -188,7 +187,7 @@ class Cluster:
 
         Returns (directory, how many partitions). Raises NameTaken while the former one may be serving, InvalidArgument
         when nobody asks."""
-        return self._control.replace(replica, directory)
+        return self._client.replace(replica, directory)
 
     def undeploy(self, operator: str, *, delete_state: bool = False) -> list[str]:
         """Take an operator out of the cluster, and delete its state on every replica. Checkpoints and savepoints stay.
@@ -196,14 +195,14 @@ class Cluster:
         Returns the replicas that did not answer: they delete what they have when they come back. Raises PartitionsLive
         unless ``delete_state`` says that this is meant, MoveConflict while its partitions move or are restored,
         OperatorNotDeployed; nothing is changed then."""
-        return self._control.undeploy(operator, delete_state)
+        return self._client.undeploy(operator, delete_state)
 
     def forget(self, replica: str) -> None:
         """Know nothing any more of a replica that has ended for good. One that comes under its name is a new one.
 
         Raises NameTaken while it may be serving, PartitionsLive while partitions are its own, MoveConflict while some
         are on their way to or from it, InvalidArgument; nothing is changed then."""
-        self._control.forget(replica)
+        self._client.forget(replica)
 
     def adopt(self, *, dry_run: bool = False, partial: bool = False) -> list[AdoptedOperator]:
         """Take what replicas have into a ledger that knows nothing of it, because another one was lost.
@@ -214,57 +213,56 @@ class Cluster:
                 only a copy that was sealed for a move: it is served again.
 
         Raises AdoptionRefused; nothing was changed then."""
-        return self._control.adopt(dry_run, partial)
+        return self._client.adopt(dry_run, partial)
 
     def drain(self, replica: str, options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
         """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
         owns nothing."""
-        return self._migrations(self._control.drain(replica, _asked(options, changed)))
+        return self._migrations(self._client.drain(replica, _asked(options, changed)))
 
     def _migrations(self, begun: Iterable[Reconfiguration]) -> list[Migration]:
-        return [Migration(self._control, each) for each in begun]
+        return [Migration(self._client, each) for each in begun]
 
     def standby(self, operator: str, count: int) -> list[StandbyReport]:
         """Keep ``count`` copies of every partition following beside its owner, from now on; 0 ends that. They take over
         when the owner dies. Raises InvalidArgument when there are too few replicas."""
         if count < 0:
             raise InvalidArgument("a count cannot be negative", remedy="give 0 to end standbys")
-        return self._control.standby(operator, count)
+        return self._client.standby(operator, count)
 
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
         """Newest first, those from before the controller's last start too; ``limit``: so many at most."""
-        return self._control.reconfigurations(limit)
+        return self._client.reconfigurations(limit)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
         """Raises MoveUnknown."""
-        return self._control.reconfiguration(reconfiguration)
+        return self._client.reconfiguration(reconfiguration)
 
     def cancel(self, reconfiguration: str) -> None:
         """Moves before their fence are rolled back, those behind it complete."""
-        self._control.cancel(reconfiguration)
+        self._client.cancel(reconfiguration)
 
     def resolve(self, reconfiguration: str, how: str) -> Migration:
         """Give up moves whose seal cannot be proved at the target. ``how``: ``serve-source``: the source serves what it
         sealed; ``restore``: a standby or checkpoint is taken, and what came after that is lost.
 
         Raises MoveUnknown, MoveConflict when none of its moves stands behind its fence."""
-        return Migration(self._control, self._control.resolve(reconfiguration, how))
+        return Migration(self._client, self._client.resolve(reconfiguration, how))
 
     def pause(self, reconfiguration: str) -> Migration:
         """Moves that have not begun wait; those under way complete."""
-        return Migration(self._control, self._control.pause(reconfiguration))
+        return Migration(self._client, self._client.pause(reconfiguration))
 
     def resume(self, reconfiguration: str) -> Migration:
-        return Migration(self._control, self._control.resume(reconfiguration))
+        return Migration(self._client, self._client.resume(reconfiguration))
 
     def retry(self, reconfiguration: str) -> Migration:
         """A new reconfiguration for what failed of this one, with the same options."""
-        return Migration(self._control, self._control.retry(reconfiguration))
+        return Migration(self._client, self._client.retry(reconfiguration))
 
     def checkpoint(self, operator: str = "") -> CheckpointReport:
         """Take a checkpoint of every partition now and wait for it."""
-        report, _ = self._control.checkpoint(operator)
-        return report
+        return self._client.checkpoint(operator).report
 
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
         """Take a checkpoint now and keep it under this name until it is deleted.
@@ -273,13 +271,13 @@ class Cluster:
         """
         check_name("savepoint", name)
         names = [operator] if operator else [each.name for each in self.status().operators]
-        total = CheckpointReport(0, 0, 0, 0.0, "")
+        done: list[Taken] = []
         for each in names:
             left = set(range(self.operator(each).partitions))
             for pause in backoff():
-                report, taken = self._control.checkpoint(each, name, sorted(left))
-                left -= taken
-                total = _sum(total, report)
+                taken = self._client.checkpoint(each, name, sorted(left))
+                done.append(taken)
+                left -= set(taken.numbers)
                 if not left:
                     break
                 if pause is None:
@@ -287,7 +285,7 @@ class Cluster:
                         f"partitions {sorted(left)} were with nobody", remedy="try again when no move is under way"
                     )
                 sleep(pause)
-        return total
+        return Taken.together(done).report
 
     def restore(
         self,
@@ -309,7 +307,7 @@ class Cluster:
 
         A partition that could not be restored is as it was, and says so in its ``error``.
         """
-        return self._control.restore(operator, _numbers(partitions), to=to, url=url, savepoint=savepoint, at=at)
+        return self._client.restore(operator, _numbers(partitions), to=to, url=url, savepoint=savepoint, at=at)
 
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
         """Entries of one state: columns key, map_key (null for a value), value, partition; of one key, or of all.
@@ -326,7 +324,7 @@ class Cluster:
         left = set(range(count)) if key is None else {partition_of(key, count)}
         keys = [] if key is None else [encode_row_key(key)]
         for pause in backoff():
-            deployed = self._control.deployment(operator)
+            deployed = self._client.deployment(operator)
             for partition in sorted(left):
                 try:
                     address = deployed.owners[partition].address
@@ -370,13 +368,3 @@ def _asked(options: MoveOptions, changed: Mapping[str, Any]) -> MoveOptions:
     if unknown := changed.keys() - set(names):
         raise InvalidArgument(f"a move has no option {min(unknown)!r}", remedy=f"use {', '.join(names)}")
     return replace(options, **changed)
-
-
-def _sum(one: CheckpointReport, other: CheckpointReport) -> CheckpointReport:
-    return CheckpointReport(
-        one.partitions + other.partitions,
-        one.bytes_new + other.bytes_new,
-        one.bytes_total + other.bytes_total,
-        one.duration_s + other.duration_s,
-        other.url,
-    )

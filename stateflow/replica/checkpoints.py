@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from random import Random  # noqa: TID251 - the type; which one is handed in
 
 from stateflow.checkpoint import CheckpointStore, Codec
@@ -17,26 +16,16 @@ from stateflow.checkpoint.store import Saved
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, StaleCheckpoint, StateflowError, UnknownPartition
 from stateflow.replica.troubles import Troubles
+from stateflow.reports import CheckpointReport, Taken
 from stateflow.runtime.authority import Command
+from stateflow.runtime.control import Restore, Restored
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.restoring import Restored, Wanted
 from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
 RESTORES_AT_ONCE = 2
 #: periodic checkpoints of replicas that were started together drift apart by this share of the interval
 JITTER = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Checkpoints of one round. ``url``: of the store."""
-
-    url: str
-    partitions: tuple[PartitionId, ...] = ()
-    bytes_new: int = 0
-    bytes_total: int = 0
-    duration_s: float = 0.0
 
 
 class CheckpointShell:
@@ -130,7 +119,7 @@ class CheckpointShell:
         try:
             await self._loop.run_in_executor(self._uploads, _begin, store)
         except StateflowError as error:
-            return Taken(store.url), [error]
+            return Taken(CheckpointReport(0, 0, 0, 0.0, store.url)), [error]
         for partition in partitions:
             try:
                 saved = await self._loop.run_in_executor(self._uploads, take, partition)
@@ -147,7 +136,9 @@ class CheckpointShell:
                 log.exception("checkpoint of %s failed", partition)
                 errors.append(StateflowError(f"{type(error).__name__}: {error}", remedy="see the replica's log"))
         self.taken += not errors
-        return Taken(store.url, tuple(done), bytes_new, bytes_total, self._clock.monotonic() - started), errors
+        duration_s = self._clock.monotonic() - started
+        report = CheckpointReport(len(done), bytes_new, bytes_total, duration_s, store.url)
+        return Taken(report, tuple(partition.partition for partition in done)), errors
 
     def _own_store(self) -> CheckpointStore:
         if self.store is None:
@@ -160,27 +151,23 @@ class CheckpointShell:
 
     # -- restoring ----------------------------------------------------------------------------------------
 
-    async def prepare(
-        self, spec: OperatorSpec, partition: PartitionId, restore_id: str, url: str, wanted: Wanted
-    ) -> Restored:
-        """Fetch and prove a checkpoint from the store at ``url``, or else from the replica's own. Raises
+    async def prepare(self, restore: Restore) -> Restored:
+        """Fetch and prove a checkpoint from the store that it names, or else from the replica's own. Raises
         UnknownPartition, InvalidArgument, and what :class:`~stateflow.runtime.restoring.Restorer` raises."""
-        return await self._loop.run_in_executor(self._restores, self._prepare, spec, partition, restore_id, url, wanted)
+        return await self._loop.run_in_executor(self._restores, self._prepare, restore)
 
-    def _prepare(
-        self, spec: OperatorSpec, partition: PartitionId, restore_id: str, url: str, wanted: Wanted
-    ) -> Restored:
+    def _prepare(self, restore: Restore) -> Restored:
+        spec, partition = restore.spec, restore.partition
         _check_number(spec, partition)
-        store = self._named(url) if url else self._own_store()
-        return self._node.restorer.prepare(spec, partition, restore_id, store, self.store, wanted)
+        store = self._named(restore.url) if restore.url else self._own_store()
+        return self._node.restorer.prepare(spec, partition, restore.restore_id, store, self.store, restore.wanted)
 
-    async def own(
-        self, spec: OperatorSpec, partition: PartitionId, restore_id: str, epoch: int, command: Command
-    ) -> Restored:
-        """Serve what was proved, at this epoch or a newer one. Raises as :meth:`prepare`."""
-        _check_number(spec, partition)
+    async def own(self, restore: Restore, command: Command) -> Restored:
+        """Serve what was proved, at its epoch or a newer one. Raises as :meth:`prepare`."""
+        _check_number(restore.spec, restore.partition)
+        own = self._node.restorer.own
         return await self._loop.run_in_executor(
-            self._restores, self._node.restorer.own, partition, restore_id, epoch, command
+            self._restores, own, restore.partition, restore.restore_id, restore.epoch, command
         )
 
     def _named(self, url: str) -> CheckpointStore:

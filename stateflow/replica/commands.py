@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 
-from stateflow.replica.messages import command_of
+from stateflow.rpc.control import command_of
 
 
 def commanded(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,50 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown
 from stateflow.replica.changed import Changed
 from stateflow.replica.threads import Threads
-from stateflow.runtime.authority import Command
 from stateflow.runtime.cadence import QuietDisk, QuietMoment
+from stateflow.runtime.control import Cancellation, Cancelled, Fence
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.types import PartitionId, ReplicaInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """``epoch``: granted to the target."""
-
-    partition: PartitionId
-    move_id: str
-    epoch: int
-    target: ReplicaInfo
-    command: Command
-    cold: bool = False  # the target copies behind the seal: it need not follow yet
-    pause_ms: float = 0.0  # predicted: a quiet moment of that length may be waited for
-    max_pause_ms: float = 0.0  # its budget; 0: none
-    standby_move: str = ""  # the target follows for this standby, and owns by its copy
-
-
-@dataclass(frozen=True, slots=True)
-class Cancellation:
-    """``owned_at``: asked as the source, which owned the partition at this epoch; 0: as the target."""
-
-    partition: PartitionId
-    move_id: str
-    owned_at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """``sealed``: too late, the move goes forward. ``owned``: by this move, here, at ``epoch``."""
-
-    sealed: bool = False
-    owned: bool = False
-    epoch: int = 0
 
 
 class Fencer:

@@ -18,7 +18,7 @@ import statistics
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -27,13 +27,12 @@ from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown, StateflowError, StateMissing, TransferCorrupt, Unavailable
 from stateflow.replica.bases import BaseSource, Nearest, Peer, Store
 from stateflow.replica.peers import SourceReplica
-from stateflow.replica.progress import Phase, Progress
+from stateflow.runtime.control import IncomingMove, Phase, Progress
 from stateflow.runtime.following import Confirming, Persistence, Rate
 from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Kept, Reading, SnapshotInfo
 from stateflow.storage.faults import meaning
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 T = TypeVar("T")
 REPORT_INTERVAL_S = 0.1
@@ -47,21 +46,6 @@ OUTLAST_INTERVAL_S = 1.0
 PING_INTERVAL_S = 0.25
 PINGS_KEPT = 9
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """A move as its target is asked for it. ``bandwidth_max``: bytes a second for the base; 0: no limit."""
-
-    move_id: str
-    spec: OperatorSpec
-    partition: PartitionId
-    source: ReplicaInfo
-    source_epoch: int
-    bandwidth_max: float = 0.0
-    standby: bool = False
-    on_demand: bool = False
-    newest_epoch: int = 0
 
 
 class _Restart(Exception):
@@ -80,7 +64,7 @@ class Pull:
     def __init__(
         self,
         node: ReplicaNode,
-        move: Preparation,
+        move: IncomingMove,
         source: SourceReplica,
         executor: Executor,
         quick: Executor,

@@ -11,10 +11,10 @@ import grpc.aio
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
 from stateflow.replica.peers import SourceReplica
-from stateflow.replica.progress import Phase, Progress
-from stateflow.replica.puller import Preparation, Pull
+from stateflow.replica.puller import Pull
 from stateflow.replica.threads import Threads
 from stateflow.rpc.wire import unexpected
+from stateflow.runtime.control import IncomingMove, Phase, Progress
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId
@@ -95,7 +95,7 @@ class Pulls:
         self._turns = asyncio.Semaphore()  # of moves on demand that nobody asks for
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
+    async def run(self, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
         """Begin it, or join the one that is under way.
 
         The transfer outlives whoever iterates: a controller that goes away must not stop a move that is sealed, and
@@ -117,7 +117,7 @@ class Pulls:
         async for progress in running.reports():
             yield progress
 
-    def _begin(self, move: Preparation) -> RunningPull:
+    def _begin(self, move: IncomingMove) -> RunningPull:
         pull = Pull(
             self._node,
             move,

@@ -18,22 +18,7 @@ from stateflow.replica.commands import commanded
 from stateflow.replica.feeding import Feeder
 from stateflow.replica.fencing import Fencer
 from stateflow.replica.membership import Member
-from stateflow.replica.messages import (
-    ShareReader,
-    cancellation_of,
-    cancelled_to_pb,
-    command_of,
-    fence_of,
-    frames_of,
-    preparation_of,
-    progress_to_pb,
-    responses_of,
-    restored_to_pb,
-    sample_to_pb,
-    taken_over_to_pb,
-    taken_to_pb,
-    takeover_of,
-)
+from stateflow.replica.messages import ShareReader, frames_of, responses_of, sample_to_pb
 from stateflow.replica.pulls import Pulls
 from stateflow.replica.sources import Sources
 from stateflow.replica.succession import Succession
@@ -42,10 +27,23 @@ from stateflow.replica.turns import free_caches
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.control import (
+    cancellation_of,
+    cancelled_to_pb,
+    command_of,
+    fence_of,
+    fenced_to_pb,
+    incoming_of,
+    progress_to_pb,
+    restore_of,
+    restored_to_pb,
+    taken_over_to_pb,
+    taken_to_pb,
+    takeover_of,
+)
 from stateflow.rpc.wire import (
     abort,
     connect,
-    fault_of,
     pieces,
     positions_to_pb,
     session_of,
@@ -56,10 +54,10 @@ from stateflow.rpc.wire import (
     unary,
     view_to_pb,
 )
+from stateflow.runtime.control import Fenced
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.positions import Share
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.restoring import Wanted
 from stateflow.runtime.transfer import Kept
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -142,15 +140,9 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     @commanded
     async def Restore(self, request: rpb.RestoreRequest, context: grpc.aio.ServicerContext) -> rpb.RestoreReply:
-        spec = spec_of(request.spec)
-        partition = PartitionId(spec.name, request.partition)
-        if request.own:
-            command = command_of(request)
-            restored = await self.checkpointing.own(spec, partition, request.restore_id, request.epoch, command)
-        else:
-            wanted = Wanted(request.savepoint, request.source, request.batch)
-            restored = await self.checkpointing.prepare(spec, partition, request.restore_id, request.url, wanted)
-        return restored_to_pb(restored)
+        restore, command = restore_of(request), command_of(request)
+        shell = self.checkpointing
+        return restored_to_pb(await (shell.own(restore, command) if request.own else shell.prepare(restore)))
 
     @streaming
     async def Scan(self, request: rpb.ScanRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.ScanPage]:
@@ -205,7 +197,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Prepare(
         self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.MoveProgress]:
-        async for progress in self._pulls.run(preparation_of(request), request.standby_move):
+        async for progress in self._pulls.run(incoming_of(request), request.standby_move):
             yield progress_to_pb(progress)
 
     @unary
@@ -219,10 +211,9 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @commanded
     async def Fence(self, request: rpb.FenceRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
         try:
-            in_hand_ms = await self._fencer.fence(fence_of(request))
+            return fenced_to_pb(Fenced(await self._fencer.fence(fence_of(request))))
         except StateflowError as error:
-            return rpb.FenceReply(sealed=False, fault=fault_of(error))
-        return rpb.FenceReply(sealed=True, in_hand_ms=in_hand_ms)
+            return fenced_to_pb(Fenced(refused=error))
 
     @unary
     @commanded

@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, auto
-
 from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import InvalidArgument
 from stateflow.replica.pulls import Pulls
 from stateflow.replica.threads import Threads
-from stateflow.runtime.authority import Command
+from stateflow.runtime.control import TakenOver, TakeOver
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.takeover import TakenOver
-from stateflow.types import OperatorSpec, PartitionId
-
-
-class How(Enum):
-    STANDBY = auto()  # serve the copy that follows for `standby_move`
-    LOCAL = auto()  # serve what was sealed here for a move that can never end
-    CHECKPOINT = auto()  # restore the newest checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class TakeOver:
-    """``epoch``: granted. ``oldest_epoch``: checkpoints of older ones are a former deployment's."""
-
-    spec: OperatorSpec
-    partition: PartitionId
-    move_id: str
-    epoch: int
-    how: How
-    command: Command
-    standby_move: str = ""
-    oldest_epoch: int = 0
+from stateflow.types import How
 
 
 class Succession:

@@ -1,161 +1,203 @@
-"""What a user asks a controller for: values in, reports out."""
+"""What a controller asks of a replica and is answered, on the wire."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict
 from typing import Any
 
-from stateflow.moves import MoveOptions
-from stateflow.reports import (
-    AdoptedOperator,
-    CheckpointReport,
-    ClusterStatus,
-    Deployment,
-    Reconfiguration,
-    RestoredPartition,
-    StandbyReport,
-)
-from stateflow.rpc import controller_pb2 as cpb
+from stateflow.errors import InvalidArgument
+from stateflow.reports import CheckpointReport, Taken
+from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.clients import ControllerClient
-from stateflow.rpc.reports import (
-    adopted_of,
-    checkpoint_of,
-    cluster_of,
-    reconfiguration_of,
-    restored_of,
-    standby_of,
+from stateflow.rpc.matching import message_of, value_of
+from stateflow.rpc.wire import error_of, fault_of, replica_of, replica_to_pb, spec_of, spec_to_pb
+from stateflow.runtime.authority import Command
+from stateflow.runtime.control import (
+    Cancellation,
+    Cancelled,
+    Fence,
+    Fenced,
+    IncomingMove,
+    Origin,
+    Phase,
+    Progress,
+    Restore,
+    Restored,
+    TakenOver,
+    TakeOver,
+    Wanted,
 )
-from stateflow.types import OperatorSpec
-
-#: of calls that plan, and ask replicas for that
-PLAN_TIMEOUT_S = 120.0
-#: of calls that move gigabytes
-LONG_TIMEOUT_S = 3600.0
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.view import PartitionView
+from stateflow.types import How, PartitionId, shown
 
 
-class Control:
-    """Methods raise what the controller refuses with, or Unavailable. What they do, and what the options of a move
-    mean, is said where users read it: :class:`~stateflow.client.cluster.Cluster`."""
+def command_to_pb(command: Command) -> pb.Command:
+    return message_of(pb.Command, command)
 
-    def __init__(self, address: str, connect_timeout_s: float = 0.0) -> None:
-        self._controller = ControllerClient(address, connect_timeout_s=connect_timeout_s)
 
-    def status(self) -> ClusterStatus:
-        return cluster_of(self._controller.call("Status", cpb.StatusRequest())).status()
+def command_of(request: Any) -> Command:
+    """Who asks for what only a controller may."""
+    return value_of(Command, request.command)
 
-    # -- operators ----------------------------------------------------------------------------------------
 
-    def deploy(self, spec: OperatorSpec, sites: Iterable[str]) -> None:
-        self._controller.deploy(spec, sites)
+def _place(partition: PartitionId) -> dict[str, Any]:
+    return {"operator": partition.operator, "partition": partition.partition}
 
-    def deployment(self, operator: str) -> Deployment:
-        return self._controller.deployment(operator)
 
-    def undeploy(self, operator: str, delete_state: bool) -> list[str]:
-        """Returns the replicas that did not answer."""
-        request = cpb.UndeployRequest(operator=operator, delete_state=delete_state)
-        return list(self._controller.call("Undeploy", request, LONG_TIMEOUT_S).waiting)
+# -- moves ------------------------------------------------------------------------------------------------
 
-    def standby(self, operator: str, count: int) -> list[StandbyReport]:
-        reply = self._controller.call("Standby", cpb.StandbyRequest(operator=operator, count=count), PLAN_TIMEOUT_S)
-        return [standby_of(view) for view in reply.standbys]
 
-    # -- replicas -----------------------------------------------------------------------------------------
+def incoming_to_pb(move: IncomingMove, standby_move: str) -> rpb.PrepareRequest:
+    """Args: standby_move: a copy that follows there already: while it does, it is the move's."""
+    return message_of(
+        rpb.PrepareRequest,
+        move,
+        spec=spec_to_pb(move.spec),
+        partition=move.partition.partition,
+        source=replica_to_pb(move.source),
+        standby_move=standby_move,
+    )
 
-    def replace(self, replica: str, directory: str) -> tuple[str, int]:
-        """Returns (directory, how many partitions)."""
-        reply = self._controller.call("Replace", cpb.ReplaceRequest(replica=replica, directory=directory))
-        return reply.directory, reply.partitions
 
-    def forget(self, replica: str) -> None:
-        self._controller.call("Forget", cpb.ForgetRequest(replica=replica), PLAN_TIMEOUT_S)
+def incoming_of(message: rpb.PrepareRequest) -> IncomingMove:
+    spec = spec_of(message.spec)
+    partition, source = PartitionId(spec.name, message.partition), replica_of(message.source)
+    return value_of(IncomingMove, message, spec=spec, partition=partition, source=source)
 
-    def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
-        reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), PLAN_TIMEOUT_S)
-        return [adopted_of(each) for each in reply.operators]
 
-    # -- reconfigurations ---------------------------------------------------------------------------------
+def progress_to_pb(progress: Progress) -> rpb.MoveProgress:
+    return message_of(rpb.MoveProgress, progress, phase=progress.phase.value)
 
-    def migrate(self, operator: str, partitions: Collection[int], to: str, options: MoveOptions) -> Reconfiguration:
-        request = cpb.MigrateRequest(
-            operator=operator, partitions=partitions, to=to, options=cpb.MoveOptions(**asdict(options))
-        )
-        return reconfiguration_of(self._controller.call("Migrate", request, PLAN_TIMEOUT_S))
 
-    def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
-        request = cpb.RebalanceRequest(operator=operator, options=cpb.MoveOptions(**asdict(options)))
-        return self._begun("Rebalance", request)
+def progress_of(message: rpb.MoveProgress) -> Progress:
+    return value_of(Progress, message, phase=Phase[rpb.MoveProgress.Phase.Name(message.phase)])
 
-    def drain(self, replica: str, options: MoveOptions) -> list[Reconfiguration]:
-        return self._begun("Drain", cpb.DrainRequest(replica=replica, options=cpb.MoveOptions(**asdict(options))))
 
-    def _begun(self, method: str, request: Any) -> list[Reconfiguration]:
-        reply = self._controller.call(method, request, PLAN_TIMEOUT_S)
-        return [reconfiguration_of(message) for message in reply.reconfigurations]
+def fence_to_pb(fence: Fence) -> rpb.FenceRequest:
+    """Without the command."""
+    return message_of(
+        rpb.FenceRequest, fence, **_place(fence.partition), target=replica_to_pb(fence.target), command=None
+    )
 
-    def reconfigurations(self, limit: int) -> list[Reconfiguration]:
-        pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
-        return [reconfiguration_of(message) for page in pages for message in page.reconfigurations]
 
-    def watch(self, reconfiguration: str) -> Iterator[Reconfiguration]:
-        """As it goes on; the last one is not RUNNING."""
-        request = cpb.ReconfigurationRequest(id=reconfiguration)
-        return map(reconfiguration_of, self._controller.stream("WatchReconfiguration", request))
+def fence_of(message: rpb.FenceRequest) -> Fence:
+    partition = PartitionId(message.operator, message.partition)
+    return value_of(Fence, message, partition=partition, target=replica_of(message.target), command=command_of(message))
 
-    def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
-        return self._of("GetReconfiguration", reconfiguration)
 
-    def cancel(self, reconfiguration: str) -> Reconfiguration:
-        return self._of("CancelReconfiguration", reconfiguration)
+def fenced_to_pb(fenced: Fenced) -> rpb.FenceReply:
+    sealed, fault = fenced.refused is None, None if fenced.refused is None else fault_of(fenced.refused)
+    return rpb.FenceReply(sealed=sealed, in_hand_ms=fenced.in_hand_ms, fault=fault)
 
-    def pause(self, reconfiguration: str) -> Reconfiguration:
-        return self._of("PauseReconfiguration", reconfiguration)
 
-    def resume(self, reconfiguration: str) -> Reconfiguration:
-        return self._of("ResumeReconfiguration", reconfiguration)
+def fenced_of(message: rpb.FenceReply) -> Fenced:
+    return Fenced(message.in_hand_ms, None if message.sealed else error_of(message.fault))
 
-    def retry(self, reconfiguration: str) -> Reconfiguration:
-        return self._of("RetryReconfiguration", reconfiguration)
 
-    def _of(self, method: str, reconfiguration: str) -> Reconfiguration:
-        request = cpb.ReconfigurationRequest(id=reconfiguration)
-        return reconfiguration_of(self._controller.call(method, request, PLAN_TIMEOUT_S))
+def cancellation_to_pb(cancellation: Cancellation) -> rpb.CancelRequest:
+    return message_of(rpb.CancelRequest, cancellation, **_place(cancellation.partition))
 
-    def resolve(self, reconfiguration: str, how: str) -> Reconfiguration:
-        request = cpb.ResolveRequest(id=reconfiguration, how=how)
-        return reconfiguration_of(self._controller.call("ResolveReconfiguration", request, PLAN_TIMEOUT_S))
 
-    # -- checkpoints --------------------------------------------------------------------------------------
+def cancellation_of(message: rpb.CancelRequest) -> Cancellation:
+    return value_of(Cancellation, message, partition=PartitionId(message.operator, message.partition))
 
-    def checkpoint(
-        self, operator: str, savepoint: str = "", partitions: Collection[int] = ()
-    ) -> tuple[CheckpointReport, set[int]]:
-        """(report, the partitions, where an operator is named): all of them, or these."""
-        request = rpb.CheckpointRequest(operator=operator, savepoint=savepoint, partitions=partitions)
-        reply = self._controller.call("Checkpoint", request, LONG_TIMEOUT_S)
-        return checkpoint_of(reply), set(reply.numbers)
 
-    def restore(
-        self,
-        operator: str,
-        partitions: Collection[int],
-        *,
-        to: str,
-        url: str,
-        savepoint: str,
-        at: tuple[str, int] | None,
-    ) -> list[RestoredPartition]:
-        source, batch = at or ("", 0)
-        request = cpb.RestoreOperatorRequest(
-            operator=operator,
-            partitions=partitions,
-            to=to,
-            url=url,
-            savepoint=savepoint,
-            source=source,
-            batch=batch,
-        )
-        report = self._controller.call("Restore", request, LONG_TIMEOUT_S)
-        return [restored_of(each) for each in report.partitions]
+def cancelled_to_pb(cancelled: Cancelled) -> rpb.FenceReply:
+    return message_of(rpb.FenceReply, cancelled, owned_epoch=cancelled.epoch)
+
+
+def cancelled_of(message: rpb.FenceReply) -> Cancelled:
+    return value_of(Cancelled, message, epoch=message.owned_epoch)
+
+
+# -- take-overs -------------------------------------------------------------------------------------------
+
+
+def takeover_to_pb(takeover: TakeOver) -> rpb.TakeOverRequest:
+    """Without the command."""
+    return message_of(
+        rpb.TakeOverRequest,
+        takeover,
+        spec=spec_to_pb(takeover.spec),
+        partition=takeover.partition.partition,
+        how=takeover.how.value,
+        command=None,
+    )
+
+
+def takeover_of(message: rpb.TakeOverRequest) -> TakeOver:
+    spec = spec_of(message.spec)
+    return value_of(
+        TakeOver,
+        message,
+        spec=spec,
+        partition=PartitionId(spec.name, message.partition),
+        how=How[rpb.TakeOverRequest.How.Name(message.how)],
+        command=command_of(message),
+    )
+
+
+def taken_over_to_pb(taken: TakenOver) -> rpb.TakeOverReply:
+    reply = message_of(rpb.TakeOverReply, taken)
+    if (origin := taken.checkpoint) is not None:
+        reply.checkpoint_epoch, reply.checkpoint_sequence = origin.epoch, origin.sequence
+        reply.checkpoint_us = origin.created_us
+    return reply
+
+
+def taken_over_of(message: rpb.TakeOverReply) -> TakenOver:
+    origin = Origin(message.checkpoint_epoch, message.checkpoint_sequence, message.checkpoint_us)
+    return value_of(TakenOver, message, checkpoint=origin if message.checkpoint_epoch else None)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------
+
+
+def taken_to_pb(taken: Taken) -> rpb.CheckpointReply:
+    return message_of(rpb.CheckpointReply, taken.report, numbers=taken.numbers)
+
+
+def taken_of(message: rpb.CheckpointReply) -> Taken:
+    return Taken(value_of(CheckpointReport, message), tuple(message.numbers))
+
+
+def restore_to_pb(restore: Restore, own: bool) -> rpb.RestoreRequest:
+    """Args: own: serve what was fetched and proved; else fetch and prove."""
+    return message_of(
+        rpb.RestoreRequest,
+        restore,
+        spec=spec_to_pb(restore.spec),
+        partition=restore.partition.partition,
+        savepoint=restore.wanted.savepoint,
+        source=restore.wanted.source,
+        batch=restore.wanted.batch,
+        own=own,
+    )
+
+
+def restore_of(message: rpb.RestoreRequest) -> Restore:
+    spec = spec_of(message.spec)
+    partition = PartitionId(spec.name, message.partition)
+    return value_of(Restore, message, spec=spec, partition=partition, wanted=value_of(Wanted, message))
+
+
+def restored_to_pb(restored: Restored) -> rpb.RestoreReply:
+    return message_of(rpb.RestoreReply, restored, passed_over=map(fault_of, restored.passed_over))
+
+
+def restored_of(message: rpb.RestoreReply) -> Restored:
+    return value_of(Restored, message, passed_over=list(map(error_of, message.passed_over)))
+
+
+# -- partitions -------------------------------------------------------------------------------------------
+
+
+def view_of(message: rpb.PartitionView) -> PartitionView:
+    """Raises InvalidArgument for a state that there is not."""
+    try:
+        state = State(message.state)
+    except ValueError:
+        raise InvalidArgument(
+            f"{shown(message.state)} is no state of a partition", remedy="see which version runs there"
+        ) from None
+    return value_of(PartitionView, message, partition=PartitionId(message.operator, message.partition), state=state)

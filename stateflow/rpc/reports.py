@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from stateflow.reports import (
     AdoptedOperator,
-    CheckpointReport,
     ClusterReport,
     DeployingOperator,
     Deployment,
@@ -136,11 +135,7 @@ def cluster_of(message: cpb.StatusReply) -> ClusterReport:
     )
 
 
-# -- checkpoints and restores -----------------------------------------------------------------------------
-
-
-def checkpoint_of(message: rpb.CheckpointReply) -> CheckpointReport:
-    return value_of(CheckpointReport, message)
+# -- restores ---------------------------------------------------------------------------------------------
 
 
 def restored_to_pb(restored: RestoredPartition) -> cpb.RestoredPartition:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from stateflow.changes import Mutations
@@ -26,6 +26,7 @@ from stateflow.errors import (
 from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.committing import read_sequence
+from stateflow.runtime.control import NEWEST, Restored, Wanted
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import Operator
 from stateflow.runtime.registry import UNFINISHED, PartitionRegistry
@@ -37,26 +38,6 @@ from stateflow.types import OperatorSpec, PartitionId
 log = logging.getLogger(__name__)
 #: so often a store is looked at again when what it listed was collected before it was fetched
 LISTED_AGAIN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which checkpoint: the newest, a savepoint's, or the newest that ends with exactly ``batch`` of ``source``."""
-
-    savepoint: str = ""
-    source: str = ""
-    batch: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """``passed_over``: newer checkpoints that could not be used, and why."""
-
-    epoch: int
-    sequence: int
-    positions: dict[str, int]
-    bytes: int
-    passed_over: list[StateflowError] = field(default_factory=list)
 
 
 class Restorer:
@@ -72,7 +53,7 @@ class Restorer:
         restore_id: str,
         store: CheckpointStore,
         own: CheckpointStore | None,
-        wanted: Wanted = Wanted(),
+        wanted: Wanted = NEWEST,
     ) -> Restored:
         """Fetch and prove the newest checkpoint that can be used. Nothing changes for the partition yet.
 

@@ -8,7 +8,7 @@ granted epoch is the answer.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from stateflow.changes import Mutations
@@ -18,6 +18,7 @@ from stateflow.errors import CheckpointCorrupt, MoveUnknown, StaleEpoch, StateDa
 from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.committing import read_sequence
+from stateflow.runtime.control import Origin, TakenOver
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.registry import PART, PartitionRegistry
@@ -26,16 +27,6 @@ from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TakenOver:
-    """What is served from now on. ``checkpoint``: what it was restored from, if it was."""
-
-    epoch: int
-    sequence: int
-    positions: dict[str, int]
-    checkpoint: Manifest | None = None
 
 
 class Successor:
@@ -205,7 +196,8 @@ class Successor:
 
     def _view(self, slot: Slot, epoch: int, manifest: Manifest | None = None) -> TakenOver:
         store = self._registry.store(slot)
-        return TakenOver(epoch, read_sequence(store), layout.positions(store), manifest)
+        origin = None if manifest is None else Origin(manifest.epoch, manifest.sequence, manifest.created_us)
+        return TakenOver(epoch, read_sequence(store), layout.positions(store), origin)
 
     # -- the old owner ------------------------------------------------------------------------------------
 

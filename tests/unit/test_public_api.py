@@ -20,7 +20,7 @@ from stateflow.testing import LocalCluster
 
 SURFACES = [client.Cluster, client.Migration, client.StreamClient, LocalCluster]
 #: of controllers and clients among themselves
-BETWEEN = {reports.ClusterReport, reports.Deployment}
+BETWEEN = {reports.ClusterReport, reports.Deployment, reports.Taken}
 REPORTS = [
     each
     for each in vars(reports).values()

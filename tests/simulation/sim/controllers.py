@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from reconfig.controller.context import ClusterStates
+from reconfig.controller.controller import Controller
 from reconfig.controller.leading import Leading
-from reconfig.controller.service import ControllerServer
+from reconfig.controller.service import ControllerService
 from reconfig.tenure import Tenure
 from stateflow.errors import NotLeading
 from stateflow.ledger import Holder
@@ -40,13 +41,13 @@ class Controllers:
         self._until = {how: dict.fromkeys(self.names, 0.0) for how in Outage}
 
     @property
-    def leader(self) -> ControllerServer | None:
+    def leader(self) -> Controller | None:
         serving = [
             each
             for each in self.leading.values()
             if each.serving is not None and each._ledger.id == self._world.ledger.id
         ]
-        newest = max(serving, key=lambda each: each.serving._context.term, default=None)  # type: ignore[union-attr]
+        newest = max(serving, key=lambda each: each.serving.context.term, default=None)  # type: ignore[union-attr]
         return None if newest is None else newest.serving
 
     def addresses(self) -> str:
@@ -67,24 +68,24 @@ class Controllers:
         def gone(other: Holder) -> bool:
             return other.host == name and other.id != me.id
 
-        def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> ControllerServer:
+        def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> Controller:
             world.log(f"{name} leads, term {tenure.term}")
             connect: Any = world.net.connect
-            server = ControllerServer(
+            server = Controller(
                 ledger, CONTROLLER, clock, connect, world.new_id, tenure=tenure, states=states, grace_s=grace_s
             )
-            register = server._members.registered
+            register = server.members.registered
 
             def registered(name: str, incarnation: str, ticket: str) -> None:
                 register(name, incarnation, ticket)
                 world.registered(incarnation)
 
-            server._members.registered = registered  # type: ignore[method-assign]
+            server.members.registered = registered  # type: ignore[method-assign]
             return server
 
         leading = Leading(ledger, me, gone, CONTROLLER, clock, make)
         methods = Methods()
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server(leading, methods)
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(leading), methods)
         world.net.serve(process, methods.handlers)
         self.leading[name] = leading
         await leading.run()

@@ -87,7 +87,7 @@ class Doubles:
         from tests.simulation.sim.world import REPLICAS
 
         world = self._world
-        cluster = world.controller._cluster if world.controller is not None else None
+        cluster = world.controller.cluster if world.controller is not None else None
         if cluster is None or "Flow" not in cluster.deployed or not set(REPLICAS) <= cluster.replicas.keys():
             return  # there is nothing yet that could be lost, or a replica belongs to no ledger yet
         world.log("the controller gets an empty ledger")

@@ -222,7 +222,7 @@ def _run(world: World) -> None:
     }
     world.check_end(sent, mended=[sparse.name])
     assert world.controller is not None
-    for planned, record in world.controller._cluster.finished:
+    for planned, record in world.controller.cluster.finished:
         if isinstance(planned, PlannedTakeover):
             world.counts.takeovers += record.state == "PROCESSED"
         elif isinstance(planned, PlannedMove):

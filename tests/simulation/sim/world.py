@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.service import ControllerServer
+from reconfig.controller.controller import Controller
 from reconfig.work import ReconfigurationState
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
@@ -288,7 +288,7 @@ class World:
         self.disks[name].power_loss()
 
     @property
-    def controller(self) -> ControllerServer | None:
+    def controller(self) -> Controller | None:
         """The one that leads."""
         return self.controllers.leader
 
@@ -408,30 +408,30 @@ class World:
             return False  # one still looks what it has …
         if not all(self.nodes[name].leased for name in REPLICAS if name in self.nodes):
             return False  # … or has not heard what it owns no more
-        cluster = self.controller._cluster
+        cluster = self.controller.cluster
         if any(cluster.changes()):
             return False
         if cluster.planned or "Flow" not in cluster.deployed or not self._copies_follow:
             return False
-        return not any(r.state is ReconfigurationState.RUNNING for r in self.controller._runs.running.values())
+        return not any(r.state is ReconfigurationState.RUNNING for r in self.controller.runs.running.values())
 
     @property
     def _copies_follow(self) -> bool:
         """Every standby that is wanted has what its owner has."""
         assert self.controller is not None
-        if self.controller._cluster.standbys.get("Flow", 0) != self.standbys:
+        if self.controller.cluster.standbys.get("Flow", 0) != self.standbys:
             return False
         return all(len(self._copies(PartitionId("Flow", p))) == self.standbys for p in range(flow.PARTITIONS))
 
     def _copies(self, partition: PartitionId) -> list[tuple[str, Store]]:
         """(replica, store) of the standbys that have all their owner has."""
         assert self.controller is not None
-        owner = self.controller._cluster.operator("Flow").assignment.owner(partition.partition)[0]
+        owner = self.controller.cluster.operator("Flow").assignment.owner(partition.partition)[0]
         serving = self.nodes[owner]._registry.slot(partition).store if owner in self.nodes else None
         if not isinstance(serving, Store) or serving.closed:
             return []
         found = []
-        for copy in self.controller._standbys.copies(partition):
+        for copy in self.controller.standbys.copies(partition):
             if copy.replica in self.nodes:
                 incoming = self.nodes[copy.replica]._registry.slot(partition).incoming
                 if incoming is None or incoming.move_id != copy.move_id or not isinstance(incoming.store, Store):
@@ -443,7 +443,7 @@ class World:
     def check_end(self, sent: dict[int, dict[tuple[str, int], bytes]], mended: Collection[str]) -> None:
         """Raises Violation. ``sent``: partition → (source, number) → rows; ``mended``: see :meth:`Oracle.compare`."""
         assert self.controller is not None
-        cluster = self.controller._cluster
+        cluster = self.controller.cluster
         assignment = cluster.operator("Flow").assignment
         self._check_ended()
         folded = ClusterState.read(self.ledger, validated=True)  # type: ignore[arg-type]
@@ -480,9 +480,9 @@ class World:
     def _check_ended(self) -> None:
         """Nothing that was begun is open for ever, in the ledger or as who leads tells of it. Raises Violation."""
         assert self.controller is not None
-        cluster = self.controller._cluster
+        cluster = self.controller.cluster
         moves = [item for item, move in cluster.open_moves.items() if move.planned.strategy != "standby"]
-        reports = [name for name, running in self.controller._runs.running.items() if not running.over]
+        reports = [name for name, running in self.controller.runs.running.items() if not running.over]
         if stranded := [*moves, *cluster.open_restores, *cluster.planned, *reports]:
             raise Violation(f"never ended: {stranded}")
 

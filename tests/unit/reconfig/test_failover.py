@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from reconfig import failover as f
 from reconfig.controller.members import Members
-from reconfig.failover import Choice, How, Standby, Takeover
+from reconfig.failover import Choice, Standby, Takeover
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidTransition, InvariantBroken, LeaseLost, StateMissing
 from stateflow.runtime.lease import Lease
 from stateflow.settings import ControllerSettings
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import How, PartitionId, ReplicaInfo
 from tests.instructions import names
 
 P = PartitionId("Op", 0)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from reconfig.failover import How
 from reconfig.policies import StrategyName
 from reconfig.work import (
     Cause,
@@ -20,7 +19,7 @@ from reconfig.work import (
     to_payload,
 )
 from stateflow.moves import MoveOptions
-from stateflow.types import PartitionId
+from stateflow.types import How, PartitionId
 
 P = PartitionId("Op", 3)
 COMMON = {"operator": "Op", "partition": 3, "source": "a", "target": "b", "epoch": 4}

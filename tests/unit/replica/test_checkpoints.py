@@ -109,7 +109,7 @@ def test_a_store_is_tidied_and_what_is_gone_is_taken_again(tmp_path: Path) -> No
         async def round_(*, on_demand: bool = False) -> list[int]:
             taken, errors = await shell._take(node.owned(), "", on_demand=on_demand)
             assert not errors
-            return sorted(partition.partition for partition in taken.partitions)
+            return sorted(taken.numbers)
 
         for number in range(5):
             send(node, number)

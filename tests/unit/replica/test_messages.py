@@ -1,106 +1,102 @@
-"""What a replica says crosses the wire whole."""
+"""What controllers and replicas say to each other crosses the wire whole."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from stateflow.errors import InvalidArgument, MoveUnknown, NotOwner
-from stateflow.replica.messages import ShareReader, progress_to_pb, responses_of
-from stateflow.replica.progress import Phase, Progress
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import error_of
-from stateflow.runtime.host import Applied
-from stateflow.runtime.layout import Attempt, Session
-from stateflow.runtime.positions import Batch, Share
-from stateflow.types import PartitionId
+from stateflow.errors import MoveUnknown, StateflowError
+from stateflow.reports import CheckpointReport, Taken
+from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import control as wire
+from stateflow.runtime.authority import Command
+from stateflow.runtime.control import (
+    Cancellation,
+    Cancelled,
+    Fence,
+    Fenced,
+    IncomingMove,
+    Origin,
+    Phase,
+    Progress,
+    Restore,
+    Restored,
+    TakenOver,
+    TakeOver,
+    Wanted,
+)
+from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
-SCHEMA = pa.schema([("k", pa.string())]).serialize().to_pybytes()
-
-
-@pytest.mark.parametrize("phase", Phase)
-def test_every_field_of_a_progress_crosses(phase: Phase) -> None:
-    numbers = {field.name: number for number, field in enumerate(fields(Progress), 1)}
-    fault = MoveUnknown("it is gone", remedy="start a new one")
-    said = Progress(**{**numbers, "phase": phase, "digest": "d", "fault": fault})  # type: ignore[arg-type]
-    sent = progress_to_pb(said)
-    assert {field.name for field, _ in sent.ListFields()} | {"phase"} == set(numbers)
-    assert sent.Phase.Name(sent.phase) == phase.name
-    assert str(error_of(sent.fault)) == str(fault)
-    plain = set(numbers) - {"phase", "digest", "fault"}
-    assert {name: getattr(sent, name) for name in plain} == {name: numbers[name] for name in plain}
-
-
-def test_a_progress_without_a_fault_has_none() -> None:
-    assert not progress_to_pb(Progress()).HasField("fault")
-
-
-# -- batches ------------------------------------------------------------------------------------------------
-
-
-def request(parts: list[rpb.PartitionRows], **header: Any) -> rpb.ApplyRequest:
-    said = {"operator": "Op", "source": "s", "batch": 4, "input_schema": SCHEMA, "known": b"k", **header}
-    return rpb.ApplyRequest(header=rpb.ApplyHeader(**said), parts=parts)
+SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"schema", "[]")
+P, B = PartitionId("Op", 2), ReplicaInfo("b", "edge", "b:1", 2)
+WHY = MoveUnknown("it is gone", remedy="start a new one", move="m")
+COMMAND = Command("a-ledger", 5, "a-session")
+INCOMING = IncomingMove("m", SPEC, P, B, 3, 4.5, True, True, 6)
+NUMBERS = {field.name: number for number, field in enumerate(fields(Progress), 1)}
+PROGRESS = Progress(**{**NUMBERS, "phase": Phase.OWNED, "digest": "d", "fault": WHY})  # type: ignore[arg-type]
+FENCE = Fence(P, "m", 4, B, COMMAND, True, 1.5, 2.5, "s")
+TAKE_OVER = TakeOver(SPEC, P, "t", 4, How.LOCAL, COMMAND, "s", 3)
+RESTORE = Restore("r", SPEC, P, 4, "file:///s", Wanted("named", "source", 7))
 
 
-def test_the_header_of_the_first_request_counts_for_the_shares_of_all() -> None:
-    reader = ShareReader()
-    (one,) = reader.shares_of(request([rpb.PartitionRows(partition=2, epoch=3, rows=b"a", last=True, after=1)]))
-    (two,) = reader.shares_of(rpb.ApplyRequest(parts=[rpb.PartitionRows(partition=5, epoch=1, rows=b"b", last=True)]))
-    batch = Batch("s", 4)
-    assert one == Share(PartitionId("Op", 2), 3, replace(batch, known=b"k"), SCHEMA, b"a", 1)
-    assert two == Share(PartitionId("Op", 5), 1, batch, SCHEMA, b"b", None)
+def plain(value: Any) -> Any:
+    """No error equals another one."""
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value.to_wire() if isinstance(value, StateflowError) else value
 
 
-def test_what_a_client_knows_goes_with_the_first_share_that_is_whole() -> None:
-    rows = [(0, False), (1, True), (0, True)]
-    shares = ShareReader().shares_of(
-        request([rpb.PartitionRows(partition=number, epoch=1, last=last) for number, last in rows])
-    )
-    assert [(share.is_whole, share.batch.known) for share in shares] == [(False, b""), (True, b"k"), (True, b"")]
+def commanded(to_pb: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The caller adds who commands, to whatever it sends."""
+
+    def sent(value: Any) -> Any:
+        message = to_pb(value)
+        assert not message.HasField("command")
+        message.command.CopyFrom(wire.command_to_pb(value.command))
+        return message
+
+    return sent
 
 
-def test_every_word_of_a_header_reaches_the_batch() -> None:
-    said = {"sparse": True, "watermark_us": -5, "event_us": 0, "rewind": True}
-    attempt = {"run": "r", "use": "u", "task": "t", "call": "c"}
-    (share,) = ShareReader().shares_of(
-        request(
-            [rpb.PartitionRows(last=True)],
-            **said,
-            attempt=rpb.Attempt(**attempt),
-            session=rpb.SourceSession(generation_us=9, id="me"),
-        )
-    )
-    assert share.batch == Batch("s", 4, **said, attempt=Attempt(**attempt), session=Session(9, "me"), known=b"k")
+@pytest.mark.parametrize(
+    ("value", "to_pb", "of"),
+    [
+        (INCOMING, lambda move: wire.incoming_to_pb(move, "s"), wire.incoming_of),
+        *((replace(PROGRESS, phase=phase), wire.progress_to_pb, wire.progress_of) for phase in Phase),
+        (Progress(), wire.progress_to_pb, wire.progress_of),
+        (FENCE, commanded(wire.fence_to_pb), wire.fence_of),
+        (Fenced(2.5), wire.fenced_to_pb, wire.fenced_of),
+        (Fenced(refused=WHY), wire.fenced_to_pb, wire.fenced_of),
+        (Cancellation(P, "m", 3), wire.cancellation_to_pb, wire.cancellation_of),
+        (Cancelled(True, True, 4), wire.cancelled_to_pb, wire.cancelled_of),
+        *((replace(TAKE_OVER, how=how), commanded(wire.takeover_to_pb), wire.takeover_of) for how in How),
+        (TakenOver(4, 5, {"s": 6}, Origin(1, 2, 3)), wire.taken_over_to_pb, wire.taken_over_of),
+        (TakenOver(4, 5, {"s": 6}), wire.taken_over_to_pb, wire.taken_over_of),
+        (Taken(CheckpointReport(2, 3, 4, 5.5, "file:///s"), (1, 2)), wire.taken_to_pb, wire.taken_of),
+        (RESTORE, lambda restore: wire.restore_to_pb(restore, own=True), wire.restore_of),
+        (Restored(4, 5, {"s": 6}, 7, [WHY]), wire.restored_to_pb, wire.restored_of),
+    ],
+    ids=lambda value: type(value).__name__ if is_dataclass(value) else "",
+)
+def test_what_is_sent_is_what_is_understood(value: Any, to_pb: Callable[[Any], Any], of: Callable[[Any], Any]) -> None:
+    message = to_pb(value)
+    assert plain(of(type(message).FromString(message.SerializeToString()))) == plain(value)
 
 
-def test_a_stream_without_a_header_and_a_reserved_source_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="begins with its header"):
-        ShareReader().shares_of(rpb.ApplyRequest())
-    with pytest.raises(InvalidArgument, match="reserved name"):
-        ShareReader().shares_of(request([], source="stateflow:migration"))
-    with pytest.raises(InvalidArgument, match="not a valid"):
-        ShareReader().shares_of(request([], operator="../up"))
+@pytest.mark.parametrize(
+    "value", [INCOMING, PROGRESS, FENCE, TAKE_OVER, RESTORE, COMMAND], ids=lambda value: type(value).__name__
+)
+def test_no_field_is_left_out_of_that_test(value: Any) -> None:
+    for each in fields(value):
+        assert getattr(value, each.name) not in (each.default, None, 0, "", ()), each.name
 
 
-def test_answers_cross_in_pieces_and_in_order() -> None:
-    fault = NotOwner("it went", remedy="refresh")
-    output = bytes(range(10))
-    answers = [
-        (PartitionId("Op", 3), Applied(output, True, 1, operator_us=5, commit_us=6)),
-        (PartitionId("Op", 1), fault),
-        (PartitionId("Op", 2), Applied(b"", False, 0)),
-    ]
-    responses = list(responses_of(answers, 4))
-    assert all(sum(len(result.output) for result in response.results) <= 4 for response in responses)
-    found = [result for response in responses for result in response.results]
-    assert [(result.partition, result.last) for result in found] == [
-        *((3, False), (3, False), (3, True)),
-        *((1, True), (2, True)),
-    ]
-    assert b"".join(result.output for result in found) == output
-    assert (found[2].replayed, found[2].operator_us, found[2].commit_us) == (True, 5, 6)
-    assert str(error_of(found[3].fault)) == str(fault)
+def test_what_is_beside_a_value_in_its_request() -> None:
+    assert wire.incoming_to_pb(INCOMING, "s").standby_move == "s"
+    assert [wire.restore_to_pb(RESTORE, own).own for own in (False, True)] == [False, True]
+    assert wire.command_to_pb(COMMAND) == pb.Command(ledger="a-ledger", term=5, session="a-session")

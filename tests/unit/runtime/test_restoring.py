@@ -12,8 +12,8 @@ import pytest
 
 from stateflow.checkpoint import Adoption, CheckpointStore, Codec
 from stateflow.errors import MoveUnknown
+from stateflow.runtime.control import Restored
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.restoring import Restored
 from stateflow.storage import RocksStore
 from tests.unit.runtime.test_replica import P, Two
 

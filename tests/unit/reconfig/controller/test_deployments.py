@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from reconfig.controller.cluster_state import ClusterState, Home
-from reconfig.controller.service import ControllerServer
+from reconfig.controller.controller import Controller
 from stateflow.errors import CodeRefused, OperatorNotImportable, Unavailable
 from stateflow.ledger import Ledger
-from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.code import digest_of
 from stateflow.runtime.code_key import VARIABLE, check_signed, signed
 from stateflow.runtime.operator import describe
@@ -32,8 +30,9 @@ class Cluster:
     def __init__(self, ledger: Ledger) -> None:
         self._loop = asyncio.Runner()
         self.server = self._loop.run(_made(ledger))
-        self.cluster = self.server._cluster
-        self.asked: list[tuple[str, Any]] = []
+        self.cluster = self.server.cluster
+        self.asked: list[tuple[str, str]] = []
+        self.dropped: set[tuple[str, int]] = set()
         #: (replica, creates partitions) → what it refuses with
         self.refuses: dict[tuple[str, bool], Exception] = {}
         #: who does not answer when something is to be dropped, and of them who had a lease when others created it
@@ -42,21 +41,31 @@ class Cluster:
         self.silent: set[str] = set()
         for name in ("a", "b"):
             self._loop.run(
-                self.server._context.record(ClusterState.register, ReplicaInfo(name, "site", f"{name}:1"), Home())
+                self.server.context.record(ClusterState.register, ReplicaInfo(name, "site", f"{name}:1"), Home())
             )
-            self.server._members.issue(name, "ticket", {})
-            self.server._members.registered(name, "incarnation", "ticket")
-        self.server._context.call = self._call  # type: ignore[method-assign]
+            self.server.members.issue(name, "ticket", {})
+            self.server.members.registered(name, "incarnation", "ticket")
+        self.server.context.replicas = self  # type: ignore[assignment]
 
-    async def _call(self, name: str, method: Any, request: Any, timeout_s: float | None = None) -> None:
-        self.asked.append((name, request))
-        if isinstance(request, rpb.CreateRequest):
-            error = self.refuses.get((name, bool(request.partitions)))
-            if error is not None:
-                raise error
-            if request.partitions:
-                self.may_serve |= {each for each in self.untold if self.server._members.may_serve(each)}
-        elif name in self.untold:
+    async def learn(self, name: str, spec: OperatorSpec) -> None:
+        self._asked(name, "learn", creates=False)
+
+    async def check(self, name: str, spec: OperatorSpec, total: int) -> None:
+        self._asked(name, "check", creates=False)
+
+    async def create(self, name: str, *_: object) -> None:
+        self._asked(name, "create", creates=True)
+        self.may_serve |= {each for each in self.untold if self.server.members.may_serve(each)}
+
+    def _asked(self, name: str, what: str, creates: bool) -> None:
+        self.asked.append((name, what))
+        error = self.refuses.get((name, creates))
+        if error is not None:
+            raise error
+
+    async def drop(self, name: str, operator: str, epoch: int) -> None:
+        self.dropped.add((name, epoch))
+        if name in self.untold:
             raise Unavailable(f"no answer from {name}", remedy="see it")
 
     def deploy(self, spec: OperatorSpec = SPEC) -> None:
@@ -65,14 +74,14 @@ class Cluster:
     async def _deploy(self, spec: OperatorSpec) -> None:
         beating = asyncio.create_task(self._beat())
         try:
-            await self.server._deployments.deploy(spec, [])
+            await self.server.deployments.deploy(spec, [])
         finally:
             beating.cancel()
 
     async def _beat(self) -> None:
         while True:
             for name in {"a", "b"} - self.silent:
-                self.server._members.beat(name, "incarnation")
+                self.server.members.beat(name, "incarnation")
             await asyncio.sleep(0.1)
 
     def silence(self, name: str) -> None:
@@ -82,31 +91,33 @@ class Cluster:
 
     async def _silence(self, name: str) -> None:
         beating = asyncio.create_task(self._beat())
-        while self.server._members.alive(name):
+        while self.server.members.alive(name):
             await asyncio.sleep(0.01)
         beating.cancel()
 
     def undeploy(self, operator: str) -> list[str]:
-        return list(self._loop.run(self.server._leaving.undeploy(operator, delete_state=True)).waiting)
+        return self._loop.run(self.server.leaving.undeploy(operator, delete_state=True))[1]
 
-    def close(self) -> None:
+    async def close(self) -> None: ...
+
+    def shut(self) -> None:
         self._loop.run(self.server.close())
         self._loop.close()
         self.cluster.ledger.close()
 
-    def sent(self, kind: type) -> list[tuple[str, Any]]:
-        return [(name, request) for name, request in self.asked if isinstance(request, kind)]
+    def sent(self, *what: str) -> list[tuple[str, str]]:
+        return [each for each in self.asked if each[1] in what]
 
 
-async def _made(ledger: Ledger) -> ControllerServer:
-    return ControllerServer(ledger, ControllerSettings(lease_s=1.0, heartbeat_interval_s=0.2))
+async def _made(ledger: Ledger) -> Controller:
+    return Controller(ledger, ControllerSettings(lease_s=1.0, heartbeat_interval_s=0.2))
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"))
     yield made
-    made.close()
+    made.shut()
 
 
 def test_what_a_replica_refuses_when_it_is_asked_is_not_begun(cluster: Cluster) -> None:
@@ -115,7 +126,7 @@ def test_what_a_replica_refuses_when_it_is_asked_is_not_begun(cluster: Cluster) 
         cluster.deploy()
     assert not cluster.cluster.planned
     assert not cluster.cluster.deployed
-    assert all(request.asked for _, request in cluster.sent(rpb.CreateRequest)), "nothing is kept of it anywhere"
+    assert not cluster.sent("learn", "create"), "nothing is kept of it anywhere"
 
 
 def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
@@ -127,7 +138,7 @@ def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
         assert not state.planned
         assert not state.deployed
         assert state.undeployed == {"Count": 1}, "who does not answer deletes what it has when it registers"
-    assert {(name, request.epoch) for name, request in cluster.sent(rpb.DropRequest)} == {("a", 1), ("b", 1)}
+    assert cluster.dropped == {("a", 1), ("b", 1)}
     cluster.refuses.clear()
     cluster.deploy(replace(SPEC, partitions=8))
     assert set(cluster.cluster.operator("Count").assignment.epochs) == {2}
@@ -140,7 +151,7 @@ def test_what_was_taken_back_is_nowhere_served_when_it_is_deployed_again(cluster
     cluster.untold = {"b"}
     with pytest.raises(Unavailable, match="no answer from b"):
         cluster.deploy()
-    assert cluster.server._members.may_serve("b")
+    assert cluster.server.members.may_serve("b")
     cluster.may_serve.clear()
     cluster.deploy()
     assert set(cluster.cluster.operator("Count").assignment.owners) == {"a"}
@@ -152,16 +163,16 @@ def test_who_is_silent_when_an_operator_ends_has_to_register_again(cluster: Clus
     cluster.deploy()
     cluster.silence("b")
     assert cluster.undeploy("Count") == ["b"]
-    assert cluster.server._members.beat("a", "incarnation")
-    assert not cluster.server._members.beat("b", "incarnation"), "it is told when it registers"
+    assert cluster.server.members.beat("a", "incarnation")
+    assert not cluster.server.members.beat("b", "incarnation"), "it is told when it registers"
 
 
 def test_an_owner_that_is_silent_when_a_version_follows_has_to_register_again(cluster: Cluster) -> None:
     cluster.deploy()
     cluster.silence("b")
     cluster.deploy(TEXT)
-    assert cluster.server._members.beat("a", "incarnation")
-    assert not cluster.server._members.beat("b", "incarnation"), "it went on with the former version"
+    assert cluster.server.members.beat("a", "incarnation")
+    assert not cluster.server.members.beat("b", "incarnation"), "it went on with the former version"
 
 
 def test_a_version_that_a_replica_refuses_does_not_serve_anywhere(cluster: Cluster) -> None:
@@ -171,7 +182,7 @@ def test_a_version_that_a_replica_refuses_does_not_serve_anywhere(cluster: Clust
     with pytest.raises(OperatorNotImportable):
         cluster.deploy(TEXT)
     assert cluster.cluster.operator("Count").spec == SPEC
-    assert all(request.asked for _, request in cluster.sent(rpb.CreateRequest))
+    assert not cluster.sent("learn", "create")
 
 
 def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
@@ -179,7 +190,7 @@ def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
     cluster.asked.clear()
     cluster.deploy(TEXT)
     cluster.deploy(TEXT)  # twice is no error, and no other version
-    told = [name for name, request in cluster.sent(rpb.CreateRequest) if not request.asked]
+    told = [name for name, _ in cluster.sent("learn", "create")]
     assert told == ["a", "b"]
     assert cluster.cluster.upgrades == {"Count": 1}
 

@@ -50,7 +50,7 @@ class Carried:
             over=self.over,
             spawn=asyncio.ensure_future,
             alive=dict,
-            call=self._call,
+            replicas=SimpleNamespace(hold=self._asked, checkpoint=self._asked),
             record=self._record,
         )
         self.runs = RunRegistry(self.cluster)
@@ -65,7 +65,7 @@ class Carried:
     async def _record(self, work: Any, *arguments: Any) -> Any:
         return work(self.cluster, *arguments)
 
-    async def _call(self, *_: object) -> None:
+    async def _asked(self, *_: object) -> None:
         if self.checkpoint_fails:
             raise AWAY
 

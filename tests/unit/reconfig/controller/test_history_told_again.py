@@ -24,19 +24,18 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import MoveConflict, TransferCorrupt, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.reports import MoveReport, Reconfiguration
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import fault_of
+from stateflow.runtime.control import Cancelled, Fenced, Origin, Phase, Progress, TakenOver
 from stateflow.runtime.operator import describe
 from stateflow.settings import ControllerSettings
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import How, PartitionId, ReplicaInfo
 from tests.unit.operators import Count
 
 SPEC, P = describe(Count, 4), PartitionId("Count", 0)
 A, B = ReplicaInfo("a", "a", "a:1"), ReplicaInfo("b", "b", "b:1")
-PROGRESS = {
-    **{"bytes_warm": 1, "bytes_reused": 2, "bytes_delta": 3, "lag_bytes": 0, "bytes_stored": 4, "base_bytes": 5},
-    **{"change_rate": 6.5, "bandwidth": 1e9 / 3, "rtt_ms": 0.125, "sequence": 7},
-}
+PROGRESS = Progress(
+    bytes_warm=1, bytes_reused=2, bytes_delta=3, bytes_stored=4, base_bytes=5,
+    change_rate=6.5, bandwidth=1e9 / 3, rtt_ms=0.125, sequence=7,
+)  # fmt: skip
 
 
 class Replicas:
@@ -45,43 +44,36 @@ class Replicas:
     def __init__(self, fails: bool) -> None:
         self._fails, self._sealed = fails, asyncio.Event()
 
-    async def Prepare(self, request: rpb.PrepareRequest, _: object = None) -> AsyncIterator[rpb.MoveProgress]:
-        yield rpb.MoveProgress(phase=rpb.MoveProgress.CATCHING_UP, **PROGRESS)
+    async def prepare(self, *_: object) -> AsyncIterator[Progress]:
+        yield replace(PROGRESS, phase=Phase.CATCHING_UP)
         if self._fails:
-            error = TransferCorrupt("a file arrived damaged", remedy="see the link", file="1.sst")
-            yield rpb.MoveProgress(phase=rpb.MoveProgress.FAILED, fault=fault_of(error))
+            yield Progress(
+                Phase.FAILED, fault=TransferCorrupt("a file arrived damaged", remedy="see the link", file="1.sst")
+            )
             return
         await self._sealed.wait()
-        yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, epoch=2, digest="d" * 32, **PROGRESS)
+        yield replace(PROGRESS, phase=Phase.OWNED, epoch=2, digest="d" * 32)
 
-    async def Fence(self, request: rpb.FenceRequest, _: object) -> rpb.FenceReply:
+    async def fence(self, *_: object) -> Fenced:
         self._sealed.set()
-        return rpb.FenceReply(sealed=True, in_hand_ms=0.01)
+        return Fenced(0.01)
 
-    async def Cancel(self, request: rpb.CancelRequest, _: object) -> rpb.FenceReply:
-        return rpb.FenceReply()
+    async def cancel(self, *_: object, at_once: bool) -> Cancelled:
+        return Cancelled()
 
-    async def Release(self, request: rpb.ReleaseRequest, _: object) -> None:
+    async def release(self, *_: object) -> None:
         await asyncio.sleep(0.001)  # what comes behind the record is told no more
 
-    async def TakeOver(self, request: rpb.TakeOverRequest, _: object) -> rpb.TakeOverReply:
+    async def take_over(self, *_: object) -> TakenOver:
         if self._fails:
             raise MoveConflict("it is being restored", remedy="wait")
-        return rpb.TakeOverReply(epoch=2, sequence=9, positions={"s": 4}, checkpoint_epoch=1, checkpoint_us=10**15)
+        return TakenOver(2, 9, {"s": 4}, Origin(1, 5, 10**15))
 
-    async def Hold(self, request: rpb.HoldRequest, _: object) -> None: ...
+    async def hold(self, *_: object) -> None: ...
 
-    async def Checkpoint(self, request: rpb.CheckpointRequest, _: object) -> None:
+    async def checkpoint(self, *_: object) -> None:
         if self._fails:
             raise MoveConflict("it is being restored", remedy="wait")
-
-    async def ask(self, name: str, method: Any, request: Any, timeout_s: float | None = None) -> Any:
-        return await method(self)(request, timeout_s)
-
-    call = ask
-
-    def stream(self, name: str, method: Any, request: Any) -> AsyncIterator[Any]:
-        return method(self)(request)
 
 
 @pytest.fixture
@@ -105,7 +97,7 @@ class First:
             over=asyncio.get_running_loop().create_future(),
             spawn=asyncio.ensure_future,
             alive=lambda: {"a": A, "b": B},
-            call=self.replicas.call,
+            replicas=self.replicas,
             record=self._record,
         )
         self.runs = RunRegistry(self.cluster)
@@ -159,7 +151,7 @@ def set_of(move: MoveReport) -> set[str]:
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("strategy", [StrategyName.WARM_UP, StrategyName.STOP_AND_RESTART])
 def test_a_move(ledger: Ledger, strategy: StrategyName, fails: bool) -> None:
-    planned = PlannedMove("r", P, "a", "b", 1, 2, strategy, MoveOptions(1e9 if strategy == "warm-up" else 0.0))
+    planned = PlannedMove("r", P, "a", "b", 1, 2, strategy, MoveOptions(1e9 if strategy == "warm-up" else None))
     before, after = told_twice(ledger, planned, fails)
     assert before.to_dict() == after.to_dict()
     assert (after.state, after.moves[0].state) == (("FAILED", "ABORTED") if fails else ("COMPLETED", "COMPLETED"))
@@ -186,7 +178,7 @@ def test_an_operator_that_was_stopped_paused_until_its_last_move_had_ended(ledge
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_take_over(ledger: Ledger, fails: bool) -> None:
-    planned = PlannedTakeover("r", P, "a", "b", 1, 2, f.How.CHECKPOINT)
+    planned = PlannedTakeover("r", P, "a", "b", 1, 2, How.CHECKPOINT)
     before, after = told_twice(ledger, planned, fails)
     assert before.to_dict() == after.to_dict()
     (move,) = after.moves

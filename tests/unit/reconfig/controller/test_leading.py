@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.controller import Controller
 from reconfig.controller.leading import Leading
-from reconfig.controller.service import ControllerServer
 from stateflow.clock import ManualClock
 from stateflow.errors import (
     HoldLost,
@@ -167,7 +167,7 @@ def test_a_record_waits_for_a_ledger_that_can_only_be_read(tmp_path: Path) -> No
 
     async def scenario() -> None:
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-            server = ControllerServer(ledger, ControllerSettings(retry_interval_s=0.001))
+            server = Controller(ledger, ControllerSettings(retry_interval_s=0.001))
             refusals = [READ_ONLY, AWAY, READ_ONLY]
 
             def work(_: ClusterState) -> str:
@@ -175,7 +175,7 @@ def test_a_record_waits_for_a_ledger_that_can_only_be_read(tmp_path: Path) -> No
                     raise refusals.pop()
                 return "done"
 
-            assert await server._context.record(work) == "done"
+            assert await server.context.record(work) == "done"
             assert not server.over.done()
             await server.close()
 
@@ -210,7 +210,7 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
             await terms.leading.try_once()
             tenure = terms.leading._tenure
             tenure.lease_s = 0.01  # of how often it is renewed
-            server = ControllerServer(ledger, ControllerSettings(retry_interval_s=0.001), terms.clock, tenure=tenure)
+            server = Controller(ledger, ControllerSettings(retry_interval_s=0.001), terms.clock, tenure=tenure)
             refused = asyncio.Event()
             loop = asyncio.get_running_loop()
 
@@ -218,7 +218,7 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
                 loop.call_soon_threadsafe(refused.set)
                 raise READ_ONLY
 
-            record = asyncio.ensure_future(server._context.record(work))
+            record = asyncio.ensure_future(server.context.record(work))
             await refused.wait()
             terms.clock.advance(SETTINGS.hold_s)
             assert isinstance(await terms.leading._lead(server), HoldLost)
@@ -239,7 +239,7 @@ def test_nothing_follows_from_a_record_of_which_nobody_knows_whether_it_was_writ
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
             terms = Terms()
             await terms.leading.try_once()
-            server = ControllerServer(ledger, SETTINGS, terms.clock, tenure=terms.leading._tenure)
+            server = Controller(ledger, SETTINGS, terms.clock, tenure=terms.leading._tenure)
             put_many = ledger.put_many
 
             def lost(*arguments: Any) -> Any:
@@ -247,7 +247,7 @@ def test_nothing_follows_from_a_record_of_which_nobody_knows_whether_it_was_writ
                 raise WriteUncertain("the ledger went away", remedy="-")
 
             ledger.put_many = lost  # type: ignore[method-assign]
-            context = server._context
+            context = server.context
             records = [asyncio.ensure_future(context.record(ClusterState.pause, name, True)) for name in ("r1", "r2")]
             await asyncio.wait(records)
             assert [type(record.exception()) for record in records] == [WriteUncertain, WriteUncertain]

@@ -18,7 +18,7 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing, Unavailable
 from stateflow.moves import MoveOptions
 from stateflow.reports import MoveReport
-from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.control import Cancellation, Cancelled, Fence, Fenced, IncomingMove, Phase, Progress
 from stateflow.runtime.operator import describe
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -35,29 +35,22 @@ class Pair:
         self.reports = reports
         self.sealed, self.owned = asyncio.Event(), asyncio.Event()
 
-    async def Prepare(self, request: rpb.PrepareRequest) -> AsyncIterator[rpb.MoveProgress]:
+    async def prepare(self, name: str, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
         for _ in range(self.reports):
-            yield rpb.MoveProgress(phase=rpb.MoveProgress.CATCHING_UP, bandwidth=1e9)
+            yield Progress(Phase.CATCHING_UP, bandwidth=1e9)
         await self.sealed.wait()
         self.owned.set()
-        yield rpb.MoveProgress(phase=rpb.MoveProgress.OWNED, epoch=request.source_epoch + 1, digest="d" * 32)
+        yield Progress(Phase.OWNED, epoch=move.source_epoch + 1, digest="d" * 32)
 
-    async def Fence(self, request: rpb.FenceRequest, timeout: float) -> rpb.FenceReply:
+    async def fence(self, name: str, fence: Fence) -> Fenced:
         self.sealed.set()
         while not self.owned.is_set():
             await asyncio.sleep(0)
         for _ in range(20):  # turns of the loop, in which the controller hears the target
             await asyncio.sleep(0)
-        return rpb.FenceReply(sealed=True, in_hand_ms=IN_HAND_MS)
+        return Fenced(IN_HAND_MS)
 
-    async def Release(self, request: rpb.ReleaseRequest, timeout: float) -> Any:
-        return None
-
-    async def ask(self, name: str, method: Any, request: Any, timeout_s: float | None = None) -> Any:
-        return await method(self)(request, timeout_s)
-
-    def stream(self, name: str, method: Any, request: Any) -> AsyncIterator[Any]:
-        return method(self)(request)
+    async def release(self, *_: object) -> None: ...
 
 
 async def _nothing(*_: object) -> None:
@@ -72,7 +65,7 @@ def runner_of(pair: Pair, hooks: Hooks, max_pause_ms: float | None = None, **opt
         spec=describe(Count, 4),
         source=source,
         target=target,
-        replicas=pair,
+        replicas=pair,  # type: ignore[arg-type]
         hooks=hooks,
         settings=ControllerSettings(),
         clock=SYSTEM_CLOCK,
@@ -126,10 +119,11 @@ def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_sa
     """It asked the source for ever, which answers, but cannot know."""
 
     class Lost(Pair):
-        async def Cancel(self, request: rpb.CancelRequest, timeout: float) -> rpb.FenceReply:
-            if request.owned_at:
+        async def cancel(self, name: str, cancellation: Cancellation, *, at_once: bool) -> Cancelled:
+            assert at_once
+            if cancellation.owned_at:
                 raise StateMissing("its data is gone", remedy="a take-over restores it")
-            return rpb.FenceReply(owned=owned, owned_epoch=2 if owned else 0)
+            return Cancelled(owned=owned, epoch=2 if owned else 0)
 
     async def run() -> tuple[str, object]:
         runner = runner_of(Lost(), Hooks(_nothing, _nothing, _nothing, lambda: None))

@@ -12,38 +12,43 @@ import pytest
 from reconfig.controller.cluster_state import PlannedRestore
 from reconfig.controller.restores import Restores
 from stateflow.errors import HoldLost, MoveConflict, StateflowError, Unavailable
-from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.control import Cancelled, Restore, Restored
+from stateflow.runtime.operator import describe
 from stateflow.types import PartitionId
+from tests.unit.operators import Count
 
 PLANNED = PlannedRestore("r", PartitionId("Op", 0), "a", "b", 2, "file:///s", "", "", -1)
 AWAY = Unavailable("no answer from b", remedy="see it")
 REFUSED = MoveConflict("the partition is moving", remedy="wait")
-OWNS, DOES_NOT = rpb.FenceReply(owned=True), rpb.FenceReply()
-DONE = rpb.RestoreReply(epoch=2)
+OWNS, DOES_NOT = Cancelled(owned=True), Cancelled()
+DONE = Restored(2, 0, {}, 0)
 
 
-def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> rpb.RestoreReply:
-    """Of the last step. Args: answers: of the target, one after another; of Cancel where they are FenceReplies."""
+def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> Restored:
+    """Of the last step. Args: answers: of the target, one after another; to a cancellation where they are so."""
 
-    async def call(name: str, method: Any, request: Any, timeout_s: float | None = None) -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, StateflowError):
-            raise answer
-        assert isinstance(answer, rpb.FenceReply) == isinstance(request, rpb.CancelRequest)
-        return answer
+    async def answer(kind: type) -> Any:
+        given = answers.pop(0)
+        if isinstance(given, StateflowError):
+            raise given
+        assert isinstance(given, kind)
+        return given
 
     async def end(_: object) -> None: ...
 
+    replicas = SimpleNamespace(
+        fetch=lambda *_: answer(Restored), own=lambda *_: answer(Restored), cancel=lambda *_: answer(Cancelled)
+    )
     members = SimpleNamespace(alive=lambda _: True, lapsed=lambda _: False)
     settings = SimpleNamespace(restore_patience_s=0.0, retry_interval_s=0.0)
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     context: Any = SimpleNamespace(
-        call=call, members=members, settings=settings, clock=clock, cluster=SimpleNamespace(), check_leads=leads
+        replicas=replicas, members=members, settings=settings, clock=clock, cluster=SimpleNamespace(), check_leads=leads
     )
 
-    async def own() -> rpb.RestoreReply:
-        request = rpb.RestoreRequest(restore_id="r", epoch=2)
-        result, _ = await Restores(context, end)._own(PLANNED, request, rpb.RestoreReply(epoch=2))
+    async def own() -> Restored:
+        order = Restore("r", describe(Count, 4), PLANNED.partition, 2)
+        result, _ = await Restores(context, end)._own(PLANNED, order, DONE)
         return result
 
     result = asyncio.run(own())

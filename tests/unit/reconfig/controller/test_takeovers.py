@@ -16,9 +16,11 @@ from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.work import PlannedTakeover
 from stateflow.errors import HoldLost, OperatorNotDeployed, Unavailable
 from stateflow.ledger import Ledger
-from stateflow.rpc import replica_pb2 as rpb
+from stateflow.runtime.control import Cancelled
+from stateflow.runtime.lifecycle import State
+from stateflow.runtime.view import PartitionView
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, PartitionId
+from stateflow.types import How, OperatorSpec, PartitionId
 
 FIRST, SECOND = PartitionId("Op", 0), PartitionId("Op", 1)
 
@@ -72,13 +74,13 @@ def test_an_operator_that_is_undeployed_while_a_source_is_asked_whether_it_seale
     """It was an orphan of nothing, for ever."""
     made = takeovers(1)
 
-    async def call(*_: object) -> rpb.FenceReply:
+    async def cancel(*_: object) -> Cancelled:
         if gone:
             made._context.cluster.deployed.clear()
             made.undeployed("Op")
-        return rpb.FenceReply(sealed=True)
+        return Cancelled(sealed=True)
 
-    made._context.call = call  # type: ignore[method-assign]
+    made._context.replicas = SimpleNamespace(cancel=cancel)  # type: ignore[assignment]
     asyncio.run(made._settle_fence("a", FIRST, 1, "m1"))
     assert made._orphans == ({} if gone else {FIRST: Orphan(1, f.Why.SEALED)})
 
@@ -130,7 +132,7 @@ def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
         return SimpleNamespace(planned=planned, source_gone=lambda: told.append((partition, source)))
 
     made._runs.moving = lambda: [moving(FIRST, "a"), moving(SECOND, "a"), moving(FIRST, "b")]  # type: ignore[method-assign]
-    made.registered("a", [rpb.PartitionView(operator="Op", partition=1, epoch=1, state="OWNED")])
+    made.registered("a", [PartitionView(SECOND, State.OWNED, 1, 0)])
     assert told == [(FIRST, "a")]
     assert made._orphans == {FIRST: Orphan(1, f.Why.MISSING)}
 
@@ -138,7 +140,7 @@ def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
 @pytest.mark.parametrize("term_ends", [False, True])
 def test_an_error_that_is_no_event_ends_no_take_over(tmp_path: Path, term_ends: bool) -> None:
     """It was told as FAILED while its record stood open, and nobody carried it out before the next restart."""
-    planned = PlannedTakeover("t", FIRST, "a", "b", 1, 2, f.How.CHECKPOINT)
+    planned = PlannedTakeover("t", FIRST, "a", "b", 1, 2, How.CHECKPOINT)
     attempts: list[f.Phase] = []
 
     async def scenario(cluster: ClusterState) -> str:

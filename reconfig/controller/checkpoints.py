@@ -1,0 +1,24 @@
+"""Checkpoints that somebody asks for, of whoever has the partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
+
+from reconfig.controller.context import ControllerContext
+from stateflow.reports import Taken
+
+
+class Checkpoints:
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
+
+    async def take(self, operator: str = "", partitions: Collection[int] = (), savepoint: str = "") -> Taken:
+        """Of an operator, or of these of its partitions; empty: of everything at every replica that answers. Raises
+        OperatorNotDeployed, and what a replica cannot do it for."""
+        context, started = self._context, self._context.clock.monotonic()
+        names = set(context.cluster.operator(operator).assignment.owners) if operator else context.alive().keys()
+        asked = (context.replicas.checkpoint(name, operator, partitions, savepoint) for name in sorted(names))
+        taken = Taken.together(await asyncio.gather(*asked))
+        return replace(taken, report=replace(taken.report, duration_s=context.clock.monotonic() - started))

@@ -1,0 +1,231 @@
+"""What the controller asks of replicas: values out, values back. Nobody else knows how that is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import grpc.aio
+
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.members import Members
+from reconfig.plan import Load
+from stateflow.clock import Clock
+from stateflow.errors import LeaseLost, StateflowError
+from stateflow.reports import Taken
+from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.control import (
+    cancellation_to_pb,
+    cancelled_of,
+    command_to_pb,
+    fence_to_pb,
+    fenced_of,
+    incoming_to_pb,
+    progress_of,
+    restore_to_pb,
+    restored_of,
+    taken_of,
+    taken_over_of,
+    takeover_to_pb,
+)
+from stateflow.rpc.wire import answered, connected, remote_error, replica_to_pb, spec_to_pb
+from stateflow.runtime.authority import Command
+from stateflow.runtime.control import (
+    Cancellation,
+    Cancelled,
+    Fence,
+    Fenced,
+    IncomingMove,
+    Progress,
+    Restore,
+    Restored,
+    TakenOver,
+    TakeOver,
+)
+from stateflow.settings import ControllerSettings
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+CREATE_TIMEOUT_S = 60.0
+#: removing thousands of databases takes a slow disk long
+DROP_TIMEOUT_S = 600.0
+#: a take-over may read a whole checkpoint
+TAKE_OVER_TIMEOUT_S = 600.0
+CHECKPOINT_TIMEOUT_S = RESTORE_TIMEOUT_S = 3600.0
+#: larger than the number of any request that a replica served
+_NO_REQUESTS = 1 << 62
+
+
+class Replicas:
+    """By their names. Every call raises what the replica refuses with, or Unavailable.
+
+    A replica's connection is waited for, and its registration where its process is a new one; but not where a pause may
+    depend on the answer: then it is asked ``at_once``.
+
+    Args:
+        command: of this controller to a replica, as of now. Raises HoldLost, and Unavailable for one that has not
+            registered.
+        refused: told what each call was refused with.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        members: Members,
+        settings: ControllerSettings,
+        clock: Clock,
+        connect: Callable[[str], grpc.aio.Channel],
+        command: Callable[[str], Command],
+        refused: Callable[[StateflowError], None],
+    ) -> None:
+        self._cluster, self._members, self._settings, self._clock = cluster, members, settings, clock
+        self._connect, self._command, self._refused = connect, command, refused
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    # -- operators ----------------------------------------------------------------------------------------
+
+    async def learn(self, name: str, spec: OperatorSpec) -> None:
+        """It runs this version of the operator from its next batch on."""
+        await self._call(name, "Create", rpb.CreateRequest(spec=spec_to_pb(spec)))
+
+    async def check(self, name: str, spec: OperatorSpec, total: int) -> None:
+        """Could it have so many partitions of the operator? Nothing is changed."""
+        await self._call(name, "Create", rpb.CreateRequest(spec=spec_to_pb(spec), total=total, asked=True))
+
+    async def create(self, name: str, spec: OperatorSpec, numbers: Collection[int], epoch: int, total: int) -> None:
+        """Args: total: of the operator's partitions that it is to have in the end."""
+        request = rpb.CreateRequest(spec=spec_to_pb(spec), partitions=numbers, epoch=epoch, total=total)
+        await self._call(name, "Create", request, CREATE_TIMEOUT_S)
+
+    async def drop(self, name: str, operator: str, epoch: int) -> None:
+        """Its partitions of the operator, at this epoch and at older ones."""
+        await self._call(name, "Drop", rpb.DropRequest(operator=operator, epoch=epoch), DROP_TIMEOUT_S)
+
+    async def hold(self, name: str, operator: str, seconds: float) -> None:
+        """Requests of the operator wait so long at most; 0: no more."""
+        await self._call(name, "Hold", rpb.HoldRequest(operator=operator, seconds=seconds))
+
+    async def loads(self, name: str, operator: str, within_s: float) -> dict[int, Load]:
+        """By partition of the operator."""
+        request = rpb.StatsRequest(after=_NO_REQUESTS, sizes=True)
+        reply = await self._call(name, "Stats", request, within_s)
+        return {v.partition: Load(v.bytes, v.batch_rate) for v in reply.partitions if v.operator == operator}
+
+    # -- moves --------------------------------------------------------------------------------------------
+
+    async def prepare(self, name: str, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
+        """Of the target, until it owns or has failed.
+
+        In a term that has just begun the replica is to register first: it is waited for until its lease has lapsed.
+        """
+        while self._members.may_serve(name):
+            if self._members.session(name):
+                break
+            await asyncio.sleep(self._settings.retry_interval_s)
+        await self._connected(name)
+        request = self._commanded(name, incoming_to_pb(move, standby_move))
+        try:
+            async for message in self._stub(name).Prepare(request):
+                yield progress_of(answered(message, self._shown(name)))
+        except grpc.aio.AioRpcError as error:
+            raise self._meant(error, name) from error
+
+    async def fence(self, name: str, fence: Fence) -> Fenced:
+        return fenced_of(await self._ask(name, "Fence", fence_to_pb(fence)))
+
+    async def cancel(self, name: str, cancellation: Cancellation, *, at_once: bool = False) -> Cancelled:
+        ask = self._ask if at_once else self._call
+        return cancelled_of(await ask(name, "Cancel", cancellation_to_pb(cancellation)))
+
+    async def release(self, name: str, partition: PartitionId, move_id: str, epoch: int, owner: ReplicaInfo) -> None:
+        request = rpb.ReleaseRequest(
+            move_id=move_id,
+            operator=partition.operator,
+            partition=partition.partition,
+            epoch=epoch,
+            owner=replica_to_pb(owner),
+        )
+        await self._ask(name, "Release", request)
+
+    async def take_over(self, name: str, takeover: TakeOver) -> TakenOver:
+        return taken_over_of(await self._ask(name, "TakeOver", takeover_to_pb(takeover), TAKE_OVER_TIMEOUT_S))
+
+    # -- checkpoints --------------------------------------------------------------------------------------
+
+    async def checkpoint(
+        self, name: str, operator: str = "", partitions: Collection[int] = (), savepoint: str = ""
+    ) -> Taken:
+        """Of every partition that it owns, or of an operator, or of these of its partitions."""
+        request = rpb.CheckpointRequest(operator=operator, partitions=partitions, savepoint=savepoint)
+        return taken_of(await self._call(name, "Checkpoint", request, CHECKPOINT_TIMEOUT_S))
+
+    async def fetch(self, name: str, restore: Restore) -> Restored:
+        """A checkpoint is fetched and proved."""
+        return restored_of(await self._call(name, "Restore", restore_to_pb(restore, own=False), RESTORE_TIMEOUT_S))
+
+    async def own(self, name: str, restore: Restore) -> Restored:
+        """What was fetched and proved is served."""
+        return restored_of(await self._call(name, "Restore", restore_to_pb(restore, own=True), RESTORE_TIMEOUT_S))
+
+    async def surrender(self, name: str, fence: Fence) -> None:
+        """It serves the partition no more: the target has its state from elsewhere."""
+        await self._call(name, "Surrender", fence_to_pb(fence))
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    async def _call(self, name: str, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        until = self._clock.monotonic() + self._settings.rpc_timeout_s
+        while True:
+            await self._connected(name)
+            session = self._members.session(name)
+            try:
+                return await self._ask(name, method, request, timeout_s)
+            except LeaseLost:  # it was restarted so quickly that it was never missed
+                while self._members.session(name) in ("", session):
+                    if self._clock.monotonic() >= until:
+                        raise
+                    await asyncio.sleep(self._settings.retry_interval_s)
+
+    async def _ask(self, name: str, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        """Without waiting for a connection."""
+        commanded = self._commanded(name, request)
+        try:
+            answer = await getattr(self._stub(name), method)(
+                commanded, timeout=timeout_s or self._settings.rpc_timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._meant(error, name) from error
+        return answered(answer, self._shown(name))
+
+    def _commanded(self, name: str, request: Any) -> Any:
+        """The request with who commands, where it is a command: the one place where that is said."""
+        field = request.DESCRIPTOR.fields_by_name.get("command")
+        if field is not None and field.message_type is pb.Command.DESCRIPTOR:
+            request.command.CopyFrom(command_to_pb(self._command(name)))
+        return request
+
+    def _meant(self, error: grpc.aio.AioRpcError, name: str) -> StateflowError:
+        meant = remote_error(error, self._shown(name))
+        self._refused(meant)
+        return meant
+
+    def _stub(self, name: str) -> replica_pb2_grpc.ReplicaServiceStub:
+        return replica_pb2_grpc.ReplicaServiceStub(self._channel(name))
+
+    def _channel(self, name: str) -> grpc.aio.Channel:
+        address = self._cluster.replicas[name].address
+        if address not in self._channels:
+            self._channels[address] = self._connect(address)
+        return self._channels[address]
+
+    async def _connected(self, name: str) -> None:
+        await connected(self._channel(name), self._shown(name))
+
+    def _shown(self, name: str) -> str:
+        return f"{name} ({self._cluster.replicas[name].address})"
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()

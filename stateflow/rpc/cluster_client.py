@@ -1,0 +1,158 @@
+"""What a user asks a controller for: values in, reports out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from stateflow.moves import MoveOptions
+from stateflow.reports import (
+    AdoptedOperator,
+    ClusterStatus,
+    Deployment,
+    Reconfiguration,
+    RestoredPartition,
+    StandbyReport,
+    Taken,
+)
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.clients import ControllerClient
+from stateflow.rpc.control import taken_of
+from stateflow.rpc.matching import message_of
+from stateflow.rpc.reports import (
+    adopted_of,
+    cluster_of,
+    reconfiguration_of,
+    restored_of,
+    standby_of,
+)
+from stateflow.types import OperatorSpec
+
+#: of calls that plan, and ask replicas for that
+PLAN_TIMEOUT_S = 120.0
+#: of calls that move gigabytes
+LONG_TIMEOUT_S = 3600.0
+
+
+class ClusterClient:
+    """Methods raise what the controller refuses with, or Unavailable. What they do, and what the options of a move
+    mean, is said where users read it: :class:`~stateflow.client.cluster.Cluster`."""
+
+    def __init__(self, address: str, connect_timeout_s: float = 0.0) -> None:
+        self._controller = ControllerClient(address, connect_timeout_s=connect_timeout_s)
+
+    def status(self) -> ClusterStatus:
+        return cluster_of(self._controller.call("Status", cpb.StatusRequest())).status()
+
+    # -- operators ----------------------------------------------------------------------------------------
+
+    def deploy(self, spec: OperatorSpec, sites: Iterable[str]) -> None:
+        self._controller.deploy(spec, sites)
+
+    def deployment(self, operator: str) -> Deployment:
+        return self._controller.deployment(operator)
+
+    def undeploy(self, operator: str, delete_state: bool) -> list[str]:
+        """Returns the replicas that did not answer."""
+        request = cpb.UndeployRequest(operator=operator, delete_state=delete_state)
+        return list(self._controller.call("Undeploy", request, LONG_TIMEOUT_S).waiting)
+
+    def standby(self, operator: str, count: int) -> list[StandbyReport]:
+        reply = self._controller.call("Standby", cpb.StandbyRequest(operator=operator, count=count), PLAN_TIMEOUT_S)
+        return [standby_of(view) for view in reply.standbys]
+
+    # -- replicas -----------------------------------------------------------------------------------------
+
+    def replace(self, replica: str, directory: str) -> tuple[str, int]:
+        """Returns (directory, how many partitions)."""
+        reply = self._controller.call("Replace", cpb.ReplaceRequest(replica=replica, directory=directory))
+        return reply.directory, reply.partitions
+
+    def forget(self, replica: str) -> None:
+        self._controller.call("Forget", cpb.ForgetRequest(replica=replica), PLAN_TIMEOUT_S)
+
+    def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
+        reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), PLAN_TIMEOUT_S)
+        return [adopted_of(each) for each in reply.operators]
+
+    # -- reconfigurations ---------------------------------------------------------------------------------
+
+    def migrate(self, operator: str, partitions: Collection[int], to: str, options: MoveOptions) -> Reconfiguration:
+        request = cpb.MigrateRequest(
+            operator=operator, partitions=partitions, to=to, options=message_of(cpb.MoveOptions, options)
+        )
+        return reconfiguration_of(self._controller.call("Migrate", request, PLAN_TIMEOUT_S))
+
+    def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
+        request = cpb.RebalanceRequest(operator=operator, options=message_of(cpb.MoveOptions, options))
+        return self._begun("Rebalance", request)
+
+    def drain(self, replica: str, options: MoveOptions) -> list[Reconfiguration]:
+        return self._begun("Drain", cpb.DrainRequest(replica=replica, options=message_of(cpb.MoveOptions, options)))
+
+    def _begun(self, method: str, request: Any) -> list[Reconfiguration]:
+        reply = self._controller.call(method, request, PLAN_TIMEOUT_S)
+        return [reconfiguration_of(message) for message in reply.reconfigurations]
+
+    def reconfigurations(self, limit: int) -> list[Reconfiguration]:
+        pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
+        return [reconfiguration_of(message) for page in pages for message in page.reconfigurations]
+
+    def watch(self, reconfiguration: str) -> Iterator[Reconfiguration]:
+        """As it goes on; the last one is not RUNNING."""
+        request = cpb.ReconfigurationRequest(id=reconfiguration)
+        return map(reconfiguration_of, self._controller.stream("WatchReconfiguration", request))
+
+    def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
+        return self._of("GetReconfiguration", reconfiguration)
+
+    def cancel(self, reconfiguration: str) -> Reconfiguration:
+        return self._of("CancelReconfiguration", reconfiguration)
+
+    def pause(self, reconfiguration: str) -> Reconfiguration:
+        return self._of("PauseReconfiguration", reconfiguration)
+
+    def resume(self, reconfiguration: str) -> Reconfiguration:
+        return self._of("ResumeReconfiguration", reconfiguration)
+
+    def retry(self, reconfiguration: str) -> Reconfiguration:
+        return self._of("RetryReconfiguration", reconfiguration)
+
+    def _of(self, method: str, reconfiguration: str) -> Reconfiguration:
+        request = cpb.ReconfigurationRequest(id=reconfiguration)
+        return reconfiguration_of(self._controller.call(method, request, PLAN_TIMEOUT_S))
+
+    def resolve(self, reconfiguration: str, how: str) -> Reconfiguration:
+        request = cpb.ResolveRequest(id=reconfiguration, how=how)
+        return reconfiguration_of(self._controller.call("ResolveReconfiguration", request, PLAN_TIMEOUT_S))
+
+    # -- checkpoints --------------------------------------------------------------------------------------
+
+    def checkpoint(self, operator: str, savepoint: str = "", partitions: Collection[int] = ()) -> Taken:
+        """Of all partitions, or of these."""
+        request = rpb.CheckpointRequest(operator=operator, savepoint=savepoint, partitions=partitions)
+        return taken_of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
+
+    def restore(
+        self,
+        operator: str,
+        partitions: Collection[int],
+        *,
+        to: str,
+        url: str,
+        savepoint: str,
+        at: tuple[str, int] | None,
+    ) -> list[RestoredPartition]:
+        source, batch = at or ("", 0)
+        request = cpb.RestoreOperatorRequest(
+            operator=operator,
+            partitions=partitions,
+            to=to,
+            url=url,
+            savepoint=savepoint,
+            source=source,
+            batch=batch,
+        )
+        report = self._controller.call("Restore", request, LONG_TIMEOUT_S)
+        return [restored_of(each) for each in report.partitions]
