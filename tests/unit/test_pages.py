@@ -1,10 +1,11 @@
-"""Commands in README and docs/ are commands, with the options and arguments that they have."""
+"""What README and docs/ name is there: commands with their options and arguments, files, tests and settings."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,8 +13,9 @@ import typer.main
 from typer.core import TyperArgument, TyperGroup
 
 from benchmarks.__main__ import COMMANDS, _parser
+from stateflow import settings
 from stateflow.cli.app import app
-from tests.pages import ROOT, blocks
+from tests.pages import PAGES, ROOT, blocks
 
 PROGRAM = typer.main.get_command(app)
 #: what a line has that says how a command is written, and is not one
@@ -109,3 +111,25 @@ def check_form(words: list[str]) -> None:
 def test_what_is_wrong_is_found(command: str, said: str) -> None:
     with pytest.raises(BaseException, match=said):
         test_commands("", command)
+
+
+#: a folder, which may be left out below ``tests``, and a file in it
+NAMED = re.compile(
+    r"`((?:tests/)?(?:stateflow|reconfig|benchmarks|docs|unit|integration|contract|property)/[\w/.]+\.\w+)"
+)
+SETTINGS = {
+    f"{kind.model_config['env_prefix']}{name}".upper()
+    for kind in settings.Settings.__subclasses__()
+    for name in kind.model_fields
+}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    linked = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    missing = [link for link in linked if not (page.parent / link).exists()]
+    missing += [name for name in NAMED.findall(text) if not any((at / name).exists() for at in (ROOT, ROOT / "tests"))]
+    missing += [name for name in set(re.findall(r"\btest_\w+\.py", text)) if not any((ROOT / "tests").rglob(name))]
+    asked = re.findall(r"STATEFLOW_(?:REPLICA|CONTROLLER|ROUTER|CLIENT)_[A-Z_]+[A-Z]", text)
+    assert missing + sorted(set(asked) - SETTINGS) == []
