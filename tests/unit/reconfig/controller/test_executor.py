@@ -83,7 +83,8 @@ class Carried:
             self.cluster.move_owned(planned, {})
             machine.phase = m.Phase.COMPLETED
 
-        return SimpleNamespace(planned=planned, machine=machine, report=planned_report(planned), run=run)
+        report = planned_report(planned)
+        return SimpleNamespace(planned=planned, machine=machine, handle=machine.handle, report=report, run=run)
 
 
 def carried(
