@@ -24,7 +24,7 @@ class Hooks:
     """What an errand needs of its controller. The records are durable when the awaitable is done.
 
     ``lost`` is told why a target that owned has it no more.
-    ``cutover`` is held from the grant until the target owns: two at once at one source lengthen each other's pause.
+    ``cutover`` is held from the fence until the target owns: two at once at one source lengthen each other's pause.
     """
 
     record_grant: Callable[[], Awaitable[None]]

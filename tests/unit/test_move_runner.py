@@ -17,6 +17,7 @@ from reconfig.work import MoveOptions, PlannedMove
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import fault_of
 from stateflow.runtime.operator import describe
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -119,11 +120,54 @@ def test_a_move_is_admitted_by_what_is_known_then_and_says_meanwhile_what_it_wai
     assert said[-1] == ("COMPLETED", 7.0, 30.0)
 
 
+def test_a_move_that_was_granted_before_asks_for_no_grant_and_waits_for_its_turn() -> None:
+    async def run() -> None:
+        async def grant() -> None:
+            raise AssertionError("it is in the ledger")
+
+        hooks = Hooks(grant, _nothing, _nothing, lambda: None)
+        runner = runner_of(pair := Pair(), hooks)
+        runner.machine, first = MoveRunner.resumed(runner.planned, granted=True)
+        async with hooks.cutover:
+            running = asyncio.ensure_future(runner.run(first))
+            while runner.machine.phase is not m.Phase.FENCED:
+                await asyncio.sleep(0)
+            assert not pair.sealed.is_set()
+        report = await asyncio.wait_for(running, 10)
+        assert report.phase == "COMPLETED", report
+        assert not hooks.cutover.locked()
+
+    asyncio.run(run())
+
+
+def test_patience_begins_anew_with_the_term_that_carries_a_move_on() -> None:
+    """How long the ledger was away is no fault of the move."""
+
+    class Waited(Pair):
+        async def Prepare(self, request: rpb.PrepareRequest) -> AsyncIterator[rpb.MoveProgress]:
+            behind = rpb.MoveProgress(phase=rpb.MoveProgress.CATCHING_UP, lag_bytes=10**9, bandwidth=1e6)
+            for waited_s in (100.0, 129.0):
+                behind.waited_s = waited_s
+                yield behind
+            async for progress in super().Prepare(request):
+                progress.waited_s = 129.9
+                yield progress
+
+    async def run() -> str:
+        runner = runner_of(Waited(), Hooks(_nothing, _nothing, _nothing, lambda: None), 50.0)
+        return (await asyncio.wait_for(runner.run(), 10)).phase
+
+    assert asyncio.run(run()) == "COMPLETED"
+
+
 @pytest.mark.parametrize("owned", [False, True])
 def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_says(owned: bool) -> None:
     """It asked the source for ever, which answers, but cannot know."""
 
     class Lost(Pair):
+        async def Prepare(self, request: rpb.PrepareRequest) -> AsyncIterator[rpb.MoveProgress]:
+            yield rpb.MoveProgress(phase=rpb.MoveProgress.FAILED, fault=fault_of(Unavailable("nothing to copy")))
+
         async def Cancel(self, request: rpb.CancelRequest, timeout: float) -> rpb.FenceReply:
             if request.owned_at:
                 raise StateMissing("its data is gone", remedy="a take-over restores it")
@@ -131,7 +175,7 @@ def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_sa
 
     async def run() -> tuple[str, object]:
         runner = runner_of(Lost(), Hooks(_nothing, _nothing, _nothing, lambda: None))
-        runner.machine, first = m.Move.resumed(1, 2)
+        runner.machine, first = MoveRunner.resumed(runner.planned, granted=True)
         report = await asyncio.wait_for(runner.run(first), 10)
         return report.phase, runner.machine.error
 
