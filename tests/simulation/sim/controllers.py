@@ -4,6 +4,7 @@ their own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ import grpc.aio
 from reconfig.controller.context import ClusterStates
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerServer
+from reconfig.failover import Takeover
+from reconfig.migration import Move
 from reconfig.tenure import Tenure
 from stateflow.errors import NotLeading
 from stateflow.ledger import Holder
@@ -48,6 +51,13 @@ class Controllers:
         ]
         newest = max(serving, key=lambda each: each.serving._context.term, default=None)  # type: ignore[union-attr]
         return None if newest is None else newest.serving
+
+    def machines(self) -> Iterator[Move | Takeover]:
+        """Of what was begun by those that lead, over or not."""
+        for server in (each.serving for each in self.leading.values()):
+            if server is not None:
+                runs = (runner for running in server._runs.running.values() for runner in running.runners)
+                yield from (runner.machine for runner in (*runs, *server._standbys._runners.values()))
 
     def addresses(self) -> str:
         return ",".join(f"{name}:1" for name in self.names)

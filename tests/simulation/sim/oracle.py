@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from reconfig.failover import Takeover
+from reconfig.migration import Move
 from stateflow.changes import Mutations
 from stateflow.errors import InvalidTransition
 from stateflow.runtime import layout
@@ -94,9 +96,14 @@ class Oracle:
             lifecycle = nodes[name].lifecycle(partition)
             if self.owners.setdefault((partition, lifecycle.epoch), name) != name:
                 raise Violation(f"{partition} was owned by two replicas at epoch {lifecycle.epoch}")
-        for node in nodes.values():
+        self.valid(node.lifecycle(partition) for node in nodes.values())
+
+    @staticmethod
+    def valid(machines: Iterable[Lifecycle | Move | Takeover]) -> None:
+        """Each is in a state that it may be in."""
+        for machine in machines:
             try:
-                node.lifecycle(partition).validate()
+                machine.validate()
             except InvalidTransition as error:
                 raise Violation(str(error)) from error
 

@@ -337,6 +337,7 @@ class World:
             entries, plan = contents(node._registry.slot(partition)), self._plan_of(partition, lifecycle.epoch)
             self._check(lambda: self.oracle.owned(partition, node.info.name, lifecycle.epoch, entries, plan))
         self._check(lambda: self.oracle.changed(partition, self.nodes))
+        self._check(lambda: self.oracle.valid(self.controllers.machines()))
 
     def serving(self, partition: PartitionId) -> None:
         """Whoever has a lease is about to serve."""
@@ -461,6 +462,7 @@ class World:
 
     def _check_ended(self) -> None:
         """Nothing that was begun is open for ever, in the ledger or as who leads tells of it. Raises Violation."""
+        self.oracle.valid(self.controllers.machines())
         assert self.controller is not None
         cluster = self.controller._cluster
         moves = [item for item, move in cluster.open_moves.items() if move.planned.strategy != "standby"]
