@@ -524,6 +524,10 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     Impossible(COPYING, TakenOver, note="only standbys are told so"),
     # behind the fence only the source can say which side of the seal it is on
     Transition(
+        Phase.FENCED, SourceSealed, None, (), when=SOURCE_GONE, effect=_sealed,
+        note="the target is asked for its promise already",
+    ),
+    Transition(
         Phase.FENCED, SourceSealed, None, (), when=TARGET_UP, effect=_sealed, note="the target gets it by the transfer"
     ),
     Transition(

@@ -458,6 +458,13 @@ def test_a_source_that_is_gone_leaves_the_word_to_the_target() -> None:
     assert isinstance(machine.error, Unavailable)
 
 
+def test_whoever_is_asked_for_its_promise_is_asked_for_nothing_else() -> None:
+    """A copy that began behind the promise could own all the same, at a target that was started again meanwhile."""
+    machine = move(*TO_FENCED, m.TargetFailed(LOST), m.SourceGone())
+    assert names(machine.handle(m.SourceSealed())) == [], "its answer, which was late"
+    assert names(machine.handle(m.TargetCancelled())) == ["RecordAborted"]
+
+
 def test_a_source_that_is_gone_after_its_seal_had_arrived() -> None:
     machine = move(*TO_FENCED, m.SourceGone())
     assert names(machine.handle(OWNED)) == ["RecordOwned"]
