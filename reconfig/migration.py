@@ -10,6 +10,9 @@ rolls back; after it, every failure goes forward. Only the source can say which 
 gone for good, the target can still promise that it never owns for this move, and then the partition is free for a
 take-over (:mod:`reconfig.failover`).
 
+A move whose grant an earlier term recorded copies again, and is fenced by that grant. That term may have fenced it,
+too: when something fails, the source is asked whether it sealed, as behind the fence.
+
 A budget is met when expected pause and margin fit it. That is waited for
 ``patience_s``, counted from when the base was there; a move without a budget waits ``settle_s`` at most for its lag to
 become small.
@@ -184,10 +187,9 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class RecordGrant:
-    """Ledger: ``epoch`` is the target's → GrantRecorded. ``takes_turn``: of the cutovers at its source."""
+    """Ledger: ``epoch`` is the target's → GrantRecorded."""
 
     epoch: int
-    takes_turn: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class Fence:
     """Source: seal, for the target to own at ``epoch`` → SourceSealed | FenceRefused | SourceUnknown.
 
     Args:
-        cold: nobody follows yet.
+        cold: nobody follows yet. Else it waits for its turn of the cutovers at its source.
         pause_ms: predicted; 0 where no figure was.
         max_pause_ms: 0 means no budget.
     """
@@ -242,11 +244,6 @@ class RecordAborted:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
-    """The new assignment, to whoever asks."""
-
-
-@dataclass(frozen=True, slots=True)
 class Release:
     """Source, best effort: the target owns at ``epoch``."""
 
@@ -269,7 +266,6 @@ Instruction = (
     | AbandonTarget
     | RecordOwned
     | RecordAborted
-    | Publish
     | Release
     | Retry
 )
@@ -291,16 +287,13 @@ def _record_aborted_of(move: Move) -> RecordAborted:
 
 
 PREPARE: Order[Move, Instruction] = Order("Prepare", lambda _: Prepare())
-RECORD_GRANT: Order[Move, Instruction] = Order(
-    "RecordGrant", lambda move: RecordGrant(move.granted_epoch, move.kind is Kind.WARM)
-)
+RECORD_GRANT: Order[Move, Instruction] = Order("RecordGrant", lambda move: RecordGrant(move.granted_epoch))
 FENCE: Order[Move, Instruction] = Order("Fence", _fence_of)
 CANCEL_SOURCE: Order[Move, Instruction] = Order("CancelSource", _cancel_source_of)
 CANCEL_TARGET: Order[Move, Instruction] = Order("CancelTarget", lambda _: CancelTarget())
 ABANDON_TARGET: Order[Move, Instruction] = Order("AbandonTarget", lambda _: AbandonTarget())
 RECORD_OWNED: Order[Move, Instruction] = Order("RecordOwned", lambda move: RecordOwned(move.granted_epoch, move.digest))
 RECORD_ABORTED: Order[Move, Instruction] = Order("RecordAborted", _record_aborted_of)
-PUBLISH: Order[Move, Instruction] = Order("Publish", lambda _: Publish())
 RELEASE: Order[Move, Instruction] = Order("Release", lambda move: Release(move.granted_epoch))
 RETRY_PREPARE: Order[Move, Instruction] = Order("Retry(Prepare)", lambda _: Retry(Prepare()))
 RETRY_FENCE: Order[Move, Instruction] = Order("Retry(Fence)", lambda move: Retry(_fence_of(move)))
@@ -312,6 +305,13 @@ RETRY_CANCEL_TARGET: Order[Move, Instruction] = Order("Retry(CancelTarget)", lam
 COLD: Guard[Move] = Guard("it is COLD", lambda move, _: move.kind is Kind.COLD)
 STANDBY: Guard[Move] = Guard("it is a STANDBY", lambda move, _: move.kind is Kind.STANDBY)
 GRANTING: Guard[Move] = Guard("the grant was asked for", lambda move, _: move.granting)
+GRANTED: Guard[Move] = Guard("the grant is in the ledger", lambda move, _: move.granted)
+GRANTED_COLD: Guard[Move] = Guard(
+    "it is COLD, the grant is in the ledger", lambda move, _: move.kind is Kind.COLD and move.granted
+)
+GRANTED_FITS: Guard[Move] = Guard(
+    "the prediction fits, the grant is in the ledger", lambda move, event: move.granted and move.fits(event)
+)
 SEALED: Guard[Move] = Guard("the source has sealed", lambda move, _: move.sealed)
 CANCELLING: Guard[Move] = Guard("the source is asked to cancel", lambda move, _: move.cancelling)
 SOURCE_GONE: Guard[Move] = Guard("the source is given up", lambda move, _: move.source_gone)
@@ -324,8 +324,9 @@ TARGET_PROMISED: Guard[Move] = Guard(
     lambda move, event: move.sealed and isinstance(event.error, MoveAborted),
 )
 FITS: Guard[Move] = Guard("the prediction fits", lambda move, event: move.fits(event))
-OUT_OF_PATIENCE: Guard[Move] = Guard(
-    "patience is over", lambda move, event: bool(move.max_pause_ms) and event.waited_s >= move.patience_s
+OUT_OF_PATIENCE: Guard[Move] = Guard("patience is over", lambda move, event: move.out_of_patience(event))
+GRANTED_OUT_OF_PATIENCE: Guard[Move] = Guard(
+    "patience is over, the grant is in the ledger", lambda move, event: move.granted and move.out_of_patience(event)
 )
 
 # -- effects: what changes beside the phase -----------------------------------------------------------------
@@ -333,6 +334,10 @@ OUT_OF_PATIENCE: Guard[Move] = Guard(
 
 def _ask_for_grant(move: Move, _: Event) -> None:
     move.granting = True
+
+
+def _grant(move: Move, _: GrantRecorded) -> None:
+    move.granting, move.granted = False, True
 
 
 def _prepare(move: Move, _: Event) -> None:
@@ -354,12 +359,22 @@ def _measure_and_refuse(move: Move, event: CaughtUp) -> None:
     move.error = move.unreachable(event)
 
 
+def _refuse_and_cancel(move: Move, event: CaughtUp) -> None:
+    _measure_and_refuse(move, event)
+    move.cancelling = True
+
+
 def _fail(move: Move, event: TargetFailed) -> None:
     move.error = event.error
 
 
 def _cancelled(move: Move, _: Event) -> None:
     move.error = MoveAborted("the move was cancelled", remedy="start it again when it suits")
+
+
+def _cancel_at_source(move: Move, event: Cancel) -> None:
+    _cancelled(move, event)
+    move.cancelling = True
 
 
 def _taken_over(move: Move, _: Event) -> None:
@@ -442,14 +457,17 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     Refused((*BEFORE_FENCE, Phase.FENCED), TargetOwned, _wrong_epoch, note="nobody granted that epoch"),
     # the beginning
     Transition(
+        Phase.WAITING, Begin, Phase.FENCED, (FENCE,), when=GRANTED_COLD, note="who has sealed for it says so"
+    ),
+    Transition(
         Phase.WAITING, Begin, None, (RECORD_GRANT,), when=COLD, effect=_ask_for_grant,
         note="fence first, copy then",
     ),
     Transition(Phase.WAITING, Begin, Phase.WARMING, (PREPARE,), effect=_prepare, note="copy first"),
     Transition(
-        Phase.WAITING, GrantRecorded, Phase.FENCED, (FENCE,), when=GRANTING, note="its seal asks for the copy"
+        Phase.WAITING, GrantRecorded, Phase.FENCED, (FENCE,), when=GRANTING, effect=_grant,
+        note="its seal asks for the copy",
     ),
-    Impossible(Phase.WAITING, GrantRecorded),
     # the copy
     Transition(Phase.WARMING, BaseReady, Phase.CATCHING_UP, (), note="the target follows from here"),
     Ignored(Phase.WARMING, CaughtUp, (), note="it has nothing to be measured by before its base is there"),
@@ -459,15 +477,41 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
         Phase.CATCHING_UP, CaughtUp, None, (), when=STANDBY, effect=_measure, note="it stays until it is cancelled"
     ),
     Transition(
+        Phase.CATCHING_UP, CaughtUp, Phase.FENCED, (FENCE,), when=GRANTED_FITS, effect=_measure,
+        note="one grant is enough, whichever term recorded it",
+    ),
+    Transition(
         Phase.CATCHING_UP, CaughtUp, None, (RECORD_GRANT,), when=FITS, effect=_measure_and_ask,
         note="in the ledger before the source hears of it",
+    ),
+    Transition(
+        Phase.CATCHING_UP, CaughtUp, Phase.FENCED, (CANCEL_SOURCE,), when=GRANTED_OUT_OF_PATIENCE,
+        effect=_refuse_and_cancel, note="the budget is not in reach; did the source seal?",
     ),
     Transition(
         Phase.CATCHING_UP, CaughtUp, Phase.ABORTED, (CANCEL_SOURCE, ABANDON_TARGET, RECORD_ABORTED),
         when=OUT_OF_PATIENCE, effect=_measure_and_refuse, note="the budget is not in reach",
     ),
     Transition(Phase.CATCHING_UP, CaughtUp, None, (), effect=_measure, note="it may fit later"),
-    Transition(Phase.CATCHING_UP, GrantRecorded, Phase.FENCED, (FENCE,)),
+    Transition(Phase.CATCHING_UP, GrantRecorded, Phase.FENCED, (FENCE,), when=GRANTING, effect=_grant),
+    Impossible((Phase.WAITING, Phase.CATCHING_UP), GrantRecorded, note="it was not asked for"),
+    # granted before: an earlier term may have fenced it
+    Transition(
+        BEFORE_FENCE, TargetFailed, Phase.FENCED, (CANCEL_SOURCE,), when=GRANTED, effect=_target_lost_first,
+        note="did the source seal?",
+    ),
+    Transition(
+        BEFORE_FENCE, Cancel, Phase.FENCED, (CANCEL_SOURCE,), when=GRANTED, effect=_cancel_at_source,
+        note="did the source seal?",
+    ),
+    Transition(
+        BEFORE_FENCE, SourceGone, Phase.FENCED, (CANCEL_TARGET,), when=GRANTED, effect=_source_died,
+        note="its lease lapsed: it serves no more",
+    ),
+    Transition(
+        BEFORE_FENCE, GivenUp, Phase.FENCED, (CANCEL_TARGET,), when=GRANTED, effect=_give_up,
+        note="by command: its seal proves nothing",
+    ),
     # what rolls back before the fence
     Transition(
         BEFORE_FENCE, TargetFailed, Phase.ABORTED, (CANCEL_SOURCE, ABANDON_TARGET, RECORD_ABORTED),
@@ -482,9 +526,15 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
         note="its partitions are taken over",
     ),
     Transition(
-        COPYING, TakenOver, Phase.ABORTED, (RECORD_ABORTED,), effect=_taken_over, note="the take-over has the copy"
+        COPYING, TakenOver, Phase.ABORTED, (RECORD_ABORTED,), when=STANDBY, effect=_taken_over,
+        note="the take-over has the copy",
     ),
+    Impossible(COPYING, TakenOver, note="only standbys are told so"),
     # behind the fence only the source can say which side of the seal it is on
+    Transition(
+        Phase.FENCED, SourceSealed, None, (), when=SOURCE_GONE, effect=_sealed,
+        note="the target is asked for its promise already",
+    ),
     Transition(
         Phase.FENCED, SourceSealed, None, (), when=TARGET_UP, effect=_sealed, note="the target gets it by the transfer"
     ),
@@ -543,7 +593,7 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     ),
     Ignored(Phase.FENCED, (BaseReady, CaughtUp, GrantRecorded), (), note="nothing depends on them behind the fence"),
     # the end
-    Transition(Phase.OWNED, OwnedRecorded, Phase.COMPLETED, (PUBLISH, RELEASE)),
+    Transition(Phase.OWNED, OwnedRecorded, Phase.COMPLETED, (RELEASE,)),
     Ignored(
         Phase.OWNED,
         (
@@ -579,9 +629,10 @@ _INVARIANTS: tuple[Guard[Move], ...] = (
             move.phase not in (Phase.OWNED, Phase.COMPLETED) or (move.sealed and move.kind is not Kind.STANDBY)
         ),
     ),
-    Guard("nothing is fenced that was not granted", lambda move, _: move.phase is not Phase.FENCED or move.granting),
+    Guard("nothing is fenced that was not granted", lambda move, _: move.phase is not Phase.FENCED or move.granted),
+    Guard("what is granted is asked for no more", lambda move, _: not (move.granting and move.granted)),
     Guard(
-        "before the fence nobody has sealed, nor is asked whether",
+        "before the fence nobody is known to have sealed, nor asked whether",
         lambda move, _: move.phase not in BEFORE_FENCE or not (move.sealed or move.cancelling or move.source_gone),
     ),
 )
@@ -607,6 +658,7 @@ class Move:
             within the sum.
         patience_s: a budget that is not in reach for so long is refused.
         settle_s: without a budget the lag may take so long to become small.
+        granted: the grant is in the ledger. Of a move that begins: an earlier term recorded it, and may have fenced.
     """
 
     epoch: int
@@ -617,8 +669,9 @@ class Move:
     patience_s: float = 30.0
     settle_s: float = 5.0
     kind: Kind = Kind.WARM
+    granted: bool = False
     phase: Phase = Phase.WAITING
-    granting: bool = False
+    granting: bool = False  # asked for, and not recorded yet
     sealed: bool = False
     cancelling: bool = False
     source_gone: bool = False
@@ -639,6 +692,11 @@ class Move:
             self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
         return [order.make(self) for order in orders]
 
+    @property
+    def fenced(self) -> bool:
+        """Its source may have sealed, and the target is not known to own."""
+        return self.granted and self.phase in (*BEFORE_FENCE, Phase.FENCED)
+
     def validate(self) -> None:
         """Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
         for words in self.table.broken(self):
@@ -656,6 +714,9 @@ class Move:
         if self.max_pause_ms:
             return sum(self.prediction(event)) <= self.max_pause_ms
         return lag_ms(event.measured) <= LAG_MS_SMALL or event.waited_s >= self.settle_s
+
+    def out_of_patience(self, event: CaughtUp) -> bool:
+        return bool(self.max_pause_ms) and event.waited_s >= self.patience_s
 
     def unreachable(self, event: CaughtUp) -> BudgetUnreachable:
         measured, (pause_ms, margin_ms) = event.measured, self.prediction(event)
@@ -677,12 +738,3 @@ class Move:
 
     def fault(self, what: str) -> InvalidTransition:
         return InvalidTransition(what, remedy=REPORT_LINE, story=" | ".join(self.story))
-
-    @classmethod
-    def resumed(cls, epoch: int, granted_epoch: int, max_pause_ms: float = 0.0) -> tuple[Move, list[Instruction]]:
-        """A move whose grant is in the ledger, after the controller was restarted: whether the source sealed
-        is for the source to say. Asking it to promise never to seal either rolls back or shows the seal."""
-        move = cls(epoch, granted_epoch, max_pause_ms, phase=Phase.FENCED, granting=True, cancelling=True)
-        move.error = MoveAborted("the controller was restarted during the move", remedy="start it again")
-        move.story.append("resumed: FENCED")
-        return move, [CANCEL_SOURCE.make(move)]

@@ -40,7 +40,7 @@ class MoveRunner(Runner):
     cost: Callable[[], FixedCost] | None = None  # of a cutover, as recent moves show it
     standby_move: Callable[[], str] = lambda: ""  # of the standby that follows at the target now
     _joined: str = ""  # the standby whose copy is to be the move's
-    _joined_s: float = 0.0  # how long it had been there
+    _joined_s: float = 0.0  # how long the base had been there when this was begun
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
     _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # or was not reached
@@ -52,7 +52,7 @@ class MoveRunner(Runner):
     _retry_s: float = 0.25
 
     @classmethod
-    def machine_for(cls, planned: Copy) -> m.Move:
+    def machine_for(cls, planned: Copy, granted: bool = False) -> m.Move:
         if isinstance(planned, PlannedStandby):
             return m.Move(planned.epoch, planned.granted_epoch, kind=m.Kind.STANDBY)
         return m.Move(
@@ -61,15 +61,15 @@ class MoveRunner(Runner):
             planned.max_pause_ms,
             patience_s=planned.patience_s or PATIENCE_S_DEFAULT,
             kind=policies.STRATEGIES[planned.strategy].kind,
+            granted=granted,
         )
 
     @classmethod
     def resumed(cls, planned: Copy, granted: bool) -> tuple[m.Move, list[m.Instruction] | None]:
-        """What was granted asks its source whether it sealed; what was not begins again, and joins what its target has
-        copied by now: nobody can have sealed."""
-        if granted:
-            return m.Move.resumed(planned.epoch, planned.granted_epoch, planned.max_pause_ms)
-        return cls.machine_for(planned), None
+        """It begins again, and joins what its target has copied by now. What was granted does so at once: its source
+        may have sealed."""
+        machine = cls.machine_for(planned, granted)
+        return machine, machine.handle(m.Begin()) if granted else None
 
     def __post_init__(self) -> None:
         self._begin_report(self.machine.phase)
@@ -112,7 +112,7 @@ class MoveRunner(Runner):
                     self._expect()
                 await self._carry_out(self.handle(event))
                 self._report_promise()
-                if self.machine.phase not in (m.Phase.CATCHING_UP, m.Phase.FENCED):
+                if self.machine.phase is not m.Phase.FENCED:
                     self._end_turn()
                 self._say(self.machine.phase)
         finally:
@@ -122,7 +122,7 @@ class MoveRunner(Runner):
 
     def _expect(self) -> None:
         """By all that is known now: other moves may have ended since this one began."""
-        if self.cost is not None and not self.machine.granting:
+        if self.cost is not None and self.machine.phase is m.Phase.CATCHING_UP and not self.machine.granting:
             cost = self.cost()
             self.machine.fixed_ms, self.machine.margin_ms = cost.expected_ms, cost.margin_ms
 
@@ -170,9 +170,7 @@ class MoveRunner(Runner):
         match instruction:
             case m.Prepare():
                 self._start(self._prepare())
-            case m.RecordGrant(_, takes_turn):
-                if takes_turn:
-                    await self._cutover_turn()
+            case m.RecordGrant():
                 try:
                     await self.hooks.record_grant()
                 except Locked as error:
@@ -180,6 +178,8 @@ class MoveRunner(Runner):
                 else:
                     self._events.put_nowait(m.GrantRecorded())
             case m.Fence():
+                if not instruction.cold:
+                    await self._cutover_turn()
                 self._tell(fenced_us=self.clock.now_us())
                 self._fenced_at = self.clock.monotonic()
                 self._start(self._fence(instruction))
@@ -198,8 +198,6 @@ class MoveRunner(Runner):
                 self._events.put_nowait(m.OwnedRecorded())
             case m.RecordAborted(error):
                 await self._record_aborted(error, self.distrusted)
-            case m.Publish():
-                pass  # whoever asks for the assignment is given what the ledger says
             case m.Release(epoch):
                 await self._release(epoch)
             case m.Retry(m.Prepare()):
@@ -233,7 +231,7 @@ class MoveRunner(Runner):
                 match progress.phase:
                     case Phase.CATCHING_UP:
                         if not warm:
-                            warm, self._joined_s = True, progress.waited_s if self._joined else 0.0
+                            warm, self._joined_s = True, progress.waited_s
                             self._events.put_nowait(m.BaseReady())
                         measured = Measured(
                             progress.lag_bytes,

@@ -8,7 +8,6 @@ import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from reconfig import migration as m
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.history import past, stood
 from reconfig.controller.move_runner import MoveRunner
@@ -112,11 +111,14 @@ class RunRegistry:
         return running.report()
 
     def stuck(self, reconfiguration: str) -> list[MoveRunner]:
-        """Its moves that are past their fence and not owned. Raises MoveUnknown, MoveConflict when there is none."""
+        """Its moves whose source may have sealed, and that are not owned.
+
+        Raises MoveUnknown, MoveConflict when there is none.
+        """
         found = [
             runner
             for runner in self.found(reconfiguration).runners
-            if isinstance(runner, MoveRunner) and runner.machine.phase is m.Phase.FENCED
+            if isinstance(runner, MoveRunner) and runner.machine.fenced
         ]
         if not found:
             raise MoveConflict(

@@ -31,7 +31,7 @@ class Hooks:
     ``record_aborted``: with whether what the source sealed is distrusted.
 
     ``lost`` is told why a target that owned has it no more.
-    ``cutover`` is held from the grant until the target owns: two at once at one source lengthen each other's pause.
+    ``cutover`` is held from the fence until the target owns: two at once at one source lengthen each other's pause.
     """
 
     record_grant: Callable[[], Awaitable[None]]

@@ -65,9 +65,8 @@ class Cell:
         return f"{self.step}, {self.participant} {self.fault}"
 
 
-#: how an instruction can be seen: (method, server); None: it has no message of its own;
-#: a retry is seen as what it retries
-SEEN_AS: dict[type[m.Instruction], tuple[str, Participant] | None] = {
+#: how an instruction can be seen: (method, server); a retry is seen as what it retries
+SEEN_AS: dict[type[m.Instruction], tuple[str, Participant]] = {
     m.Prepare: ("Prepare", Participant.TARGET),
     m.RecordGrant: ("Fence", Participant.SOURCE),  # recorded when the fence is sent
     m.Fence: ("Fence", Participant.SOURCE),
@@ -75,7 +74,6 @@ SEEN_AS: dict[type[m.Instruction], tuple[str, Participant] | None] = {
     m.AbandonTarget: ("Cancel", Participant.TARGET),
     m.RecordOwned: ("Prepare", Participant.TARGET),  # at the end of the target's reports
     m.RecordAborted: ("Cancel", Participant.TARGET),  # when it has answered
-    m.Publish: None,
     m.Release: ("Release", Participant.SOURCE),
     m.CancelTarget: ("Cancel", Participant.TARGET),  # of a move whose source's lease has lapsed
 }
@@ -85,7 +83,7 @@ PULLED = ("Snapshot", "Fetch", "Follow")
 
 def steps() -> list[Step]:
     """In the order of a move."""
-    controlled = dict.fromkeys(seen for seen in SEEN_AS.values() if seen is not None)
+    controlled = dict.fromkeys(SEEN_AS.values())
     pulled = [(method, Participant.SOURCE) for method in PULLED]
     found = []
     for method, server in [*controlled, *pulled]:

@@ -84,7 +84,7 @@ class Rules:
     durable_first: bool = True
     unfence_on_timeout: bool = False
     fence_needs_follower: bool = True
-    resume: Callable[[int, int], tuple[Move, list[Instruction]]] = Move.resumed
+    resume: Callable[[Move], list[Instruction]] = lambda move: move.handle(m.Begin())
     move_id: str = MOVE
     epoch: int = EPOCH
     granted: int = GRANTED
@@ -98,7 +98,18 @@ class Broken(AssertionError):
 # -- machines as values -------------------------------------------------------------------------------------
 
 _CYCLE = ("state", "epoch", "move_id", "successor", "granted", "in_hand", "cancelled")
-_MOVE = ("phase", "granting", "sealed", "cancelling", "target_up", "rounds", "predicted_pause_ms", "digest", "error")
+_MOVE = (
+    "phase",
+    "granting",
+    "granted",
+    "sealed",
+    "cancelling",
+    "target_up",
+    "rounds",
+    "predicted_pause_ms",
+    "digest",
+    "error",
+)
 
 
 def freeze(lifecycle: Lifecycle) -> Cycle:
@@ -226,6 +237,8 @@ class Model:
             case m.Prepare():
                 return w._replace(prepares=_with(w.prepares, "sent"))
             case m.RecordGrant():
+                if w.granted:
+                    raise Broken("granted twice")
                 return w._replace(granted=True, notes=_with(w.notes, "granted"))
             case m.Fence():
                 if not w.granted:
@@ -254,11 +267,8 @@ class Model:
         w = w._replace(running=True, letters=tuple(f"late {x}" if x == "abandon" else x for x in w.letters))
         if w.outcome:
             return w
-        if w.granted:
-            move, first = self.rules.resume(self.rules.epoch, self.rules.granted)
-        else:
-            move = self.rules.move(self.rules.epoch, self.rules.granted)
-            first = move.handle(m.Begin())
+        move = self.rules.move(self.rules.epoch, self.rules.granted, granted=w.granted)
+        first = self.rules.resume(move)
         return w._replace(move=freeze_move(move), todo=tuple(first))
 
     # -- calls that reach the source ----------------------------------------------------------------------

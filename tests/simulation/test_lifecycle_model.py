@@ -47,6 +47,18 @@ def test_no_reachable_state_is_wrong(rules: Rules, at_least: int, capsys: pytest
     assert rules.faults_together == 0 or explored.outcomes["aborted"] > 0
 
 
+TERMS = Rules(faults=(0, 0, 4, 0, 0, 0, 0), faults_together=4, commits=1)
+
+
+def test_terms_that_end_fail_no_move(capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever in a move that is, and however often."""
+    explored = explore(Model(TERMS))
+    with capsys.disabled():
+        print(f"\n  {explored}")
+    assert explored.states > 3_000, "the model shrank: less is checked than before"
+    assert set(explored.outcomes) == {"owned"}
+
+
 # -- broken on purpose --------------------------------------------------------------------------------------
 
 
@@ -119,7 +131,7 @@ class FencesBeforeItIsRecorded(Move):
             Phase.FENCED,
             (m.FENCE, m.RECORD_GRANT),
             when=m.FITS,
-            effect=lambda move, _: setattr(move, "granting", True),
+            effect=lambda move, _: setattr(move, "granted", True),
         ),
     )
 
@@ -134,10 +146,44 @@ class CancelsAnytime(Move):
     table = but(Transition(Phase.FENCED, m.Cancel, Phase.ABORTED, ABORT, effect=_give_up))
 
 
-def assumes_unsealed(epoch: int, granted: int) -> tuple[Move, list[Instruction]]:
-    """After a restart: a move that is not finished was not sealed."""
-    move = Move(epoch, granted)
-    return move, move.handle(m.TargetFailed(MoveAborted("restarted")))
+class AssumesUnsealed(Move):
+    """A move that was granted before, and whose copy fails, was not sealed."""
+
+    table = but(Transition(m.COPYING, m.TargetFailed, Phase.ABORTED, ABORT, effect=_give_up))
+
+
+class CancelsWhatWasGranted(Move):
+    """A user's cancel of a move that was granted before is taken at its word."""
+
+    table = but(Transition(m.COPYING, m.Cancel, Phase.ABORTED, ABORT, when=m.GRANTED, effect=_give_up))
+
+
+class GrantsAgain(Move):
+    """A move that was granted before asks for its grant once more."""
+
+    table = but(
+        Transition(
+            Phase.CATCHING_UP,
+            m.CaughtUp,
+            None,
+            (m.RECORD_GRANT,),
+            when=m.GRANTED_FITS,
+            effect=lambda move, _: setattr(move, "granted", False),
+        )
+    )
+
+
+class NeverFencesAgain(Move):
+    """A move that was granted before was fenced, too."""
+
+    table = but(Transition(Phase.CATCHING_UP, m.CaughtUp, Phase.FENCED, (), when=m.GRANTED_FITS))
+
+
+def rolls_back(move: Move) -> list[Instruction]:
+    """After a restart: what was granted asks its source to give the move up, as it did before."""
+    if not move.granted:
+        return move.handle(m.Begin())
+    return move.handle(m.TargetFailed(MoveAborted("restarted")))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +203,10 @@ def assumes_unsealed(epoch: int, granted: int) -> tuple[Move, list[Instruction]]
         (Rules(move=CancelsAnytime), "rolled back sealed all the same"),
         (Rules(move=FencesBeforeItIsRecorded), "not in the ledger"),
         (Rules(move=ForgetsToRetry), "the move never ends"),
-        (Rules(resume=assumes_unsealed), "rolled back sealed all the same"),
+        (Rules(move=AssumesUnsealed), "rolled back sealed all the same"),
+        (Rules(move=CancelsWhatWasGranted), "rolled back sealed all the same"),
+        (Rules(move=GrantsAgain), "granted twice"),
+        (Rules(move=NeverFencesAgain), "the move never ends"),
     ],
     ids=[
         "un-fence on time-out",
@@ -172,6 +221,9 @@ def assumes_unsealed(epoch: int, granted: int) -> tuple[Move, list[Instruction]]
         "fences before it is recorded",
         "forgets to retry",
         "assumes unsealed",
+        "cancels what was granted",
+        "grants again",
+        "never fences again",
     ],
 )
 def test_a_broken_variant_is_found(rules: Rules, why: str) -> None:
@@ -179,6 +231,10 @@ def test_a_broken_variant_is_found(rules: Rules, why: str) -> None:
         explore(Model(rules))
     assert why in found.value.why
     assert len(found.value.trace) < 30, "the shortest story that shows it"
+
+
+def test_a_granted_move_that_is_rolled_back_is_found() -> None:
+    assert explore(Model(replace(TERMS, resume=rolls_back))).outcomes["aborted"] > 0
 
 
 def test_an_explored_world_is_the_same_every_time() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -217,6 +220,29 @@ def test_a_state_that_no_history_leads_to_is_named() -> None:
     abandoned.error = None
     with pytest.raises(InvariantBroken, match="says why"):
         abandoned.validate()
+
+
+def test_no_event_leads_to_a_state_that_is_wrong() -> None:
+    """Every state that a take-over can get into, by any event in any order."""
+    events = [
+        f.Begin(), f.GrantRecorded(), f.TargetOwned(6), f.TargetOwned(7), f.TargetRefused(ERROR), f.TargetCancelled(),
+        f.TargetUnknown(), f.TargetGone(), f.OwnedRecorded(),
+    ]  # fmt: skip
+    assert {type(event) for event in events} == set(f.TABLE.events)
+    reached: set[tuple[f.Phase, bool, bool]] = set()
+    ways = [takeover(), Takeover.resumed(P, 6, granted=True)[0]]
+    while ways:
+        machine = ways.pop()
+        machine.validate()
+        state = machine.phase, machine.cancelling, machine.error is not None
+        if state not in reached:
+            reached.add(state)
+            for event in events:
+                after = dataclasses.replace(machine, story=machine.story.copy())
+                with contextlib.suppress(InvalidTransition):
+                    after.handle(event)
+                ways.append(after)
+    assert {phase for phase, _, _ in reached} == set(f.Phase)
 
 
 # -- why nobody serves it -----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ EVENTS: list[m.Event] = [
     m.OwnedRecorded(),
     m.Cancel(),
     m.SourceGone(),
+    m.GivenUp(),
     m.TargetCancelled(),
     m.TargetUnknown(),
     m.TakenOver(),
@@ -75,7 +76,9 @@ SEALED = move(*TO_SEALED)
 OWNING = move(*TO_OWNED)
 COMPLETED = move(*TO_OWNED, m.OwnedRecorded())
 ABORTED = move(START, m.Cancel())
-RESUMED = Move.resumed(5, 6)[0]
+GRANTED_BEFORE = move(*TO_CATCHING_UP, granted=True)  # by an earlier term, which may have fenced it
+GRANTED_WARMING = move(START, granted=True)
+CANCELLED_BEFORE = move(*TO_CATCHING_UP, m.Cancel(), granted=True)
 COLD = move(START, kind=Kind.COLD)  # its grant is being recorded
 SOURCE_GONE = move(*TO_FENCED, m.SourceGone())
 
@@ -91,7 +94,9 @@ STATES = {
     "OWNING": OWNING,
     "COMPLETED": COMPLETED,
     "ABORTED": ABORTED,
-    "RESUMED": RESUMED,
+    "GRANTED_BEFORE": GRANTED_BEFORE,
+    "GRANTED_WARMING": GRANTED_WARMING,
+    "CANCELLED_BEFORE": CANCELLED_BEFORE,
     "COLD": COLD,
     "SOURCE_GONE": SOURCE_GONE,
 }
@@ -101,7 +106,6 @@ _EARLY_ABORT: Row = {
     m.Cancel: (Phase.ABORTED, ABORT),
     m.SourceGone: (Phase.ABORTED, ["AbandonTarget", "RecordAborted"]),
 }
-_TAKEN: Row = {m.TakenOver: (Phase.ABORTED, ["RecordAborted"])}
 _OWN: Row = {m.TargetOwned: (Phase.OWNED, ["RecordOwned"])}
 _LATE_EVENTS = (m.Cancel, m.BaseReady, m.CaughtUp, m.GrantRecorded, m.TakenOver)
 _LATE: Row = {event: (Phase.FENCED, []) for event in _LATE_EVENTS}
@@ -109,6 +113,7 @@ _BEFORE_SEAL: Row = {
     **_OWN,
     **_LATE,
     m.SourceGone: (Phase.FENCED, ["CancelTarget"]),
+    m.GivenUp: (Phase.FENCED, ["CancelTarget"]),
     m.FenceRefused: (Phase.FENCED, ["CancelSource"]),
     m.SourceCancelled: (Phase.ABORTED, ["AbandonTarget", "RecordAborted"]),
 }
@@ -118,27 +123,30 @@ _CANCELLING: Row = {
     m.SourceSealed: (Phase.FENCED, ["Prepare"]),
     m.TargetFailed: (Phase.FENCED, []),
 }
+_GRANTED: Row = {
+    **_OWN,
+    m.TargetFailed: (Phase.FENCED, ["CancelSource"]),
+    m.Cancel: (Phase.FENCED, ["CancelSource"]),
+    m.SourceGone: (Phase.FENCED, ["CancelTarget"]),
+    m.GivenUp: (Phase.FENCED, ["CancelTarget"]),
+}
 # state → event → phase afterwards, instructions; what is not listed raises InvalidTransition and changes nothing
 TABLE: dict[str, Row] = {
     "WAITING": {**_EARLY_ABORT, **_OWN, m.Begin: (Phase.WARMING, ["Prepare"])},
     "WARMING": {
         **_EARLY_ABORT,
-        **_TAKEN,
         **_OWN,
         m.BaseReady: (Phase.CATCHING_UP, []),
         m.CaughtUp: (Phase.WARMING, []),
     },
     "CATCHING_UP": {
         **_EARLY_ABORT,
-        **_TAKEN,
         **_OWN,
         m.BaseReady: (Phase.CATCHING_UP, []),
         m.CaughtUp: (Phase.CATCHING_UP, ["RecordGrant"]),
-        m.GrantRecorded: (Phase.FENCED, ["Fence"]),
     },
     "GRANTING": {
         **_EARLY_ABORT,
-        **_TAKEN,
         **_OWN,
         m.BaseReady: (Phase.CATCHING_UP, []),
         m.CaughtUp: (Phase.CATCHING_UP, []),
@@ -162,11 +170,14 @@ TABLE: dict[str, Row] = {
     },
     "OWNING": {
         **{type(event): (Phase.OWNED, []) for event in EVENTS},
-        m.OwnedRecorded: (Phase.COMPLETED, ["Publish", "Release"]),
+        m.OwnedRecorded: (Phase.COMPLETED, ["Release"]),
     },
     "COMPLETED": {type(event): (Phase.COMPLETED, []) for event in EVENTS},
     "ABORTED": {type(event): (Phase.ABORTED, []) for event in EVENTS},
-    "RESUMED": _CANCELLING,
+    "GRANTED_BEFORE": {**_GRANTED, m.BaseReady: (Phase.CATCHING_UP, []), m.CaughtUp: (Phase.FENCED, ["Fence"])},
+    "GRANTED_WARMING": {**_GRANTED, m.BaseReady: (Phase.CATCHING_UP, []), m.CaughtUp: (Phase.WARMING, [])},
+    # its transfer goes on while the source is asked
+    "CANCELLED_BEFORE": {**_CANCELLING, m.SourceSealed: (Phase.FENCED, [])},
     "COLD": {
         **_EARLY_ABORT,
         **_OWN,
@@ -176,6 +187,7 @@ TABLE: dict[str, Row] = {
     "SOURCE_GONE": {
         **_BEFORE_SEAL,
         m.SourceGone: (Phase.FENCED, []),
+        m.GivenUp: (Phase.FENCED, []),
         m.SourceSealed: (Phase.FENCED, []),
         m.SourceUnknown: (Phase.FENCED, []),
         m.TargetFailed: (Phase.FENCED, []),
@@ -219,7 +231,7 @@ def test_a_smooth_move() -> None:
         ["Fence"],
         [],
         ["RecordOwned"],
-        ["Publish", "Release"],
+        ["Release"],
     ]
     assert (machine.phase, machine.digest, machine.error) == (Phase.COMPLETED, "digest", None)
     assert (machine.rounds, machine.predicted_pause_ms) == (1, predicted_pause_ms(SMALL))
@@ -393,7 +405,7 @@ def test_ownership_wins_over_a_cancellation_under_way() -> None:
     assert names(machine.handle(OWNED)) == ["RecordOwned"]
     assert machine.sealed
     assert names(machine.handle(m.SourceSealed())) == []
-    assert names(machine.handle(m.OwnedRecorded())) == ["Publish", "Release"]
+    assert names(machine.handle(m.OwnedRecorded())) == ["Release"]
 
 
 # -- fence first, copy then ---------------------------------------------------------------------------------
@@ -409,7 +421,7 @@ def test_a_cold_move_copies_behind_its_fence() -> None:
         [],
         [],
         ["RecordOwned"],
-        ["Publish", "Release"],
+        ["Release"],
     ]
 
 
@@ -446,6 +458,13 @@ def test_a_source_that_is_gone_leaves_the_word_to_the_target() -> None:
     assert isinstance(machine.error, Unavailable)
 
 
+def test_whoever_is_asked_for_its_promise_is_asked_for_nothing_else() -> None:
+    """A copy that began behind the promise could own all the same, at a target that was started again meanwhile."""
+    machine = move(*TO_FENCED, m.TargetFailed(LOST), m.SourceGone())
+    assert names(machine.handle(m.SourceSealed())) == [], "its answer, which was late"
+    assert names(machine.handle(m.TargetCancelled())) == ["RecordAborted"]
+
+
 def test_a_source_that_is_gone_after_its_seal_had_arrived() -> None:
     machine = move(*TO_FENCED, m.SourceGone())
     assert names(machine.handle(OWNED)) == ["RecordOwned"]
@@ -475,28 +494,84 @@ def test_a_target_that_promised_never_to_own_ends_a_sealed_move() -> None:
 # -- after a restart of the controller ----------------------------------------------------------------------
 
 
-def test_resumed_asks_the_source_first() -> None:
-    machine, first = Move.resumed(5, 6, 20.0)
-    assert names(first) == ["CancelSource"]
-    assert (machine.phase, machine.epoch, machine.granted_epoch, machine.max_pause_ms) == (Phase.FENCED, 5, 6, 20.0)
+def test_what_was_granted_before_is_copied_and_fenced_by_that_grant() -> None:
+    machine = Move(5, 6, granted=True)
+    events = (START, m.BaseReady(), m.CaughtUp(SMALL), m.SourceSealed(), OWNED, m.OwnedRecorded())
+    assert [names(machine.handle(event)) for event in events] == [
+        ["Prepare"],
+        [],
+        ["Fence"],
+        [],
+        ["RecordOwned"],
+        ["Release"],
+    ]
+    assert (machine.phase, machine.error) == (Phase.COMPLETED, None)
 
 
-def test_resumed_before_the_seal_rolls_back() -> None:
-    machine, _ = Move.resumed(5, 6)
+@pytest.mark.parametrize("events", [(START,), TO_CATCHING_UP], ids=len)
+def test_what_was_granted_before_may_have_sealed_and_own(events: tuple[m.Event, ...]) -> None:
+    machine = move(*events, granted=True)
+    assert names(machine.handle(OWNED)) == ["RecordOwned"], "there is nothing to fence any more"
+
+
+def test_what_was_granted_before_is_fenced_when_its_prediction_fits_now() -> None:
+    """What was predicted when it was granted is no promise of an earlier term's."""
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=3.0, granted=True)
+    assert [names(machine.handle(m.CaughtUp(LARGE, waited))) for waited in (0.0, 2.9)] == [[], []]
+    assert machine.phase is Phase.CATCHING_UP
+    fence = m.Fence(6, cold=False, pause_ms=predicted_pause_ms(SMALL), max_pause_ms=20.0)
+    assert machine.handle(m.CaughtUp(SMALL, 3.0)) == [fence]
+
+
+def test_what_was_granted_before_and_keeps_no_budget_asks_its_source() -> None:
+    machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=3.0, granted=True)
+    assert names(machine.handle(m.CaughtUp(LARGE, 3.0))) == ["CancelSource"]
+    assert names(machine.handle(m.SourceCancelled())) == ["AbandonTarget", "RecordAborted"]
+    assert isinstance(machine.error, BudgetUnreachable)
+
+
+@pytest.mark.parametrize("last", [m.Cancel(), m.TargetFailed(LOST)], ids=lambda e: type(e).__name__)
+def test_what_was_granted_before_goes_back_by_its_sources_word(last: m.Event) -> None:
+    machine = move(START, last, granted=True)
     assert names(machine.handle(m.SourceUnknown())) == ["Retry(CancelSource)"]
     assert names(machine.handle(m.SourceCancelled())) == ["AbandonTarget", "RecordAborted"]
-    assert isinstance(machine.error, MoveAborted)
-    assert "restarted" in machine.error.what
+    assert machine.error is LOST if isinstance(last, m.TargetFailed) else isinstance(machine.error, MoveAborted)
 
 
-def test_resumed_after_the_seal_goes_forward() -> None:
-    machine, _ = Move.resumed(5, 6)
+def test_what_was_granted_before_and_sealed_goes_forward() -> None:
+    machine = move(START, m.TargetFailed(LOST), granted=True)
     assert names(machine.handle(m.SourceSealed())) == ["Prepare"], "the target may know nothing of it any more"
     assert names(machine.handle(m.BaseReady())) == []
-    assert names(machine.handle(m.CaughtUp(HOPELESS))) == [], "the budget was spent when it was granted"
+    assert names(machine.handle(m.CaughtUp(HOPELESS))) == [], "no budget is asked of what is sealed"
     assert names(machine.handle(m.TargetFailed(LOST))) == ["Retry(Prepare)"]
     assert names(machine.handle(m.TargetOwned(6, ""))) == ["RecordOwned"]
-    assert names(machine.handle(m.OwnedRecorded())) == ["Publish", "Release"]
+    assert names(machine.handle(m.OwnedRecorded())) == ["Release"]
+
+
+@pytest.mark.parametrize("gone", [m.SourceGone(), m.GivenUp()], ids=lambda e: type(e).__name__)
+def test_what_was_granted_before_ends_without_its_source_by_its_targets_word(gone: m.Event) -> None:
+    machine = move(START, gone, granted=True)
+    assert names(machine.handle(m.TargetFailed(LOST))) == []
+    assert names(machine.handle(m.TargetCancelled())) == ["RecordAborted"]
+
+
+def test_a_cold_move_that_was_granted_before_is_fenced_again() -> None:
+    machine = Move(5, 6, kind=Kind.COLD, granted=True)
+    assert machine.handle(START) == [m.Fence(6, cold=True, pause_ms=0.0, max_pause_ms=0.0)]
+    assert names(machine.handle(m.SourceSealed())) == ["Prepare"]
+
+
+def test_a_move_is_stuck_at_most_from_its_grant_until_it_is_owned() -> None:
+    assert {name for name, machine in STATES.items() if machine.fenced} == {
+        "FENCED",
+        "TARGET_LOST",
+        "REFUSING",
+        "SEALED",
+        "GRANTED_BEFORE",
+        "GRANTED_WARMING",
+        "CANCELLED_BEFORE",
+        "SOURCE_GONE",
+    }
 
 
 # -- what instructions carry --------------------------------------------------------------------------------
@@ -509,11 +584,11 @@ def test_a_fence_carries_epoch_prediction_and_budget() -> None:
     assert machine.handle(m.SourceUnknown()) == [m.Retry(fence)]
 
 
-def test_the_fence_of_a_cold_move_is_said_to_be_one_and_waits_for_no_turn() -> None:
+def test_the_fence_of_a_cold_move_is_said_to_be_one() -> None:
     machine = Move(5, 6, kind=Kind.COLD)
-    assert machine.handle(START) == [m.RecordGrant(6, takes_turn=False)]
+    assert machine.handle(START) == [m.RecordGrant(6)]
     assert machine.handle(m.GrantRecorded()) == [m.Fence(6, cold=True, pause_ms=0.0, max_pause_ms=0.0)]
-    assert move(*TO_CATCHING_UP).handle(m.CaughtUp(SMALL)) == [m.RecordGrant(6, takes_turn=True)]
+    assert move(*TO_CATCHING_UP).handle(m.CaughtUp(SMALL)) == [m.RecordGrant(6)]
 
 
 def test_a_prediction_that_is_no_figure_is_not_sent() -> None:
@@ -532,7 +607,7 @@ def test_a_cancellation_says_whether_anything_depends_on_its_answer() -> None:
 
 def test_an_ownership_is_recorded_with_epoch_and_digest() -> None:
     assert move(*TO_SEALED).handle(OWNED) == [m.RecordOwned(6, "digest")]
-    assert move(*TO_OWNED).handle(m.OwnedRecorded()) == [m.Publish(), m.Release(6)]
+    assert move(*TO_OWNED).handle(m.OwnedRecorded()) == [m.Release(6)]
 
 
 # -- what always holds --------------------------------------------------------------------------------------
@@ -545,7 +620,8 @@ def test_an_ownership_is_recorded_with_epoch_and_digest() -> None:
         (ABORTED, {"error": None}, "says why"),
         (OWNING, {"sealed": False}, "had the seal"),
         (OWNING, {"kind": Kind.STANDBY}, "is no standby"),
-        (FENCED, {"granting": False}, "nothing is fenced"),
+        (FENCED, {"granted": False}, "nothing is fenced"),
+        (FENCED, {"granting": True}, "asked for no more"),
         (WARMING, {"cancelling": True}, "before the fence"),
     ],
 )
@@ -576,9 +652,10 @@ def test_a_state_that_no_history_leads_to_is_named(machine: Move, wrong: dict[st
     st.sampled_from(Kind),
 )
 @settings(max_examples=400)
-def test_invariants_over_any_history(events: list[m.Event], budget: float, resumed: bool, kind: Kind) -> None:
-    machine = Move.resumed(5, 6)[0] if resumed else Move(5, 6, budget, kind=kind)
-    ended = owned = granted = False
+def test_invariants_over_any_history(events: list[m.Event], budget: float, before: bool, kind: Kind) -> None:
+    granted_before = before and kind is not Kind.STANDBY
+    machine = Move(5, 6, budget, kind=kind, granted=granted_before)
+    ended = owned = False
     for event in events:
         before = photo(machine)
         try:
@@ -587,13 +664,15 @@ def test_invariants_over_any_history(events: list[m.Event], budget: float, resum
             assert machine == before
             continue
         assert not (ended and said), "nothing is done after the end"
-        assert "Fence" not in said or before.granting or isinstance(event, m.GrantRecorded)
+        machine.validate()
+        assert "Fence" not in said or (machine.granted and (granted_before or isinstance(event, m.GrantRecorded)))
+        assert not (granted_before and "RecordGrant" in said), "one grant is enough"
         assert ("RecordAborted" in said) == (machine.phase is Phase.ABORTED and not ended)
         owned = owned or machine.phase is Phase.OWNED
-        granted = granted or "RecordGrant" in said
         if machine.phase is Phase.ABORTED:
             assert machine.error is not None
             assert not owned, "a target that owns is never rolled back"
+            assert ended or not granted_before or before.phase is Phase.FENCED, "an earlier term may have fenced it"
             if before.phase is Phase.FENCED:
                 if before.source_gone:
                     assert isinstance(event, m.SourceCancelled | m.TargetCancelled)

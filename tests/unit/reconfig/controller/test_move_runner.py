@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,11 +115,51 @@ def test_a_move_is_admitted_by_what_is_known_then_and_says_meanwhile_what_it_wai
     assert said[-1] == ("COMPLETED", 7.0, 30.0)
 
 
+def test_a_move_that_was_granted_before_asks_for_no_grant_and_waits_for_its_turn() -> None:
+    async def run() -> None:
+        async def grant() -> None:
+            raise AssertionError("it is in the ledger")
+
+        hooks = Hooks(grant, _nothing, _nothing, lambda: None)
+        runner = runner_of(pair := Pair(), hooks)
+        runner.machine, first = MoveRunner.resumed(runner.planned, granted=True)
+        async with hooks.cutover:
+            running = asyncio.ensure_future(runner.run(first))
+            while runner.machine.phase is not m.Phase.FENCED:
+                await asyncio.sleep(0)
+            assert not pair.sealed.is_set()
+        report = await asyncio.wait_for(running, 10)
+        assert report.state == "COMPLETED", report
+        assert not hooks.cutover.locked()
+
+    asyncio.run(run())
+
+
+def test_patience_begins_anew_with_the_term_that_carries_a_move_on() -> None:
+    """How long the ledger was away is no fault of the move."""
+
+    class Waited(Pair):
+        async def prepare(self, *asked: Any) -> AsyncIterator[Progress]:
+            for waited_s in (100.0, 129.0):
+                yield Progress(Phase.CATCHING_UP, lag_bytes=10**9, bandwidth=1e6, waited_s=waited_s)
+            async for progress in super().prepare(*asked):
+                yield replace(progress, waited_s=129.9)
+
+    async def run() -> str:
+        runner = runner_of(Waited(), Hooks(_nothing, _nothing, _nothing, lambda: None), 50.0)
+        return (await asyncio.wait_for(runner.run(), 10)).state
+
+    assert asyncio.run(run()) == "COMPLETED"
+
+
 @pytest.mark.parametrize("owned", [False, True])
 def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_says(owned: bool) -> None:
     """It asked the source for ever, which answers, but cannot know."""
 
     class Lost(Pair):
+        async def prepare(self, *_: Any) -> AsyncIterator[Progress]:
+            yield Progress(Phase.FAILED, fault=Unavailable("nothing to copy"))
+
         async def cancel(self, name: str, cancellation: Cancellation, *, at_once: bool) -> Cancelled:
             assert at_once
             if cancellation.owned_at:
@@ -127,7 +168,7 @@ def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_sa
 
     async def run() -> tuple[str, object]:
         runner = runner_of(Lost(), Hooks(_nothing, _nothing, _nothing, lambda: None))
-        runner.machine, first = m.Move.resumed(1, 2)
+        runner.machine, first = MoveRunner.resumed(runner.planned, granted=True)
         report = await asyncio.wait_for(runner.run(first), 10)
         return report.state, runner.machine.error
 

@@ -86,7 +86,8 @@ def test_rounds_strategy_and_what_has_ended(cluster: ClusterState) -> None:
     ((running, first),) = again.runs
     assert running.strategy is STRATEGIES[StrategyName.FLUID]
     assert [[runner.planned for runner in round_] for round_ in running.rounds] == [[move] for move in moves[1:]]
-    assert first == {moves[1].item_id: [m.CancelSource(1, False)]}
+    fence = m.Fence(2, cold=True, pause_ms=0.0, max_pause_ms=0.0)
+    assert first == {moves[1].item_id: [fence]}
     report = running.report()
     assert [(move.partition, move.state) for move in report.moves] == [
         (3, "COMPLETED"),
