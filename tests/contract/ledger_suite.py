@@ -672,7 +672,7 @@ class LedgerContract:
         assert caught.value.blocking_record == lock
         assert fresh.unprocessed(None, "z", lambda item: item.item_id == "held") == []
 
-    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=15, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_random_histories(self, ledger: Ledger, data: st.DataObject) -> None:
         """Whatever is asked in whatever order, heads stay the fold and listings what a walk over the items finds."""

@@ -201,7 +201,7 @@ class StoreContract(ABC):
     # -- against a dict -----------------------------------------------------------------------------------
 
     @given(script=steps)
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
     def test_it_does_what_a_dict_does(self, script: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
         tmp_path = tmp_path_factory.mktemp("store")
         store = self.make(tmp_path / "store")

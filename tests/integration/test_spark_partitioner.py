@@ -70,7 +70,6 @@ def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     @settings(
         max_examples=count,
         database=None,
-        deadline=None,
         derandomize=True,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

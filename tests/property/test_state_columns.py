@@ -195,11 +195,11 @@ class OnRocksDb(Columns):
 
 TestOnMemory = OnMemory.TestCase
 TestOnMemory.settings = settings(
-    max_examples=sized(300), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(300), stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
 )
 TestOnRocksDb = OnRocksDb.TestCase
 TestOnRocksDb.settings = settings(
-    max_examples=sized(100), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(100), stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -222,7 +222,5 @@ def test_event_time_is_as_computed(cls: type[Operator], compute: Any, backend: s
     examples = sized(120 if backend == "memory" else 24)
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=examples, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-        ),
+        settings=settings(max_examples=examples, stateful_step_count=12, suppress_health_check=[HealthCheck.too_slow]),
     )

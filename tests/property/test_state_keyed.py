@@ -345,9 +345,9 @@ class OnRocksDb(Keyed):
 # 25,000 and 10,000 steps
 TestOnMemory = OnMemory.TestCase
 TestOnMemory.settings = settings(
-    max_examples=sized(500), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(500), stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
 )
 TestOnRocksDb = OnRocksDb.TestCase
 TestOnRocksDb.settings = settings(
-    max_examples=sized(200), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(200), stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
 )

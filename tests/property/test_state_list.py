@@ -160,7 +160,7 @@ def same(real: Any, want: list[Any], call: Any, make: Any) -> None:
     assert listed(got) == listed(wanted)
 
 
-@settings(max_examples=sized(600), deadline=None)
+@settings(max_examples=sized(600))
 @given(start=st.lists(NUMBER, max_size=6), calls=st.lists(CALL, max_size=12))
 def test_list_does_what_list_does(start: list[int], calls: list[Any]) -> None:
     real, want = TrackedList(start), list(start)
@@ -174,7 +174,7 @@ def test_list_does_what_list_does(start: list[int], calls: list[Any]) -> None:
     assert real.changes() == {"put": {}, "deleted": []}
 
 
-@settings(max_examples=sized(1200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=sized(1200), suppress_health_check=[HealthCheck.too_slow])
 @example("days", [0], [*((CALLS[at], 0, slice(None), 0, []) for at in (24, 10))])  # cleared unread, and put back
 @given(
     name=st.sampled_from(list(STATES)),

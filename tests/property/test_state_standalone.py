@@ -74,7 +74,7 @@ MAP_CALLS: list[Any] = [
 ]
 
 
-@settings(max_examples=sized(300), deadline=None)
+@settings(max_examples=sized(300))
 @given(
     start=st.dictionaries(NAMES, VALUES),
     calls=st.lists(st.tuples(st.sampled_from(MAP_CALLS), NAMES, VALUES), max_size=15),
@@ -135,7 +135,7 @@ SET_CALLS: list[Any] = [
 MEMBERS = st.integers(0, 4)
 
 
-@settings(max_examples=sized(300), deadline=None)
+@settings(max_examples=sized(300))
 @given(
     start=st.sets(MEMBERS),
     calls=st.lists(st.tuples(st.sampled_from(SET_CALLS), MEMBERS, st.frozensets(MEMBERS)), max_size=15),
@@ -174,7 +174,7 @@ SIMPLE_KEYS = st.one_of(
 ROW_KEYS = st.recursive(SIMPLE_KEYS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4)
 
 
-@settings(max_examples=sized(300), deadline=None)
+@settings(max_examples=sized(300))
 @given(ROW_KEYS)
 def test_row_keys_round_trip(key: Any) -> None:
     back = decode_row_key(encode_row_key(key))
@@ -183,7 +183,7 @@ def test_row_keys_round_trip(key: Any) -> None:
     assert encode_row_key(back) == encode_row_key(key)
 
 
-@settings(max_examples=sized(300), deadline=None)
+@settings(max_examples=sized(300))
 @given(ROW_KEYS, ROW_KEYS)
 def test_row_keys_collide_only_when_they_are_the_same(one: Any, other: Any) -> None:
     if encode_row_key(one) == encode_row_key(other):
@@ -251,7 +251,6 @@ PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(PLAIN)
 def test_plain_data_round_trips_with_its_types(value: Any) -> None:
     coder = coder_for(Any)

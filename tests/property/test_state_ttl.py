@@ -413,5 +413,5 @@ class Timed(RuleBasedStateMachine):
 
 TestTimed = Timed.TestCase
 TestTimed.settings = settings(
-    max_examples=sized(500), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(500), stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
 )

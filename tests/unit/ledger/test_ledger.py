@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, event, make_url
 
@@ -278,7 +278,6 @@ def test_what_blocks_is_defined_for_any_list(script: list[tuple[RecordState, int
     assert rules.blocking(records) == (open_ones[0] if open_ones else None)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=260))
 def test_an_id_is_taken_or_refused_whole(item: str) -> None:
     with Ledger("sqlite://") as ledger:

@@ -479,7 +479,7 @@ ops = st.lists(
 
 
 @given(ops, st.integers(1, 3))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_state_is_that_of_every_batch_once_in_order(script: list[tuple[str, Any]], cached: int) -> None:
     store = MemoryStore()
     start: Callable[[], PartitionHost] = lambda: PartitionHost(Picky, P, store, epoch=1, cached_keys=cached)  # noqa: E731

@@ -299,7 +299,7 @@ class TimersMachine(RuleBasedStateMachine):
 
 
 TestTimersMachine = TimersMachine.TestCase
-TestTimersMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTimersMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 class Remembering(Operator):

@@ -118,7 +118,7 @@ rows_ = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integer
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 @pytest.mark.parametrize(("cls", "bounds"), MODELS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batches=st.lists(rows_, max_size=3))
 def test_windows_hold_what_falls_into_them(cls: type[Windowed], bounds: Any, batches: list[Rows], backend: str) -> None:
     harness = OperatorHarness(cls, partitions=2, backend=backend)

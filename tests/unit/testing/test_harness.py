@@ -118,7 +118,7 @@ rows = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.lists(rows, max_size=12), max_size=4), st.integers(1, 5))
 def test_both_backends_say_the_same_and_what_dictionaries_say(
     batches: list[list[dict[str, Any]]], partitions: int

@@ -416,7 +416,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
         self.ledger.close()
 
 
-ClusterStateMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+ClusterStateMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
 TestClusterStateMachine = ClusterStateMachine.TestCase
 
 
