@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from backends import Backend
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -194,13 +194,9 @@ class OnRocksDb(Columns):
 
 
 TestOnMemory = OnMemory.TestCase
-TestOnMemory.settings = settings(
-    max_examples=sized(300), stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
-)
+TestOnMemory.settings = settings(max_examples=sized(300), stateful_step_count=30)
 TestOnRocksDb = OnRocksDb.TestCase
-TestOnRocksDb.settings = settings(
-    max_examples=sized(100), stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
-)
+TestOnRocksDb.settings = settings(max_examples=sized(100), stateful_step_count=30)
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_stored() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -222,5 +222,5 @@ def test_event_time_is_as_computed(cls: type[Operator], compute: Any, backend: s
     examples = sized(120 if backend == "memory" else 24)
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=examples, stateful_step_count=12, suppress_health_check=[HealthCheck.too_slow]),
+        settings=settings(max_examples=examples, stateful_step_count=12),
     )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from backends import Backend
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -344,10 +344,6 @@ class OnRocksDb(Keyed):
 
 # 25,000 and 10,000 steps
 TestOnMemory = OnMemory.TestCase
-TestOnMemory.settings = settings(
-    max_examples=sized(500), stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
-)
+TestOnMemory.settings = settings(max_examples=sized(500), stateful_step_count=50)
 TestOnRocksDb = OnRocksDb.TestCase
-TestOnRocksDb.settings = settings(
-    max_examples=sized(200), stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
-)
+TestOnRocksDb.settings = settings(max_examples=sized(200), stateful_step_count=50)

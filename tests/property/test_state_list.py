@@ -7,7 +7,7 @@ import operator
 from functools import partial
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stateflow import state
@@ -174,7 +174,7 @@ def test_list_does_what_list_does(start: list[int], calls: list[Any]) -> None:
     assert real.changes() == {"put": {}, "deleted": []}
 
 
-@settings(max_examples=sized(1200), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=sized(1200))
 @example("days", [0], [*((CALLS[at], 0, slice(None), 0, []) for at in (24, 10))])  # cleared unread, and put back
 @given(
     name=st.sampled_from(list(STATES)),

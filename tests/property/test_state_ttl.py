@@ -6,7 +6,7 @@ import copy
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -412,6 +412,4 @@ class Timed(RuleBasedStateMachine):
 
 
 TestTimed = Timed.TestCase
-TestTimed.settings = settings(
-    max_examples=sized(500), stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
-)
+TestTimed.settings = settings(max_examples=sized(500), stateful_step_count=50)

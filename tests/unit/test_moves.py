@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.options import options_of
+from reconfig.controller.service import _options_of as options_of
 from stateflow.client import Cluster
 from stateflow.client.cluster import _asked
 from stateflow.errors import InvalidArgument
 from stateflow.moves import DEFAULT, MoveOptions
 from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc.matching import message_of
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_pause_ms": -1}, "max_pause_ms cannot be -1: give a positive number of milliseconds, or leave it out"),
@@ -35,10 +36,10 @@ def test_what_cannot_be_is_refused_where_it_is_written(asked: dict[str, Any], sa
 
 def test_keywords_change_what_the_options_say() -> None:
     given = MoveOptions(50.0, strategy="warm-up")
-    assert options_of(_asked(given, {"patience_s": 5, "max_pause_ms": None})) == MoveOptions(
-        patience_s=5.0, strategy="warm-up"
-    )
-    assert options_of(_asked(DEFAULT, {})) == DEFAULT == options_of(cpb.MoveOptions())
+    asked = _asked(given, {"patience_s": 5, "max_pause_ms": None})
+    assert asked == options_of(message_of(cpb.MoveOptions, asked)) == MoveOptions(patience_s=5.0, strategy="warm-up")
+    sent = message_of(cpb.MoveOptions, _asked(DEFAULT, {}))
+    assert options_of(sent) == DEFAULT == options_of(cpb.MoveOptions())
 
 
 def test_a_keyword_that_is_none_is_refused_before_anything_is_asked() -> None:
