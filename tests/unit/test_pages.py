@@ -119,7 +119,8 @@ NAMED = re.compile(
 )
 SETTINGS = {
     f"{kind.model_config['env_prefix']}{name}".upper()
-    for kind in settings.Settings.__subclasses__()
+    for kind in vars(settings).values()
+    if isinstance(kind, type) and issubclass(kind, settings.Settings)
     for name in kind.model_fields
 }
 
