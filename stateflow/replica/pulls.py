@@ -33,7 +33,7 @@ class RunningPull:
         self.move_id = move_id
         self.pull, self._loop, self._alone_s = pull, loop, alone_s
         self._listeners: list[asyncio.Queue[Progress | None]] = []
-        self._said: Progress | None = None
+        self._said: Progress | None = None  # the last report
         self.task = loop.create_task(self._run(pull))
 
     async def _run(self, pull: Pull) -> None:
@@ -47,9 +47,14 @@ class RunningPull:
             self._say(None)
 
     def _say(self, report: Progress | None) -> None:
-        self._said = report
+        self._said = report or self._said
         for listener in self._listeners:
             listener.put_nowait(report)
+
+    def told(self, move_id: str) -> Progress | None:
+        """What was said last, where it is that the target owns: with the digest, which only the transfer knows."""
+        owned = self.move_id == move_id and self._said is not None and self._said.phase is Phase.OWNED
+        return self._said if owned else None
 
     async def reports(self) -> AsyncIterator[Progress]:
         queue: asyncio.Queue[Progress | None] = asyncio.Queue()
@@ -104,8 +109,10 @@ class Pulls:
         """
         partition = move.partition
         lifecycle = self._node.lifecycle(partition)
-        if lifecycle.state is State.OWNED and lifecycle.move_id == move.move_id:
-            yield Progress(Phase.OWNED, epoch=lifecycle.epoch)  # it ended before
+        if lifecycle.state is State.OWNED and lifecycle.move_id == move.move_id:  # it ended before
+            running = self._running.get(partition)
+            told = running.told(move.move_id) if running is not None else None
+            yield told if told is not None else Progress(Phase.OWNED, epoch=lifecycle.epoch)
             return
         if (lost := await self._threads.in_files(self._node.receiver.lost, partition, move.move_id)) is not None:
             yield Progress(Phase.OWNED, fault=lost)

@@ -1,0 +1,59 @@
+"""Who listens to a transfer, and what those hear who ask again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.replica.pulls import Pulls, RunningPull
+from stateflow.runtime.control import Phase, Progress
+from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.types import PartitionId
+
+P = PartitionId("Op", 0)
+OWNED = Progress(Phase.OWNED, epoch=2, bytes_warm=7, digest="d" * 32)
+
+
+def heard(again: str) -> list[Progress]:
+    """By whoever asks for ``again`` when move "m" has ended here."""
+
+    async def ask() -> list[Progress]:
+        lifecycle = Lifecycle(P, State.WARMING, 1)
+
+        class Transfer:
+            async def run(self) -> AsyncIterator[Progress]:
+                yield Progress(Phase.WARMING)
+                lifecycle.state, lifecycle.epoch, lifecycle.move_id = State.OWNED, 2, "m"
+                yield OWNED
+
+        async def in_files(*_: object) -> None: ...
+
+        node: Any = SimpleNamespace(
+            lifecycle=lambda _: lifecycle,
+            receiver=SimpleNamespace(lost=None),
+        )
+        threads: Any = SimpleNamespace(in_files=in_files, files=None, quick=None)
+        connect: Any = None
+        pulls = Pulls(node, None, SYSTEM_CLOCK, connect, threads)
+        transfer: Any = Transfer()
+        loop = asyncio.get_running_loop()
+        pulls._begin = lambda move: RunningPull(move.move_id, transfer, loop)  # type: ignore[method-assign]
+        move: Any = SimpleNamespace(partition=P, move_id="m", standby=False)
+        assert [each.phase async for each in pulls.run(move, "")] == [Phase.WARMING, Phase.OWNED]
+        lifecycle.move_id = again  # of the move by which it came
+        asked: Any = SimpleNamespace(partition=P, move_id=again, standby=False)
+        return [each async for each in pulls.run(asked, "")]
+
+    return asyncio.run(ask())
+
+
+def test_who_asks_again_hears_all_that_was_said_of_the_end() -> None:
+    """A controller whose stream broke just then recorded the move without its digest."""
+    assert heard("m") == [OWNED]
+
+
+def test_of_a_transfer_that_is_not_known_any_more_only_the_epoch_is_told() -> None:
+    assert heard("another") == [Progress(Phase.OWNED, epoch=2)]
