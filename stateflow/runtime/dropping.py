@@ -8,6 +8,7 @@ import logging
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.slot import Slot
+from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +22,21 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     """
     registry.undeployed(operator, epoch)
     slots = [slot for slot in registry.slots() if slot.id.operator == operator]
-    registry.evidence.undeployed(operator, epoch)
+    _leave_evidence(registry, operator, epoch)
     dropped = sum(_drop_slot(registry, slot, epoch) for slot in slots)
     registry.unlearn(operator)
     if dropped:
         log.warning("%s was undeployed: %d partitions are deleted", operator, dropped)
     return dropped
+
+
+def _leave_evidence(registry: PartitionRegistry, operator: str, epoch: int) -> None:
+    """What was put aside of a later deployment is in the way of its being created empty, and stays so."""
+    for number in registry.evidence.partitions(operator):
+        slot = registry.slot(PartitionId(operator, number))
+        with slot.mutex:
+            if slot.lifecycle.epoch <= epoch:
+                registry.evidence.undeployed(epoch, operator, slot.home.name)
 
 
 def _drop_slot(registry: PartitionRegistry, slot: Slot, epoch: int) -> bool:

@@ -52,13 +52,17 @@ class Evidence:
         copies = sorted(folder.iterdir()) if folder.is_dir() else []
         return [path for path in copies if path.name.rsplit("-", 2)[0] == move_id]  # <move>-<copy>-<number>
 
-    def undeployed(self, operator: str, epoch: int) -> None:
-        """What there is of an operator that was undeployed, up to this epoch, keeps nobody from deploying it again."""
-        homes = sorted(self._at(operator).glob("p[0-9][0-9][0-9][0-9][0-9]"))
-        for home in homes:
+    def partitions(self, operator: str) -> list[int]:
+        """Of which something was put aside."""
+        return sorted(int(home.name[1:]) for home in self._at(operator).glob("p[0-9][0-9][0-9][0-9][0-9]"))
+
+    def undeployed(self, epoch: int, *place: str) -> None:
+        """What there is of a partition that was undeployed, up to this epoch, keeps nobody from deploying it again.
+        What was created at a newer one, as its name says, does."""
+        home = self._at(*place)
+        if all(_created_at(copy) <= epoch for copy in home.iterdir()):
             home.rename(home.parent / f"{home.name}-undeployed-{epoch}")
-        if homes:
-            self._environment.sync([self._at(operator)])
+            self._environment.sync([home.parent])
 
     def _at(self, *place: str) -> Path:
         return functools.reduce(lambda folder, name: folder / name, place, self._folder)
@@ -72,6 +76,12 @@ class Evidence:
                 self._folder,
                 sum(file.stat().st_size for file in kept),
             )
+
+
+def _created_at(copy: Path) -> int:
+    """The epoch of a copy that was created empty here; 0 of others."""
+    made, _, rest = copy.name.partition("-")  # created-<epoch>-<number>
+    return int(rest.partition("-")[0]) if made == "created" else 0
 
 
 def _files(directory: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.errors import NotOwner, OperatorNotDeployed, StaleEpoch, StateMissing
+from stateflow.errors import NotOwner, OperatorNotDeployed, StaleEpoch, StateDamaged, StateMissing
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.registry import PartitionRegistry
 from stateflow.types import PartitionId
@@ -121,3 +121,18 @@ def test_nothing_is_created_that_was_dropped_meanwhile(two: Two, monkeypatch: py
     assert list(two.b.inventory()) == []
     two.b.create(two.spec, [0], 2)
     assert two.b.lifecycle(P).state is State.OWNED
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_put_aside_of_a_later_deployment_stays_in_the_way(two: Two, restarted: bool) -> None:
+    """The end of the former one is told late: it is no leave to begin empty."""
+    two.a.drop("Op", 1)
+    two.a.create(two.spec, [0], 2)
+    slot = two.a._registry.slot(P)
+    two.a._registry.lose(slot, StateDamaged("it cannot be read"))
+    node = two.restart("a") if restarted else two.a
+    node.drop("Op", 1)
+    with pytest.raises(StateMissing, match="was put aside"):
+        node.create(two.spec, [0], 3)
+    node.drop("Op", 2)
+    node.create(two.spec, [0], 3)
