@@ -87,7 +87,8 @@ def _find(claims: Sequence[Claim], operator: str) -> Found:
     if len({spec.partitions for spec in specs}) > 1:
         found.conflicts.append("replicas differ in how many partitions it has")
         return found
-    spec = max(specs, key=lambda each: (specs[each], each.target, each.state_schema))  # the one that most have
+    # the newest, and of those that have no order the one that most have
+    spec = max(specs, key=lambda each: (each.recorded_us, specs[each], each.target, each.state_schema))
     newest = max(held.epoch for claim in claims for p, held in claim.held.items() if p.operator == operator)
     for number in range(spec.partitions):
         found.granted[number] = newest + EPOCHS_SKIPPED

@@ -133,6 +133,9 @@ class OperatorSpec:
 
     ``target`` is ``package.module:Class``, or ``/path/file.py:Class`` or ``<stdin>:Class``, of which ``source`` is what
     is loaded. ``key`` are input column names. ``output_schema`` is an Arrow IPC schema.
+
+    ``recorded_us`` orders the versions of a name: whatever a ledger records is newer than all before it, also than what
+    was undeployed. 0, the oldest: it was not recorded, or by a program that kept no order.
     """
 
     name: str
@@ -146,16 +149,17 @@ class OperatorSpec:
     source: str = ""  # of the class and what it uses; empty: it is imported
     source_digest: str = ""  # SHA-256
     source_mac: str = ""  # HMAC by the key of who deployed it, see stateflow.runtime.code_key
+    recorded_us: int = 0
 
     def after(self, deployed: OperatorSpec) -> OperatorSpec:
-        """This as the version that follows ``deployed``. A state that it has no more is dropped for the operator: what
-        is stored of it is gone, though a later version declare it again, whichever versions a partition has seen."""
+        """This as the version that follows ``deployed``, equal to that where nothing changes. A state that it has no
+        more is dropped for the operator: what is stored of it is gone, though a later version declare it again,
+        whichever versions a partition has seen."""
         gone = {each["name"] for each in json.loads(deployed.state_schema)}
         gone -= {each["name"] for each in json.loads(self.state_schema)}
         times = dict(deployed.dropped)
-        return replace(
-            self, dropped=tuple(sorted({**times, **{name: times.get(name, 0) + 1 for name in gone}}.items()))
-        )
+        dropped = tuple(sorted({**times, **{name: times.get(name, 0) + 1 for name in gone}}.items()))
+        return replace(self, dropped=dropped, recorded_us=deployed.recorded_us)
 
     def to_json(self) -> dict[str, Any]:
         """As data directories and the ledger keep it."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from reconfig.work import (
@@ -119,6 +119,7 @@ class ClusterState:
     history: dict[str, Recorded] = field(default_factory=dict)
     undeployed: dict[str, int] = field(default_factory=dict)  # operator → newest epoch of what it was
     upgrades: dict[str, int] = field(default_factory=dict)  # how many, by operator
+    versions_us: dict[str, int] = field(default_factory=dict)  # of the newest spec of each name, also when undeployed
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
     standbys: dict[str, int] = field(default_factory=dict)  # operator → copies wanted
     standby_orders: int = 0
@@ -312,7 +313,7 @@ class ClusterState:
     def _fold_upgrade(self, rest: str, record: Record) -> None:
         name, _, number = rest.rpartition("/")
         self.upgrades[name] = int(number)
-        self.deployed[name].spec = _spec_of(name, record.payload["spec"])
+        self.deployed[name].spec = self._spec_of(name, record)
 
     def finish_deployment(self, planned: Record) -> None:
         self._end(planned, RecordState.PROCESSED)
@@ -325,7 +326,7 @@ class ClusterState:
         name, _, epoch = rest.partition("/")
         match record.state:
             case RecordState.NEW:
-                spec = _spec_of(name, record.payload["spec"])
+                spec = self._spec_of(name, record)
                 owners = dict(enumerate(record.payload["owners"]))
                 first = int(epoch or 1)
                 self.planned[name] = Deployed(spec, Assignment.initial(name, owners, first), first), record
@@ -335,6 +336,14 @@ class ClusterState:
                 self.deployed[name] = self.planned.pop(name)[0]
             case RecordState.FAILED:
                 self.undeployed[name] = self.planned.pop(name)[0].first_epoch
+
+    def _spec_of(self, name: str, record: Record) -> OperatorSpec:
+        """As it was recorded: newer than every version before it, whatever clocks say. By the clock, so that it is
+        newer, too, than what replicas have of another ledger, or of one of which this is an older copy."""
+        spec = OperatorSpec.from_json({"name": name, **record.payload["spec"]})
+        newest_us = max(spec.recorded_us, self.versions_us.get(name, 0))
+        self.versions_us[name] = max(record.timestamp_us, newest_us + 1)
+        return replace(spec, recorded_us=self.versions_us[name])
 
     def newest_epoch(self, name: str) -> int:
         """That any partition of an operator is owned at, or was ever granted."""
@@ -368,7 +377,7 @@ class ClusterState:
         fields = record.payload
         owners = tuple(fields["replicas"][number] for number in fields["owners"])
         assignment = Assignment(name, 1, owners, tuple(fields["epochs"]))
-        self.deployed[name] = Deployed(_spec_of(name, fields["spec"]), assignment)
+        self.deployed[name] = Deployed(self._spec_of(name, record), assignment)
         self.epochs_granted |= {PartitionId(name, p): epoch for p, epoch in enumerate(fields["granted"])}
 
     def adopt_ledger(self, ledger: str) -> None:
@@ -536,10 +545,6 @@ def _spec_payload(spec: OperatorSpec) -> dict[str, Any]:
     fields = spec.to_json()
     del fields["name"]  # the item has it
     return fields
-
-
-def _spec_of(name: str, payload: Mapping[str, Any]) -> OperatorSpec:
-    return OperatorSpec.from_json({"name": name, **payload})
 
 
 #: how a record is known, by the kind of its item

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from reconfig.controller.claims import Claims
@@ -47,8 +48,8 @@ class Deployments:
     async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
         planned = self._cluster.planned.get(spec.name)
         existing = self._cluster.deployed.get(spec.name) or (planned[0] if planned else None)
-        if existing is not None:
-            spec = spec.after(existing.spec)
+        # the ledger orders versions, whatever a client says
+        spec = replace(spec, recorded_us=0) if existing is None else spec.after(existing.spec)
         if existing is not None and planned is None and existing.spec != spec and _may_follow(existing.spec, spec):
             return await self._upgrade(existing, spec)
         if existing is not None and existing.spec != spec:
@@ -89,27 +90,27 @@ class Deployments:
             await asyncio.sleep(min(max(left_s) + LAPSING_S, self._context.settings.heartbeat_interval_s))
 
     async def _upgrade(self, deployed: Deployed, spec: OperatorSpec) -> Deployed:
-        """New code and states of an operator. Every replica that answers must have the code, and says so first; one
-        that does not answer now says so when it registers: an owner that was silent for a while must, though its lease
-        may still run."""
+        """New code and states of an operator. Every owner that answers must have the code, and says so first. Whoever
+        does not take it, or was silent for a while, hears of it when it registers again, which it must, though its
+        lease may still run: also one that owns nothing of it, for a copy on its way there may be owned any time."""
         owners = Counter(deployed.assignment.owners)
         await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._context.alive().keys()})
         await self._context.record(ClusterState.upgrade, spec)
+        spec = deployed.spec  # as it was recorded
         alive = self._context.alive()
-        for silent in owners.keys() - alive.keys():
+        for silent in self._cluster.replicas.keys() - alive.keys():
             self._members.expel(silent)
-        await asyncio.gather(*(self._tell(name, spec, name in owners) for name in sorted(alive)))
+        await asyncio.gather(*(self._tell(name, spec) for name in sorted(alive)))
         return self._cluster.operator(spec.name)
 
-    async def _tell(self, name: str, spec: OperatorSpec, owns: bool) -> None:
-        """A replica runs this version from its next batch on. An owner that does not answer is to register again, which
-        it cannot without hearing of it; others hear of it with the first partition."""
+    async def _tell(self, name: str, spec: OperatorSpec) -> None:
+        """A replica runs this version from its next batch on. One that does not say so is to register again, which it
+        cannot without hearing of it."""
         try:
             await self._context.replicas.learn(name, spec)
         except StateflowError as error:
             log.warning("%s has not taken the new version of %s yet: %s", name, spec.name, error)
-            if owns:
-                self._members.expel(name)
+            self._members.expel(name)
 
     async def _check_possible(self, spec: OperatorSpec, counts: Mapping[str, int]) -> None:
         """A replica that cannot load the code, or have so many partitions, refuses here, before anything is decided."""

@@ -65,7 +65,7 @@ class Executor:
     def runner(self, running: Running, planned: Copy, machine: m.Move) -> MoveRunner:
         return MoveRunner(
             planned=planned,
-            spec=self._context.cluster.operator(planned.partition.operator).spec,
+            deployed=self._context.cluster.operator(planned.partition.operator),
             source=self._context.cluster.replicas[planned.source],
             target=self._context.cluster.replicas[planned.target],
             replicas=self._context.replicas,

@@ -215,7 +215,7 @@ class MoveRunner(Runner):
         move = self.planned if isinstance(self.planned, PlannedMove) else None
         incoming = IncomingMove(
             self.planned.move_id,
-            self.spec,
+            self.deployed.spec,
             self.planned.partition,
             self.source,
             self.planned.epoch,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.history import ended_as, planned_report
 from reconfig.controller.replicas import Replicas
 from reconfig.failover import Takeover
@@ -18,7 +19,7 @@ from stateflow.errors import StateflowError, StateMissing
 from stateflow.reports import MoveReport
 from stateflow.runtime.control import Cancellation, Cancelled
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.types import ReplicaInfo
 from stateflow.validating import check
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Hooks:
 class Runner:
     planned: Planned
     machine: Move | Takeover
-    spec: OperatorSpec
+    deployed: Deployed  # its spec is the newest one whenever it is sent
     target: ReplicaInfo
     replicas: Replicas
     hooks: Hooks

@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 class TakeoverRunner(Runner):
     planned: PlannedTakeover
     machine: f.Takeover
-    oldest_epoch: int  # of this deployment
 
     def __post_init__(self) -> None:
         self._begin_report(self.machine.phase)
@@ -81,13 +80,13 @@ class TakeoverRunner(Runner):
 
     async def _take_over(self, epoch: int) -> None:
         wanted = TakeOver(
-            self.spec,
+            self.deployed.spec,
             self.planned.partition,
             self.planned.move_id,
             epoch,
             self.planned.how,
             standby_move=self.planned.standby_move,
-            oldest_epoch=self.oldest_epoch,
+            oldest_epoch=self.deployed.first_epoch,
         )
         try:
             taken = await self.replicas.take_over(self.target.name, wanted)

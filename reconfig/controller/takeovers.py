@@ -335,14 +335,13 @@ class Takeovers:
     def _runner(self, running: Running, planned: PlannedTakeover, machine: f.Takeover) -> TakeoverRunner:
         runner = TakeoverRunner(
             planned=planned,
-            spec=self._context.cluster.operator(planned.partition.operator).spec,
+            deployed=self._context.cluster.operator(planned.partition.operator),
             target=self._context.cluster.replicas[planned.target],
             replicas=self._context.replicas,
             hooks=self._executor.hooks(running, planned),
             settings=self._context.settings,
             clock=self._context.clock,
             machine=machine,
-            oldest_epoch=self._context.cluster.operator(planned.partition.operator).first_epoch,
         )
         running.runners = [runner]
         self._runners[planned.partition] = runner

@@ -145,8 +145,7 @@ async def _register(
     if unknown:
         await _claim(member, controller, unknown, None)
     for spec in told.operators:
-        with contextlib.suppress(StateflowError):  # it is named again when it is really needed
-            await threads.in_files(node.learn, spec)
+        await threads.in_files(node.follow, spec)
     for gone in told.superseded:
         if await threads.in_files(node.successor.supersede, gone.partition, gone.epoch, gone.owner, gone.burnt):
             log.warning(

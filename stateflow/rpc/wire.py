@@ -246,6 +246,7 @@ def spec_to_pb(spec: OperatorSpec) -> pb.OperatorSpec:
         source=spec.source,
         source_digest=spec.source_digest,
         source_mac=spec.source_mac,
+        recorded_us=spec.recorded_us,
     )
 
 
@@ -262,6 +263,7 @@ def spec_of(message: pb.OperatorSpec) -> OperatorSpec:
         message.source,
         message.source_digest,
         message.source_mac,
+        message.recorded_us,
     )
 
 

@@ -88,6 +88,7 @@ class PartitionRegistry:
         self._operators: dict[str, tuple[OperatorSpec, type[Operator]]] = {}
         self._deployed: dict[str, DeployedStates] = {}
         self._unloadable: dict[str, StateflowError] = {}
+        self._recorded_us: dict[str, int] = {}  # operator → of the version that is kept here, or is to be
         self._learning = self.environment.mutex()
         self._makers: Counter[str] = Counter()  # calls that make something of an operator here, by its name
         self._undeployed: dict[str, int] = {}  # operator → newest epoch of what this process was told to drop
@@ -126,6 +127,7 @@ class PartitionRegistry:
                 kept,
             )
             return
+        self._recorded_us[spec.name] = spec.recorded_us
         try:
             self._know(spec, self._load(spec))
             del self._unloadable[spec.name]
@@ -191,7 +193,8 @@ class PartitionRegistry:
         self.environment.expect(here + more)
 
     def learn(self, spec: OperatorSpec) -> None:
-        """Know an operator: load its code and keep its description.
+        """Know an operator: load its code and keep its description. An older version than the one that is here changes
+        nothing: what asked for it was sent, or begun, before the newer one was deployed.
 
         Raises OperatorNotImportable, OperatorOutdated, and SchemaMismatch when a partition that is here has states that
         nobody makes those of this code.
@@ -200,6 +203,9 @@ class PartitionRegistry:
             known = self._operators.get(spec.name)
             if known is not None and known[0] == spec:
                 return
+            if spec.recorded_us < self._recorded_us.get(spec.name, 0):
+                self.operator(spec.name)
+                return
             cls = self.check(spec)
             get_ready()
             folder = self.root / "operators" / spec.name
@@ -207,7 +213,20 @@ class PartitionRegistry:
             self.environment.write_durably(folder / "operator.json", json.dumps(spec.to_json()))
             self.environment.sync([folder.parent, self.root])  # a file is only as durable as the way to it
             self._know(spec, cls)
+            self._recorded_us[spec.name] = spec.recorded_us
             self._unloadable.pop(spec.name, None)
+
+    def follow(self, spec: OperatorSpec) -> None:
+        """Learn what is deployed now. Where that cannot be done no older version serves in its place; it is named again
+        at the next registration."""
+        with self._learning:
+            try:
+                self.learn(spec)
+            except StateflowError as error:
+                log.error("%s cannot be served: %s", spec.name, error)
+                self._operators.pop(spec.name, None)
+                self._recorded_us[spec.name] = max(spec.recorded_us, self._recorded_us.get(spec.name, 0))
+                self._unloadable[spec.name] = error
 
     @contextmanager
     def making(self, spec: OperatorSpec, check: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -265,6 +284,7 @@ class PartitionRegistry:
             self._operators.pop(operator, None)
             self._deployed.pop(operator, None)
             self._unloadable.pop(operator, None)
+            self._recorded_us.pop(operator, None)
             self.environment.remove_tree(self.root / "operators" / operator)
 
     @staticmethod

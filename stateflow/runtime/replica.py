@@ -117,6 +117,10 @@ class ReplicaNode:
         """Know an operator: load its code and keep its description. Raises OperatorNotImportable."""
         self._registry.learn(spec)
 
+    def follow(self, spec: OperatorSpec) -> None:
+        """See :meth:`~stateflow.runtime.registry.PartitionRegistry.follow`."""
+        self._registry.follow(spec)
+
     def check(self, spec: OperatorSpec, total: int) -> None:
         """See :func:`~stateflow.runtime.creating.check`."""
         check(self._registry, spec, total)

@@ -92,7 +92,7 @@ def test_an_adopted_operator_is_folded_and_its_epochs_go_on_beyond(tmp_path: Pat
         again = ClusterState.read(ledger)
         assert again.adopted == {"l1"}
         for each in (cluster, again):
-            assert each.operator("Op").spec == SPEC
+            assert each.operator("Op").spec == replace(SPEC, recorded_us=each.versions_us["Op"])
             assert each.operator("Op").assignment.owners == ("a", "b", "a")
             assert each.operator("Op").assignment.epochs == (7, 3, 1)
             assert each.next_epoch(PartitionId("Op", 2)) == 7 + EPOCHS_SKIPPED + 1
@@ -111,3 +111,14 @@ def test_a_replica_follows_a_ledger_that_adopted_its_own_whatever_the_term() -> 
         authority.check_answer("l1", 10)
     with pytest.raises(StaleTerm):
         authority.check_answer("l2", 0)
+
+
+def test_the_newest_version_is_adopted_though_most_replicas_missed_it() -> None:
+    former, newest = replace(SPEC, recorded_us=1), replace(SPEC, target="mod:Newer", recorded_us=2)
+    claims = [
+        claim("a", former, p0=("OWNED", 1)),
+        claim("b", former, p1=("OWNED", 1)),
+        claim("c", newest, p2=("OWNED", 1)),
+    ]
+    (found,) = find(claims, set())
+    assert found.spec == newest

@@ -25,7 +25,9 @@ from stateflow.reports import (
 from stateflow.rpc import reports as wire
 from stateflow.types import OperatorSpec, ReplicaInfo
 
-SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"schema", "[]", (("late", b"s"),), (("old", 2),), "class Op", "ab", "cd")
+SPEC = OperatorSpec(
+    "Op", "m:Op", 3, ("k",), b"schema", "[]", (("late", b"s"),), (("old", 2),), "class Op", "ab", "cd", 9
+)
 WHY = Unavailable("no answer", remedy="see it", replica="a")
 A, B = ReplicaInfo("a", "cloud", "a:1", 2), ReplicaInfo("b", "edge", "b:1", 1)
 MOVE = MoveReport(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateflow.errors import InvalidArgument, InvariantBroken, StateDamaged
+from stateflow.errors import InvalidArgument, InvariantBroken, OperatorNotImportable, StateDamaged
 from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
@@ -171,3 +172,60 @@ def test_it_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("STATEFLOW_DEBUG_VALIDATE", "often")
     with pytest.raises(InvalidArgument, match="STATEFLOW_DEBUG_VALIDATE cannot be 'often'"):
         ReplicaSettings()
+
+
+OLDER = replace(SPEC, recorded_us=10)
+NEWER = replace(SPEC, dropped=(("former", 1),), recorded_us=20)
+
+
+def test_no_late_command_takes_a_replica_back_to_an_older_version(tmp_path: Path) -> None:
+    """A transfer that was sent, or is begun again, behind an upgrade, and a creation."""
+    node = started(tmp_path, checked=True)
+    node.create(OLDER, [0], 1)
+    node.learn(NEWER)
+    node.receiver.prepare(OLDER, PartitionId("Op", 1), "m1", 1)
+    node.create(OLDER, [0], 1)
+    node.learn(SPEC)  # of a program that kept no order
+    assert node.operators() == [NEWER]
+    assert registry(node).deployed("Op").dropped == {"former": 1}
+    node.close()
+    again = started(tmp_path, checked=True)
+    again.learn(OLDER)
+    assert again.operators() == [NEWER]
+    again.close()
+
+
+def test_what_was_a_version_before_is_one_again(node: ReplicaNode) -> None:
+    """Though this replica missed the one between, which a command may yet bring."""
+    node.learn(OLDER)
+    back = replace(OLDER, recorded_us=30)
+    node.learn(back)
+    node.learn(NEWER)
+    assert node.operators() == [back]
+
+
+def test_a_description_without_an_order_is_the_oldest(tmp_path: Path) -> None:
+    node = started(tmp_path, checked=True)
+    node.create(SPEC, [0], 1)
+    node.close()
+    file = tmp_path / "operators" / "Op" / "operator.json"
+    kept = json.loads(file.read_text())
+    del kept["recorded_us"]
+    file.write_text(json.dumps(kept))
+    again = started(tmp_path, checked=True)
+    assert again.operators() == [SPEC]
+    again.learn(NEWER)
+    assert again.operators() == [NEWER]
+    again.close()
+
+
+def test_no_older_version_serves_for_one_that_cannot_be_loaded(node: ReplicaNode) -> None:
+    node.learn(OLDER)
+    node.follow(replace(NEWER, target="not_here:Op"))
+    for _ in ("as it was told", "asked by what was sent before"):
+        with pytest.raises(OperatorNotImportable):
+            node.reader.scan(P, "n").__next__()
+        with pytest.raises(OperatorNotImportable):
+            node.receiver.prepare(OLDER, PartitionId("Op", 1), "m1", 1)
+    node.follow(NEWER)
+    assert send(node, 1).rows == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,13 @@ def planned(cluster: ClusterState, run: str = "r1", partition: PartitionId = P, 
     )
 
 
+def recorded(cluster: ClusterState) -> OperatorSpec:
+    return replace(SPEC, recorded_us=cluster.versions_us["Op"])
+
+
 def test_a_deployment_survives_the_ledger(cluster: ClusterState) -> None:
     again = ClusterState.read(cluster.ledger)
-    assert again.operator("Op").spec == SPEC
+    assert again.operator("Op").spec == cluster.operator("Op").spec == recorded(again)
     assert again.operator("Op").assignment.owners == ("a",) * 4
     assert again.operator("Op").assignment.epochs == (1,) * 4
     assert again.planned == {}
@@ -75,7 +80,7 @@ def test_an_unfinished_deployment_is_remembered_as_such(ledger: Ledger) -> None:
     with pytest.raises(OperatorNotDeployed, match="deployed: none"):
         again.operator("Op")
     again.finish_deployment(again.planned["Op"][1])
-    assert again.operator("Op").spec == SPEC
+    assert again.operator("Op").spec == recorded(again)
 
 
 def test_a_second_deployment_of_the_name_is_refused(cluster: ClusterState) -> None:
@@ -134,7 +139,7 @@ def test_a_plan_is_recorded_as_a_whole_or_not_at_all(cluster: ClusterState) -> N
         cluster.plan_moves(moves)
     assert facts(cluster) == before
     assert ClusterState.read(cluster.ledger).open_moves.keys() == {moves[2].item_id}
-    again = [dataclasses.replace(move, reconfiguration="r2", round=n) for n, move in enumerate(moves)]
+    again = [replace(move, reconfiguration="r2", round=n) for n, move in enumerate(moves)]
     other.plan_moves(again)
     recorded = ClusterState.read(cluster.ledger).history["r2"]
     assert [move for move, _ in recorded.moves.values()] == again
@@ -304,7 +309,7 @@ def test_a_crash_between_the_two_records_of_a_deployment(ledger: Ledger, writes:
     again = ClusterState.read(ledger)
     record = again.planned["Op"][1] if writes else again.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
     again.finish_deployment(record)
-    assert again.operator("Op").spec == SPEC
+    assert again.operator("Op").spec == recorded(again)
 
 
 # -- any history --------------------------------------------------------------------------------------------
@@ -344,7 +349,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def deploy(self, name: str, finish: bool) -> None:
         if name in self.cluster.deployed or name in self.cluster.planned or "a" not in self.cluster.replicas:
             return
-        spec = dataclasses.replace(SPEC, name=name)
+        spec = replace(SPEC, name=name)
         record = self.cluster.plan_deployment(spec, dict.fromkeys(range(4), "a"))
         if finish:
             self.cluster.finish_deployment(record)
@@ -421,8 +426,8 @@ TestClusterStateMachine = ClusterStateMachine.TestCase
 
 
 def _second_move(cluster: ClusterState) -> None:
-    other = dataclasses.replace(planned(cluster), reconfiguration="r2")
-    cluster.open_moves[other.item_id] = dataclasses.replace(cluster.open_moves["move/r1/1"], planned=other)
+    other = replace(planned(cluster), reconfiguration="r2")
+    cluster.open_moves[other.item_id] = replace(cluster.open_moves["move/r1/1"], planned=other)
 
 
 def _standby_at_the_owner(cluster: ClusterState) -> None:
@@ -431,7 +436,7 @@ def _standby_at_the_owner(cluster: ClusterState) -> None:
 
 
 def _more_partitions(cluster: ClusterState) -> None:
-    cluster.deployed["Op"].spec = dataclasses.replace(SPEC, partitions=5)
+    cluster.deployed["Op"].spec = replace(SPEC, partitions=5)
 
 
 def _owned_at(cluster: ClusterState, owner: str, epoch: int) -> None:
@@ -480,3 +485,31 @@ def test_every_kind_of_record_that_is_told_of_is_known_and_told_of() -> None:
     assert cluster_state_module.__doc__ is not None
     told = {line[2:].partition("/")[0] for line in cluster_state_module.__doc__.splitlines() if line.startswith("``")}
     assert told == set(cluster_state_module.FOLDS)
+
+
+def test_versions_of_a_name_are_in_order_whatever_clocks_say(cluster: ClusterState) -> None:
+    """Also those of a deployment behind one that was undeployed, and what replicas have of another ledger."""
+    seen = [cluster.operator("Op").spec.recorded_us]
+    for version in ("two", "three"):
+        cluster.versions_us["Op"] += 10**9  # as by a clock that was ahead
+        seen.append(cluster.versions_us["Op"])
+        cluster.upgrade(replace(SPEC, target=f"mod:{version}", recorded_us=seen[-1]))
+        seen.append(cluster.operator("Op").spec.recorded_us)
+    cluster.undeploy("Op", cluster.newest_epoch("Op"))
+    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+    seen.append(cluster.operator("Op").spec.recorded_us)
+    assert seen == sorted(set(seen))
+    ahead = replace(SPEC, name="Other", recorded_us=seen[-1] + 10**9)
+    cluster.adopt(ahead, dict.fromkeys(range(4), ("a", 1)), dict.fromkeys(range(4), 1))
+    assert cluster.operator("Other").spec.recorded_us == ahead.recorded_us + 1
+
+
+def test_records_without_an_order_count_from_their_time(cluster: ClusterState) -> None:
+    payload = SPEC.to_json()
+    del payload["name"], payload["recorded_us"]
+    before = cluster.operator("Op").spec
+    cluster._append("upgrade/Op/1", RecordState.NEW, None, {"spec": payload | {"target": "mod:Two"}})
+    after = cluster.operator("Op").spec
+    assert after == replace(before, target="mod:Two", recorded_us=after.recorded_us)
+    assert after.recorded_us > before.recorded_us
+    assert ClusterState.read(cluster.ledger).operator("Op").spec == after

@@ -33,6 +33,7 @@ class Cluster:
         self.cluster = self.server.cluster
         self.asked: list[tuple[str, str]] = []
         self.dropped: set[tuple[str, int]] = set()
+        self.learnt: list[OperatorSpec] = []
         #: (replica, creates partitions) → what it refuses with
         self.refuses: dict[tuple[str, bool], Exception] = {}
         #: who does not answer when something is to be dropped, and of them who had a lease when others created it
@@ -49,6 +50,7 @@ class Cluster:
 
     async def learn(self, name: str, spec: OperatorSpec) -> None:
         self._asked(name, "learn", creates=False)
+        self.learnt.append(spec)
 
     async def check(self, name: str, spec: OperatorSpec, total: int) -> None:
         self._asked(name, "check", creates=False)
@@ -181,7 +183,7 @@ def test_a_version_that_a_replica_refuses_does_not_serve_anywhere(cluster: Clust
     cluster.refuses["b", False] = OperatorNotImportable("SyntaxError", remedy="correct it")
     with pytest.raises(OperatorNotImportable):
         cluster.deploy(TEXT)
-    assert cluster.cluster.operator("Count").spec == SPEC
+    assert cluster.cluster.operator("Count").spec.target == SPEC.target
     assert not cluster.sent("learn", "create")
 
 
@@ -244,3 +246,33 @@ def test_a_key_that_others_could_read_or_own(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("os.geteuid", lambda: 12345)
     with pytest.raises(Exception, match=r"belongs to another user.*set STATEFLOW_CODE_KEY"):
         signed(TEXT)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_who_owns_nothing_of_it_and_missed_an_upgrade_hears_of_it_before_anything_is_there(
+    cluster: Cluster, silent: bool
+) -> None:
+    """A copy that is on its way to it would be owned, and served, by the former version."""
+    one = replace(SPEC, partitions=1)
+    cluster.deploy(one)
+    (owner,) = cluster.cluster.operator("Count").assignment.owners
+    other = "b" if owner == "a" else "a"
+    if silent:
+        cluster.silence(other)
+    else:
+        cluster.refuses[other, False] = Unavailable("no answer", remedy="see it")
+    cluster.deploy(replace(one, target="tests.unit.operators:Picky"))
+    assert cluster.cluster.operator("Count").spec.target == "tests.unit.operators:Picky"
+    assert cluster.server.members.session(owner)
+    assert not cluster.server.members.session(other), "it is to register, which names what is deployed"
+
+
+def test_what_is_recorded_is_what_is_told_whatever_order_a_client_gives(cluster: Cluster) -> None:
+    cluster.deploy(replace(SPEC, recorded_us=1 << 60))
+    first = cluster.cluster.operator("Count").spec
+    cluster.deploy(replace(SPEC, recorded_us=1 << 61))
+    assert cluster.cluster.operator("Count").spec == first, "nothing has changed"
+    cluster.deploy(replace(SPEC, target="tests.unit.operators:Picky"))
+    second = cluster.cluster.operator("Count").spec
+    assert 0 < first.recorded_us < second.recorded_us < 1 << 60
+    assert cluster.learnt == [second, second]

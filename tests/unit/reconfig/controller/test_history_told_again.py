@@ -105,7 +105,7 @@ class First:
         self.running = Running(replace(past(self.cluster.history[planned.reconfiguration]), moves=()))
         self.running.go.set()
         self.shared: dict[str, Any] = {
-            "spec": SPEC,
+            "deployed": self.cluster.operator(SPEC.name),
             "target": B,
             "replicas": self.replicas,
             "hooks": self.executor.hooks(self.running, planned),
@@ -125,7 +125,7 @@ class First:
         return self.running.report()
 
     async def taken_over(self, planned: PlannedTakeover) -> Reconfiguration:
-        runner = TakeoverRunner(planned=planned, machine=f.Takeover(P, 2), oldest_epoch=1, **self.shared)
+        runner = TakeoverRunner(planned=planned, machine=f.Takeover(P, 2), **self.shared)
         self.running.runners = [runner]
         await asyncio.wait_for(runner.run(), 10)
         self.runs.settle(self.running, self.cluster.history[planned.reconfiguration].state)

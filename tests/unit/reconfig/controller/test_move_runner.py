@@ -11,10 +11,12 @@ import pytest
 
 from reconfig import migration as m
 from reconfig.budget import FixedCost
+from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.runner import Hooks
 from reconfig.policies import StrategyName
 from reconfig.work import PlannedMove
+from stateflow.assignment import Assignment
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing, Unavailable
 from stateflow.moves import MoveOptions
@@ -63,7 +65,7 @@ def runner_of(pair: Pair, hooks: Hooks, max_pause_ms: float | None = None, **opt
     planned = PlannedMove("r", PartitionId("Count", 0), "a", "b", 1, 2, StrategyName.WARM_UP, MoveOptions(max_pause_ms))
     return MoveRunner(
         planned=planned,
-        spec=describe(Count, 4),
+        deployed=Deployed(describe(Count, 4), Assignment.initial("Count", dict.fromkeys(range(4), "a"))),
         source=source,
         target=target,
         replicas=pair,  # type: ignore[arg-type]
@@ -175,3 +177,22 @@ def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_sa
     phase, error = asyncio.run(run())
     assert phase == ("COMPLETED" if owned else "ABORTED")
     assert isinstance(error, Unavailable)
+
+
+def test_a_transfer_that_is_asked_for_again_is_of_the_version_that_is_deployed_now() -> None:
+    """The former one would be what the target runs from then on."""
+    sent: list[str] = []
+
+    class Failing(Pair):
+        async def prepare(self, name: str, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
+            sent.append(move.spec.target)
+            yield Progress(Phase.FAILED, fault=Unavailable("no answer", remedy="see it"))
+
+    async def run() -> None:
+        runner = runner_of(Failing(), Hooks(_nothing, _nothing, _nothing, lambda: None))
+        await runner._prepare()
+        runner.deployed.spec = replace(runner.deployed.spec, target="tests.unit.operators:Picky")
+        await runner._prepare()
+
+    asyncio.run(run())
+    assert sent == ["tests.unit.operators:Count", "tests.unit.operators:Picky"]
