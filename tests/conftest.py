@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# a deadline is an assertion about how fast this machine is just now
-settings.register_profile("stateflow", deadline=None)
+# both are assertions about how fast this machine is just now
+settings.register_profile("stateflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stateflow")
