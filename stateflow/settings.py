@@ -148,7 +148,7 @@ class ClientSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="STATEFLOW_CLIENT_", frozen=True)
 
     connect_timeout_s: float = Field(
-        default=5.0, ge=0, description="a controller that nobody listens at yet is waited for"
+        default=5.0, ge=0, description="a controller that nobody listens at, or that does not lead, is waited for"
     )
 
 

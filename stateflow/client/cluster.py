@@ -74,7 +74,8 @@ class Migration:
 class Cluster:
     """Control surface of a running controller. Methods raise what the controller refuses with, or Unavailable.
 
-    Where nobody listens at its address they wait for it, ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s) at most.
+    Where nobody listens at its address, or nobody leads, they wait for it, ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s)
+    at most.
     """
 
     def __init__(self, address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import sleep
 from typing import TypeVar
@@ -93,5 +94,6 @@ def _everywhere(router: Router, ask: Callable[[ReplicaClient, int], T]) -> list[
                 if pause is None:
                     raise
                 sleep(pause)
-                router.refresh()
+                with suppress(Unavailable):  # go on with what is known
+                    router.refresh()
     return found

@@ -6,6 +6,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from time import sleep
 from typing import Any, TypeVar
@@ -78,7 +79,8 @@ def _positions_of_moving(router: Router, source: str, partition: int, session: S
                     raise why from None
                 raise
             sleep(pause)
-            router.refresh()
+            with suppress(Unavailable):  # go on with what is known
+                router.refresh()
     raise AssertionError
 
 

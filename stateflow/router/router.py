@@ -13,7 +13,7 @@ from stateflow.router.session import BatchSession, Delivery, Refresh, RoutingTab
 from stateflow.rpc.clients import Answer, ControllerClient, ReplicaClient
 from stateflow.rpc.wire import unexpected
 from stateflow.runtime.positions import Batch
-from stateflow.settings import RouterSettings
+from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.types import OperatorSpec
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,9 @@ _Answer = Callable[[BatchSession, float], None]
 
 class Router:
     """Sends batches of one operator. Thread-safe. Raises OperatorNotDeployed or Unavailable when made.
+
+    A controller that is not there, or does not lead, is waited for while this is made, and not later: owners go on
+    without it, and their answers are not to wait.
 
     Args:
         controller: its address.
@@ -42,10 +45,12 @@ class Router:
         self.settings = settings or RouterSettings()
         self.clock = clock
         self.operator = operator
-        self.spec, self.table = self._ask()
+        self.spec, self.table = self._ask(
+            ControllerClient(controller, connect_timeout_s=ClientSettings().connect_timeout_s)
+        )
 
-    def _ask(self) -> tuple[OperatorSpec, RoutingTable]:
-        found = self._controller.deployment(self.operator)
+    def _ask(self, controller: ControllerClient) -> tuple[OperatorSpec, RoutingTable]:
+        found = controller.deployment(self.operator)
         return found.spec, table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved())
 
     def send(
@@ -124,11 +129,11 @@ class Router:
 
     def refresh(self) -> None:
         """Take over what the controller says. Raises Unavailable."""
-        self.table.merge(self._ask()[1])
+        self.table.merge(self._ask(self._controller)[1])
 
     def _refresh(self, session: BatchSession) -> None:
         try:
-            session.refreshed(self._ask()[1])
+            session.refreshed(self._ask(self._controller)[1])
         except StateflowError as error:
             session.not_refreshed(error)
 

@@ -104,9 +104,10 @@ def _named(address: str) -> Iterator[None]:
         raise remote_error(error, address) from error
 
 
-def _not_reached(error: grpc.RpcError) -> bool:
-    """Nobody was there to hear it."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and "onnect" in (error.details() or "")
+def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
+    """Nobody was there to hear it, or nobody who leads: it may be asked again, whatever it is."""
+    unheard = error.code() is grpc.StatusCode.UNAVAILABLE and "onnect" in (error.details() or "")
+    return unheard or isinstance(meant, NotLeading)
 
 
 class ControllerClient:
@@ -114,7 +115,8 @@ class ControllerClient:
 
     Args:
         address: or those of several, with commas: the one that leads is asked.
-        connect_timeout_s: so long a call waits where nobody listens at any of them, as while one is being started.
+        connect_timeout_s: so long a call waits where nobody listens at any of them, or none of them leads, as while one
+            is being started or is between two terms. It counts from the first such answer.
     """
 
     def __init__(self, address: str, timeout_s: float = 30.0, connect_timeout_s: float = 0.0) -> None:
@@ -127,7 +129,7 @@ class ControllerClient:
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Each address is asked once at most, and the one that they say leads; another one only where the first cannot
         have begun, or it changes nothing."""
-        tried, attempts = set[str](), self._attempts(SYSTEM_CLOCK.monotonic())
+        tried, attempts = set[str](), self._attempts()
         timeout_s = timeout_s or self._timeout_s
         if method in READS and len(self._addresses) > 1:  # one that is silent must not keep it from the others
             timeout_s = min(timeout_s, READ_TIMEOUT_S)
@@ -139,18 +141,18 @@ class ControllerClient:
                 return answered(getattr(stub, method)(request, timeout=timeout_s), shown)
             except grpc.RpcError as error:
                 meant = remote_error(error, shown)
-                again = isinstance(meant, Unavailable) and method in READS
-                if not (again or isinstance(meant, NotLeading) or _not_reached(error)):
+                not_begun = _not_begun(meant, error)
+                if not (not_begun or (isinstance(meant, Unavailable) and method in READS)):
                     raise meant from error
                 self._asked = next_of(self._addresses, asked, meant)
                 if self._asked in tried:
-                    if not (_not_reached(error) and next(attempts, False)):
+                    if not (not_begun and next(attempts, False)):
                         raise meant from error
                     tried.clear()
 
     def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Iterator[Any]:
         """From the one that leads, until that changes."""
-        tried, begun, attempts = set[str](), False, self._attempts(SYSTEM_CLOCK.monotonic())
+        tried, begun, attempts = set[str](), False, self._attempts()
         while True:
             asked = self._asked
             tried.add(asked)
@@ -160,12 +162,8 @@ class ControllerClient:
                     begun = True
                     yield message
                 return
-            except NotLeading as error:
-                self._asked = next_of(self._addresses, asked, error)
-                if begun or self._asked in tried:
-                    raise
             except Unavailable as error:
-                if begun or not (isinstance(error.__cause__, grpc.RpcError) and _not_reached(error.__cause__)):
+                if begun or not (isinstance(error.__cause__, grpc.RpcError) and _not_begun(error, error.__cause__)):
                     raise
                 self._asked = next_of(self._addresses, asked, error)
                 if self._asked in tried:
@@ -173,9 +171,10 @@ class ControllerClient:
                         raise
                     tried.clear()
 
-    def _attempts(self, begun: float) -> Iterator[bool]:
-        """When those that nobody listened at may be asked once more; ends ``connect_timeout_s`` after ``begun``."""
-        told = False
+    def _attempts(self) -> Iterator[bool]:
+        """When all of them may be asked once more; ends ``connect_timeout_s`` after the first of these was wanted. What
+        came before does not count: a controller that is stopped keeps a call for longer, and does not lead then."""
+        begun, told = SYSTEM_CLOCK.monotonic(), False
         while (waited := SYSTEM_CLOCK.monotonic() - begun) < self._connect_timeout_s:
             if waited >= TOLD_AFTER_S and not told:
                 told = True

@@ -22,6 +22,7 @@ from stateflow.rpc.clients import ControllerClient
 from stateflow.runtime.arrow import read_schema
 from stateflow.runtime.operator import Operator, check_class, key_columns, output_schema
 from stateflow.runtime.positions import INITIAL
+from stateflow.settings import ClientSettings
 from stateflow.spark.checks import check_columns, check_executors, check_frame, check_initial_keys, check_key
 from stateflow.spark.outputs import marked, with_outputs
 from stateflow.spark.stage_recorder import record_queries
@@ -103,7 +104,7 @@ def apply_operator(
     check_class(operator)
     tell_briefly()
     address = address_of(cluster)
-    deployment = ControllerClient(address)
+    deployment = ControllerClient(address, connect_timeout_s=ClientSettings().connect_timeout_s)
     operator_name = name or operator.__name__
     try:
         spec = deployment.deployment(operator_name).spec

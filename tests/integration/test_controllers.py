@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -19,7 +20,7 @@ from stateflow.rpc.wire import remote_error
 from stateflow.testing import LocalCluster
 from stateflow.testing.local_cluster import Process
 from tests.integration.operators import Tally
-from tests.integration.support import Streaming, check_owners, eventually, one_line, wait_alive
+from tests.integration.support import Model, Streaming, check_owners, eventually, one_line, outputs, rows_of, wait_alive
 
 pytestmark = pytest.mark.processes
 HOLD_S = "2"
@@ -90,6 +91,28 @@ def test_one_that_is_stopped_and_goes_on_does_no_harm(pair: Pair) -> None:
     check_owners(pair)
     assert not [each for each in pair.cluster.reconfigurations() if each.kind == "failover"]
     assert pair.hold() == 2
+
+
+def test_clients_wait_for_one_that_was_stopped_until_it_leads_again(pair: Pair) -> None:
+    """Before, what it answered meanwhile, that its term has ended, was an error of theirs."""
+    pair.processes["standby"].stop()
+    controller = pair.address
+    pair.freeze("controller")
+    with ThreadPoolExecutor(2) as threads:
+        opened = threads.submit(Cluster(controller).stream, "Tally", "s")
+        asked = threads.submit(Cluster(controller).status)
+        try:
+            with Ledger(f"sqlite:///{pair.data_dir / 'ledger.db'}") as ledger:
+                eventually(lambda: ledger.hold().left_s <= 0, "its hold is over", 60)
+            assert not opened.done()
+            assert not asked.done()
+        finally:
+            pair.thaw("controller")
+        stream, status = opened.result(60), asked.result(60)
+    assert [each.name for each in status.operators] == ["Tally"]
+    assert pair.hold() == 2, "it was between two terms"
+    rows = rows_of("k", 0)
+    assert outputs(stream.send(rows)) == Model().apply(rows)
 
 
 def test_a_killed_controller_is_followed_at_once_on_its_machine(pair: Pair) -> None:

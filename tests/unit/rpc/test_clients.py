@@ -5,16 +5,19 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import pytest
 
-from stateflow.errors import Unavailable
+from stateflow.errors import NotLeading, Unavailable
 from stateflow.rpc import clients, controller_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.clients import ControllerClient
+from stateflow.rpc.wire import FAULT_KEY, fault_of
 
 #: PySpark starts its JVM by fork and exec
 SCRIPT = """
@@ -102,3 +105,107 @@ def test_one_that_does_not_come_is_not_waited_for_for_ever(method: str, monkeypa
             client.stream("ListReconfigurations", cpb.ListRequest())
         )
     assert 5 <= now < 5 + 2 * clients.ASKED_AGAIN_S
+
+
+class BetweenTerms(controller_pb2_grpc.ControllerServiceServicer):
+    """Does not lead, until it does."""
+
+    def __init__(self, leader: str = "") -> None:
+        self.leads, self._leader = False, leader
+
+    def _check(self, context: Any) -> None:
+        if not self.leads:
+            error = NotLeading("this controller does not lead", leader=self._leader or None)
+            context.set_trailing_metadata(((FAULT_KEY, fault_of(error).SerializeToString()),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    def Undeploy(self, request: Any, context: Any) -> cpb.UndeployReply:
+        self._check(context)
+        return cpb.UndeployReply(partitions=4)
+
+    def WatchReconfiguration(self, request: Any, context: Any) -> Any:
+        self._check(context)
+        yield cpb.Reconfiguration(id="r", operator="Op", state="COMPLETED", kind="migrate")
+
+
+@contextmanager
+def served(servicer: BetweenTerms) -> Iterator[str]:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    controller_pb2_grpc.add_ControllerServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None)
+
+
+ASKED: dict[str, Callable[[ControllerClient], Any]] = {
+    "call": lambda client: client.call("Undeploy", cpb.UndeployRequest()).partitions,
+    "stream": lambda client: [each.id for each in client.stream("WatchReconfiguration", cpb.ReconfigurationRequest())],
+}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which goes on while a client waits."""
+    now = [0.0]
+
+    def later(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(clients, "sleep", later)
+    monkeypatch.setattr(clients.SYSTEM_CLOCK, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("leader", ["", "127.0.0.1:1"])
+@pytest.mark.parametrize(("asked", "answer"), [("call", 4), ("stream", ["r"])])
+def test_one_that_does_not_lead_is_asked_again_whatever_it_is_asked(
+    asked: str,
+    answer: Any,
+    leader: str,
+    clock: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Between two terms, or where the one that leads has gone: nothing was done."""
+    servicer = BetweenTerms(leader)
+
+    def later(seconds: float) -> None:
+        clock[0] += seconds
+        servicer.leads = clock[0] > 2
+
+    monkeypatch.setattr(clients, "sleep", later)
+    with served(servicer) as address:
+        assert ASKED[asked](ControllerClient(address, connect_timeout_s=5)) == answer
+    assert 2 < clock[0] < 3
+    assert [each.getMessage() for each in caplog.records] == [f"waiting for the controller at {address}"]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_one_that_never_leads_says_so_after_the_time_out(asked: str, clock: list[float]) -> None:
+    with served(BetweenTerms()) as address, pytest.raises(NotLeading, match="this controller does not lead"):
+        ASKED[asked](ControllerClient(address, connect_timeout_s=5))
+    assert 5 <= clock[0] < 5 + 2 * clients.ASKED_AGAIN_S
+
+
+def test_the_time_out_begins_with_the_answer_however_long_that_took(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that is stopped for longer than its hold keeps calls for longer than the time-out."""
+    servicer = BetweenTerms()
+    check = servicer._check
+
+    def slowly(context: Any) -> None:
+        clock[0] += 20 * (not clock[0])
+        check(context)
+
+    def later(seconds: float) -> None:
+        clock[0] += seconds
+        servicer.leads = clock[0] > 21
+
+    monkeypatch.setattr(servicer, "_check", slowly)
+    monkeypatch.setattr(clients, "sleep", later)
+    with served(servicer) as address:
+        assert ASKED["call"](ControllerClient(address, connect_timeout_s=5)) == 4
