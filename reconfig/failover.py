@@ -12,7 +12,7 @@ comes back with the burnt one is told to seal.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, get_args
@@ -48,20 +48,30 @@ def choose(
     standbys: Sequence[Standby],
     alive: Mapping[str, ReplicaInfo],
     owned: Mapping[str, int],
+    sites: Collection[str] = (),
 ) -> Choice | None:
     """The successor that loses least. None: nobody can take over now.
+
+    Of those that lose the same, one at ``sites``; elsewhere only where nobody there answers, for to be served comes
+    first.
 
     Args:
         holds_seal: the owner is alive, and has the whole partition, sealed.
         owned: partitions by replica, with those on their way.
+        sites: to which the operator is confined; none: to no sites.
     """
+
+    def at(info: ReplicaInfo) -> bool:
+        return not sites or info.site in sites
+
     if holds_seal and owner.name in alive:
         return Choice(owner.name, How.LOCAL)
     following = [standby for standby in standbys if standby.following and standby.replica in alive]
     if following:
-        best = max(following, key=lambda standby: (standby.sequence, standby.replica))
+        best = max(following, key=lambda standby: (at(alive[standby.replica]), standby.sequence, standby.replica))
         return Choice(best.replica, How.STANDBY, best.move_id)
-    free = [info for info in alive.values() if info.weight > 0]
+    able = [info for info in alive.values() if info.weight > 0]
+    free = [info for info in able if at(info)] or able
     if not free:
         return None
     nearest = min(free, key=lambda info: (info.site != owner.site, owned.get(info.name, 0) / info.weight, info.name))

@@ -49,22 +49,26 @@ class Joining:
 
 
 def newcomers(
-    owners: Mapping[PartitionId, str], alive: Collection[ReplicaInfo], sites: Mapping[str, str]
+    owners: Mapping[PartitionId, str],
+    alive: Collection[ReplicaInfo],
+    sites: Mapping[str, str],
+    confined: ring.Confined = ring.EVERYWHERE,
 ) -> frozenset[str]:
     """Replicas for whom a rebalance may begin by itself.
 
-    None where an operator is not at every site that would take part: it may have been deployed to some on purpose, and
-    a rebalance looks at no sites.
+    None where an operator is not at every site that would take part: earlier versions did not record that it was
+    deployed to some on purpose.
 
     Args:
         sites: of every replica, alive or not, by name.
     """
-    found = ring.newcomers(owners, alive)
+    found = ring.newcomers(owners, alive, confined)
     places: dict[str, set[str]] = {}
     for partition, owner in owners.items():
         places.setdefault(partition.operator, set()).add(sites.get(owner, ""))
     taking = {info.site for info in alive if info.weight > 0}
-    return found if all(taking <= at for at in places.values()) else frozenset()
+    everywhere = all(taking & set(confined.get(operator, taking)) <= at for operator, at in places.items())
+    return found if everywhere else frozenset()
 
 
 def was_emptied(replica: str, moves: Iterable[tuple[str, str, Cause]]) -> bool:

@@ -121,7 +121,7 @@ class ReplicaStatus(Report):
 
 @dataclass(frozen=True, slots=True)
 class OperatorStatus(Report):
-    """``owners`` and ``epochs`` by partition."""
+    """``owners`` and ``epochs`` by partition. ``sites``: to which it is confined; none: to no sites."""
 
     name: str
     target: str
@@ -130,6 +130,7 @@ class OperatorStatus(Report):
     owners: tuple[str, ...]
     epochs: tuple[int, ...]
     unserved: tuple[UnservedPartitions, ...] = ()
+    sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,23 +214,25 @@ class ClusterStatus(Report):
         owners = {PartitionId(each.name, n): owner for each in self.operators for n, owner in enumerate(each.owners)}
         if not {info.name for info in answering}.issuperset(owners.values()):
             return []  # a failover comes first
-        return sorted(newcomers(owners, answering))
+        return sorted(newcomers(owners, answering, {each.name: each.sites for each in self.operators}))
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """An operator as whoever routes to it is told. ``version``: of the assignment; ``owners`` and ``epochs`` by
-    partition."""
+    partition. ``sites``: to which it is confined; none: to no sites."""
 
     spec: OperatorSpec
     version: int
     owners: tuple[ReplicaInfo, ...]
     epochs: tuple[int, ...]
     unserved: tuple[UnservedPartitions, ...] = ()
+    sites: tuple[str, ...] = ()
 
     def status(self) -> OperatorStatus:
         spec, owners = self.spec, tuple(owner.name for owner in self.owners)
-        return OperatorStatus(spec.name, spec.target, spec.partitions, self.version, owners, self.epochs, self.unserved)
+        said = self.version, owners, self.epochs, self.unserved, self.sites
+        return OperatorStatus(spec.name, spec.target, spec.partitions, *said)
 
     def why_unserved(self) -> dict[int, StateflowError]:
         """By partition, of those that nobody serves."""

@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 from uhashring import HashRing
 
 from stateflow.errors import InvalidArgument
 from stateflow.types import PartitionId, ReplicaInfo
 
+#: operator → the only sites whose replicas are to have it; none: all
+Confined = Mapping[str, Collection[str]]
+EVERYWHERE: Confined = MappingProxyType({})
 #: uhashring's virtual nodes of a replica of average weight; each gives four points
 _VNODES = 4
 
@@ -44,7 +48,30 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
     return dict(zip(numbers, ring.placed((_key(operator, number) for number in numbers), room), strict=True))
 
 
-def rebalance(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> dict[PartitionId, str]:
+def by_sites(
+    owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined
+) -> Iterator[tuple[frozenset[str], dict[PartitionId, str], list[ReplicaInfo]]]:
+    """(sites, owners, replicas) of those operators that are confined to the same sites; none: to no sites."""
+    sites = {operator: frozenset(where) for operator, where in confined.items()}
+    groups: dict[frozenset[str], dict[PartitionId, str]] = {}
+    for partition, owner in owners.items():
+        groups.setdefault(sites.get(partition.operator, frozenset()), {})[partition] = owner
+    able = list(replicas)
+    for where, theirs in groups.items():
+        yield where, theirs, [info for info in able if not where or info.site in where]
+
+
+def rebalance(
+    owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined = EVERYWHERE
+) -> dict[PartitionId, str]:
+    """:func:`share_out`, of the operators of the same sites among the replicas there."""
+    moves: dict[PartitionId, str] = {}
+    for _, theirs, able in by_sites(owners, replicas, confined):
+        moves |= share_out(theirs, able)
+    return moves
+
+
+def share_out(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> dict[PartitionId, str]:
     """Partition → new owner, for as few partitions as bring every replica to its weight's share of them all.
 
     A share is rounded up where that spares a move, else down. Partitions whose owner is not among ``replicas`` move in
@@ -78,15 +105,20 @@ def drain(replica: str, owners: Mapping[PartitionId, str], takers: Iterable[Repl
     they and the replica have together. Empty when there is nobody to move to."""
     takers = list(takers)
     among = {replica, *(info.name for info in takers)}
-    moves = rebalance({partition: owner for partition, owner in owners.items() if owner in among}, takers)
+    moves = share_out({partition: owner for partition, owner in owners.items() if owner in among}, takers)
     return {partition: target for partition, target in moves.items() if owners[partition] == replica}
 
 
-def newcomers(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> frozenset[str]:
+def newcomers(
+    owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined = EVERYWHERE
+) -> frozenset[str]:
     """Those of ``replicas`` that own nothing and that :func:`rebalance` would give something."""
-    weights, counts = _weights(replicas), Counter(owners.values())
-    quota = _quotas(len(owners), weights, counts) if weights else {}
-    return frozenset(name for name, partitions in quota.items() if partitions and not counts[name])
+    owning, found = set(owners.values()), set[str]()
+    for _, theirs, able in by_sites(owners, replicas, confined):
+        if weights := _weights(able):
+            quota = _quotas(len(theirs), weights, Counter(theirs.values()))
+            found |= {name for name, partitions in quota.items() if partitions}
+    return frozenset(found - owning)
 
 
 def _weights(replicas: Iterable[ReplicaInfo]) -> dict[str, int]:

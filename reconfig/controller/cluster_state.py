@@ -7,10 +7,12 @@ item                            records
                                 directory; records of earlier versions have neither that nor the place it is at
 ``directory/<name>/<n>``        NEW {directory}: the name is this data directory's, what the former one had is lost
 ``forget/<name>/<n>``           NEW {}: the replica is not known any more; who comes under the name is a new one
-``operator/<name>``             NEW {spec, owners}, PROCESSING, PROCESSED (every partition was created) |
+``operator/<name>``             NEW {spec, owners, sites}, PROCESSING, PROCESSED (every partition was created) |
                                 FAILED {error} (what was created is deleted);
                                 ``operator/<name>/<epoch>`` once it was undeployed: its first epoch
 ``upgrade/<name>/<n>``          NEW {spec}: another version of a deployed operator, wherever its partitions are
+``sites/<operator>/<n>``        NEW {sites}: only replicas there are to have it from now on; none: all. What is
+                                elsewhere stays until it moves. Records of earlier versions name no sites
 ``undeploy/<name>/<epoch>``     NEW {}: the operator is no more, and nothing of it at this epoch or an older one
 ``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING,
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error} (rolled back)
@@ -29,7 +31,7 @@ item                            records
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -62,11 +64,16 @@ class Home:
 
 @dataclass(slots=True)
 class Deployed:
-    """``first_epoch``: of this deployment; what is older was a former one's, of the same name."""
+    """``first_epoch``: of this deployment; what is older was a former one's, of the same name. ``sites``: only replicas
+    there are to have it; none: all."""
 
     spec: OperatorSpec
     assignment: Assignment
     first_epoch: int = 1
+    sites: tuple[str, ...] = ()
+
+    def may_be_at(self, info: ReplicaInfo) -> bool:
+        return not self.sites or info.site in self.sites
 
 
 @dataclass(slots=True)
@@ -123,6 +130,7 @@ class ClusterState:
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
     standbys: dict[str, int] = field(default_factory=dict)  # operator → copies wanted
     standby_orders: int = 0
+    site_orders: int = 0
     paused: set[str] = field(default_factory=set)  # reconfigurations
     pauses: dict[str, int] = field(default_factory=dict)  # records of it, by reconfiguration
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
@@ -300,8 +308,9 @@ class ClusterState:
 
     # -- operators ----------------------------------------------------------------------------------------
 
-    def plan_deployment(self, spec: OperatorSpec, owners: dict[int, str]) -> Record:
-        payload = {"spec": _spec_payload(spec), "owners": [owners[p] for p in range(spec.partitions)]}
+    def plan_deployment(self, spec: OperatorSpec, owners: dict[int, str], sites: Collection[str] = ()) -> Record:
+        placed = [owners[p] for p in range(spec.partitions)]
+        payload = {"spec": _spec_payload(spec), "owners": placed, "sites": list(sites)}
         burnt = self.undeployed.get(spec.name)
         return self._plan((f"operator/{spec.name}" + ("" if burnt is None else f"/{burnt + 1}"), payload))
 
@@ -314,6 +323,14 @@ class ClusterState:
         name, _, number = rest.rpartition("/")
         self.upgrades[name] = int(number)
         self.deployed[name].spec = self._spec_of(name, record)
+
+    def confine(self, name: str, sites: Collection[str]) -> None:
+        self._append(f"sites/{name}/{self.site_orders + 1}", RecordState.NEW, None, {"sites": list(sites)})
+
+    def _fold_sites(self, rest: str, record: Record) -> None:
+        name, _, number = rest.rpartition("/")
+        self.site_orders = max(self.site_orders, int(number))
+        self.deployed[name].sites = tuple(record.payload["sites"])
 
     def finish_deployment(self, planned: Record) -> None:
         self._end(planned, RecordState.PROCESSED)
@@ -329,7 +346,8 @@ class ClusterState:
                 spec = self._spec_of(name, record)
                 owners = dict(enumerate(record.payload["owners"]))
                 first = int(epoch or 1)
-                self.planned[name] = Deployed(spec, Assignment.initial(name, owners, first), first), record
+                sites = tuple(record.payload.get("sites", ()))
+                self.planned[name] = Deployed(spec, Assignment.initial(name, owners, first), first, sites), record
             case RecordState.PROCESSING:
                 self.planned[name] = self.planned[name][0], record
             case RecordState.PROCESSED:
@@ -397,6 +415,10 @@ class ClusterState:
                 f"there is no operator {name!r} (deployed: {known})",
                 remedy="deploy it with `stateflow deploy module:Class`",
             ) from None
+
+    def confined(self) -> dict[str, tuple[str, ...]]:
+        """Operator → its sites, of those that are confined to some."""
+        return {name: deployed.sites for name, deployed in self.deployed.items() if deployed.sites}
 
     def assigned(self, name: str) -> dict[PartitionId, int]:
         """A replica's partitions, and the epochs it owns them at."""
@@ -554,6 +576,7 @@ FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "forget": ClusterState._fold_forget,
     "operator": ClusterState._fold_operator,
     "upgrade": ClusterState._fold_upgrade,
+    "sites": ClusterState._fold_sites,
     "undeploy": ClusterState._fold_undeploy,
     "move": ClusterState._fold_move,
     "restore": ClusterState._fold_restore,

@@ -36,14 +36,21 @@ class Deployments:
         self.created: dict[str, int] = {}
 
     async def deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
-        """Create its partitions, at ``sites`` or everywhere; or follow with another version of what is deployed. Doing
-        it twice is no error.
+        """Create its partitions, at ``sites`` or everywhere; or follow with another version of what is deployed, and
+        with other sites, to which nothing moves by itself. Doing it twice is no error.
 
         Raises AlreadyDeployed, UnknownSite, PartitionsClaimed, or what a replica refuses it with; nothing of it is
         deployed then.
         """
         async with self._context.deploying:
-            return await self._deploy(spec, sites)
+            confined = tuple(sorted(set(sites)))
+            for site in confined:
+                self._context.check_site(site)
+            deployed = await self._deploy(spec, confined)
+            if deployed.sites != confined:
+                await self._context.record(ClusterState.confine, spec.name, confined)
+                log.info("%s is confined to %s from now on", spec.name, ", ".join(confined) or "no sites")
+            return deployed
 
     async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
         planned = self._cluster.planned.get(spec.name)
@@ -70,12 +77,10 @@ class Deployments:
         self._claims.check_free(spec.name, self._context.ledger_id)
         candidates = [info for info in self._cluster.replicas.values() if self._members.alive(info.name)]
         if sites:
-            for site in sites:
-                self._context.check_site(site)
             candidates = [info for info in candidates if info.site in sites]
         owners = await self._context.aside(ring.propose, spec.name, range(spec.partitions), candidates)
         await self._check_possible(spec, Counter(owners.values()))
-        record = await self._context.record(ClusterState.plan_deployment, spec, owners)
+        record = await self._context.record(ClusterState.plan_deployment, spec, owners, sites)
         await self._create_or_take_back(self._cluster.planned[spec.name][0], record)
         return self._cluster.operator(spec.name)
 

@@ -54,7 +54,7 @@ class AutoRebalance:
             for number, owner in enumerate(deployed.assignment.owners)
         }
         sites = {name: info.site for name, info in cluster.replicas.items()}
-        found = await self._context.aside(newcomers, owners, list(alive.values()), sites)
+        found = await self._context.aside(newcomers, owners, list(alive.values()), sites, cluster.confined())
         return [name for name in found if not was_emptied(name, self._completed())]
 
     def _completed(self) -> Iterator[tuple[str, str, Cause]]:

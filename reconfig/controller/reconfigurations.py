@@ -54,15 +54,17 @@ class Reconfigurations:
             return await self._start(deployed, targets, options, Cause.MIGRATE, to)
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
-        """Every replica that answers gets its weight's share, by as few moves as that takes."""
+        """Every replica that answers gets its weight's share, of operators that are confined to sites each one there,
+        by as few moves as that takes."""
         names = [operator] if operator else sorted(self._context.cluster.deployed)
         async with self._context.planning:
             owners = self._owners(names)
-            moves = ring.rebalance(owners, self._context.alive().values())
+            moves = ring.rebalance(owners, self._context.alive().values(), self._context.cluster.confined())
             return await self._start_all(moves, options, Cause.REBALANCE, "")
 
     async def drain(self, replica: str, options: MoveOptions) -> list[Reconfiguration]:
-        """Everything leaves one replica. Raises UnknownSite, Unavailable when nobody else answers."""
+        """Everything leaves one replica. Raises UnknownSite, Unavailable when nobody else answers, or nobody at the
+        sites of an operator that it owns something of; then nothing moves."""
         if replica not in self._context.cluster.replicas:
             self._context.check_site(replica)
             raise InvalidArgument(f"{replica!r} is a site", remedy="name one replica of it")
@@ -72,8 +74,20 @@ class Reconfigurations:
             if not others:
                 raise Unavailable("no other replica answers", remedy="start one", replica=replica)
             home = self._context.cluster.replicas[replica].site
-            near = [info for info in others if info.site == home] or others
-            moves = ring.drain(replica, owners, near)
+            moves: dict[PartitionId, str] = {}
+            for sites, theirs, able in ring.by_sites(owners, others, self._context.cluster.confined()):
+                leaving = sorted({partition.operator for partition, owner in theirs.items() if owner == replica})
+                if not leaving:
+                    continue
+                if not able:
+                    raise Unavailable(
+                        f"no other replica at the sites of {', '.join(leaving)} answers",
+                        remedy="start one there, deploy the operator again with other sites, or migrate its partitions",
+                        replica=replica,
+                        sites=", ".join(sorted(sites)),
+                    )
+                near = [info for info in able if info.site == home] or able
+                moves |= ring.drain(replica, theirs, near)
             if not moves:
                 raise AlreadyThere("the replica owns nothing", remedy="it can be stopped", replica=replica)
             return await self._start_all(moves, options, Cause.DRAIN, "")

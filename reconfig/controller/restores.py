@@ -88,7 +88,7 @@ class Restores:
                         partition=partition,
                         reconfiguration=move.reconfiguration,
                     )
-            target = self._target(owner, request.to, coming)
+            target = self._target(request.operator, owner, request.to, coming)
             coming[target] = coming.get(target, 0) + 1
             epoch = self._cluster.next_epoch(partition)
             planned.append(
@@ -107,8 +107,9 @@ class Restores:
         await self._context.record(ClusterState.plan_restores, planned)
         return planned
 
-    def _target(self, owner: str, to: str, coming: dict[str, int]) -> str:
-        """A replica by its name, or the least loaded of a site; without either the owner, or any that answers."""
+    def _target(self, operator: str, owner: str, to: str, coming: dict[str, int]) -> str:
+        """A replica by its name, or the least loaded of a site; without either the owner, or any that answers, at
+        the operator's sites first."""
         if (not to or to == owner) and self._alive(owner):
             return owner
         if to and to not in self._cluster.replicas:
@@ -119,6 +120,9 @@ class Restores:
             raise Unavailable(f"no replica of {to or 'the cluster'} answers", remedy="start one")
         if any(info.name == owner for info in here):
             return owner
+        if not to:
+            deployed = self._cluster.operator(operator)
+            here = [info for info in here if deployed.may_be_at(info)] or here
         return self._context.least_loaded(here, coming).name
 
     async def resume(self) -> None:

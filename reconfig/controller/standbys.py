@@ -41,11 +41,12 @@ class Standbys:
 
     async def want(self, operator: str, count: int) -> list[StandbyReport]:
         """Raises OperatorNotDeployed, InvalidArgument when there are too few replicas."""
-        self._context.cluster.operator(operator)
-        replicas = len(self._context.alive())
+        deployed = self._context.cluster.operator(operator)
+        replicas = sum(map(deployed.may_be_at, self._context.alive().values()))
         if count >= max(replicas, 1):
+            at = f" at {', '.join(deployed.sites)}, to which it is confined" if deployed.sites else ""
             raise InvalidArgument(
-                f"{count} standbys need {count + 1} replicas, {replicas} answer",
+                f"{count} standbys need {count + 1} replicas, {replicas} answer{at}",
                 remedy="start more replicas, or ask for fewer",
                 operator=operator,
             )
@@ -135,8 +136,8 @@ class Standbys:
 
     async def _begin_missing(self, operator: str, count: int) -> None:
         cluster, now = self._context.cluster, self._context.clock.monotonic()
-        assignment = cluster.operator(operator).assignment
-        alive = self._context.alive()
+        deployed, alive = cluster.operator(operator), self._context.alive()
+        assignment = deployed.assignment
         changing = {change.partition for change in cluster.changes()}
         changing |= {restore.partition for restore, _ in cluster.open_restores.values()}
         lacking: dict[PartitionId, str] = {}
@@ -149,7 +150,8 @@ class Standbys:
             ready = partition not in changing and self._not_before.get(partition, 0.0) <= now
             if len(have) < count and ready and owner in alive:
                 lacking[partition] = owner
-        missing = plan.spread_standbys(lacking, existing, count, list(alive.values()), self._near)
+        able = [info for info in alive.values() if deployed.may_be_at(info)]
+        missing = plan.spread_standbys(lacking, existing, count, able, self._near)
         if not missing:
             return
         for partition, replica in missing:

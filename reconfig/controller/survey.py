@@ -44,6 +44,7 @@ class Survey:
             tuple(replicas[name] for name in assignment.owners),
             assignment.epochs,
             self._unserved([deployed]),
+            deployed.sites,
         )
 
     def _unserved(self, operators: Iterable[Deployed]) -> tuple[UnservedPartitions, ...]:

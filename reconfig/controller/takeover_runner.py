@@ -95,8 +95,13 @@ class TakeoverRunner(Runner):
             unknown = isinstance(error, Unavailable | LeaseLost | StaleTerm)
             self._events.put_nowait(f.TargetUnknown() if unknown else f.TargetRefused(error))
             return
-        self._tell(note=self._note(taken))
+        self._tell(note=self._note(taken) + self._outside())
         self._events.put_nowait(f.TargetOwned(taken.epoch))
+
+    def _outside(self) -> str:
+        if not self.deployed.sites or self.target.site in self.deployed.sites:
+            return ""
+        return f"; {self.target.name} is at {self.target.site}, outside of its sites ({', '.join(self.deployed.sites)})"
 
     def _note(self, taken: TakenOver) -> str:
         """What the new owner's state rests on, and what is not in it."""

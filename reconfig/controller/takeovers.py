@@ -280,7 +280,8 @@ class Takeovers:
             orphan = self._orphans.get(partition)
             if orphan is None:
                 return
-            owner, epoch = cluster.operator(partition.operator).assignment.owner(partition.partition)
+            deployed = cluster.operator(partition.operator)
+            owner, epoch = deployed.assignment.owner(partition.partition)
             if orphan.epoch != epoch:  # it has another owner by now
                 del self._orphans[partition]
                 return
@@ -290,10 +291,17 @@ class Takeovers:
                 self._standbys.copies(partition),
                 self._context.alive(),
                 self._context.owned_counts(),
+                deployed.sites,
             )
             if choice is None:
                 self._failed[partition] = "no replica answers that could"
                 return
+            target = cluster.replicas[choice.target]
+            if not deployed.may_be_at(target):
+                where = ", ".join(deployed.sites)
+                log.warning(
+                    "%s goes to %s at %s, outside of its sites (%s)", partition, target.name, target.site, where
+                )
             planned = PlannedTakeover(
                 self._context.new_id(),
                 partition,

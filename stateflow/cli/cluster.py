@@ -33,7 +33,9 @@ def deploy(
     target: Annotated[str, typer.Argument(help="package.module:Class or file.py:Class")],
     partitions: Annotated[int, typer.Option(help="Slices of the key space; fixed for ever.")] = DEFAULT_PARTITIONS,
     name: Annotated[str | None, typer.Option(help="Default: the class's name.")] = None,
-    site: Annotated[list[str] | None, typer.Option(help="Only on replicas of this site; repeatable.")] = None,
+    site: Annotated[
+        list[str] | None, typer.Option(help="Only on replicas of this site, also later; repeatable.")
+    ] = None,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:

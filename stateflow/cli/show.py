@@ -100,6 +100,8 @@ def _owned(partitions: int, lacking: int) -> Text:
 def _operator(operator: OperatorStatus) -> RenderableType:
     """Who serves which partitions; in red those that nobody does, and why."""
     title = f"{operator.name}: {operator.partitions} partitions, assignment {operator.version}"
+    if operator.sites:
+        title += f", only at {', '.join(operator.sites)}"
     table = new_table("replica", "count", "partitions", numbers=("count",))
     lacking = {partition for each in operator.unserved for partition in each.partitions}
     served = [(owner, p) for p, owner in enumerate(operator.owners) if p not in lacking]

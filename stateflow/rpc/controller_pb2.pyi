@@ -131,20 +131,22 @@ class DeployRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("spec", "version", "replicas", "owners", "epochs", "unserved")
+    __slots__ = ("spec", "version", "replicas", "owners", "epochs", "unserved", "sites")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     UNSERVED_FIELD_NUMBER: _ClassVar[int]
+    SITES_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.OperatorSpec
     version: int
     replicas: _containers.RepeatedCompositeFieldContainer[_common_pb2.Replica]
     owners: _containers.RepeatedScalarFieldContainer[int]
     epochs: _containers.RepeatedScalarFieldContainer[int]
     unserved: _containers.RepeatedCompositeFieldContainer[Unserved]
-    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ...) -> None: ...
+    sites: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Unserved(_message.Message):
     __slots__ = ("operator", "partitions", "owner", "fault")

@@ -85,6 +85,7 @@ def deployment_of(message: cpb.Deployment) -> Deployment:
         spec=spec_of(message.spec),
         owners=tuple(infos[number] for number in message.owners),
         unserved=tuple(value_of(UnservedPartitions, each) for each in message.unserved),
+        sites=tuple(message.sites),
     )
 
 

@@ -193,3 +193,15 @@ def test_rebalance_gives_of_the_operator_a_replica_has_most_of() -> None:
     owners = {PartitionId("X", n): "a" for n in range(6)} | {PartitionId("Y", n): "a" for n in range(2)}
     moves = rebalance(owners, _replicas("a", "b"))
     assert Counter(partition.operator for partition in moves) == {"X": 4}
+
+
+def test_operators_are_shared_out_among_the_replicas_of_their_sites() -> None:
+    replicas = [ReplicaInfo(name, site, "h:1", 1) for name, site in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "y"))]
+    free = {PartitionId("Free", n): "a" for n in range(8)}
+    confined = {PartitionId("Confined", n): "a" if n < 6 else "c" for n in range(8)}
+    moves = rebalance(free | confined, replicas, {"Confined": ["x"]})
+    owners = {**free, **confined, **moves}
+    assert Counter(owners[p] for p in free) == dict.fromkeys("abcd", 2)
+    assert Counter(owners[p] for p in confined) == {"a": 4, "b": 4}, "what was elsewhere came home"
+    assert rebalance(confined, replicas, {"Confined": ["z"]}) == {}, "nobody there answers"
+    assert newcomers(confined, replicas, {"Confined": ["x"]}) == {"b"}

@@ -124,3 +124,20 @@ def test_how_a_move_stands() -> None:
     assert standing(50, predicted_pause_ms=math.inf) == start + "changes come faster than they cross"
     assert standing(state="COMPLETED", pause_ms=9.5) == "3: a → b  COMPLETED    4.0 MiB sent, 9.5 ms paused"
     assert standing(state="ABORTED", fault=BudgetUnreachable("a …")).endswith("ABORTED      budget_unreachable")
+
+
+def test_the_sites_of_a_confined_operator_are_said() -> None:
+    (confined, *_) = (dataclasses.replace(each, sites=("cloud", "edge")) for each in STATUS.operators)
+    status = dataclasses.replace(STATUS, operators=(confined,))
+    assert "only at cloud, edge" in shown(show.status(status))
+    assert "only at" not in shown(show.status(STATUS))
+    assert status.to_dict()["operators"][0]["sites"] == ("cloud", "edge")
+
+
+def test_who_is_elsewhere_than_an_operator_may_be_lacks_no_share() -> None:
+    here = [ReplicaStatus(name, "cloud", f"{name}:1", 1, True, 0.4, n) for name, n in (("a", 2), ("b", 2))]
+    edge = ReplicaStatus("e", "edge", "e:1", 1, True, 0.4, 0)
+    operator = OperatorStatus("Op", "m:Op", 4, 7, ("a", "a", "b", "b"), (1,) * 4, sites=("cloud",))
+    status = ClusterStatus(replicas=(*here, edge), operators=(operator,), reconfigurations=())
+    assert status.without_share() == []
+    assert dataclasses.replace(status, operators=(dataclasses.replace(operator, sites=()),)).without_share() == ["e"]

@@ -271,3 +271,12 @@ def test_partitions_of_one_reason_are_told_together_and_with_a_command() -> None
         "unavailable: the lease of b has lapsed; they are being taken over (operator=Op partitions=9): wait"
     )
     assert lines[3].endswith("when its lease has lapsed (operator=Op partitions=10): see that it runs")
+
+
+def test_who_is_at_the_sites_of_a_confined_operator_comes_first() -> None:
+    alive = {"b": B, "c": C}
+    assert f.choose(OWNER, False, [], alive, {}, {B.site}) == Choice("b", How.CHECKPOINT), "not the owner's site"
+    assert f.choose(OWNER, False, [], {"c": C}, {}, {B.site}) == Choice("c", How.CHECKPOINT), "nobody there answers"
+    standbys = [Standby("b", "m1", True, 3), Standby("c", "m2", True, 5)]
+    assert f.choose(OWNER, False, standbys, alive, {}, {B.site}) == Choice("b", How.STANDBY, "m1")
+    assert f.choose(OWNER, False, standbys[1:], alive, {}, {B.site}) == Choice("c", How.STANDBY, "m2"), "loses less"

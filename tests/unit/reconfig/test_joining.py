@@ -89,3 +89,11 @@ def test_an_operator_that_is_at_some_sites_only_stays_there() -> None:
 def test_one_that_was_emptied_on_purpose(moves: list[tuple[str, str, Cause]], emptied: bool) -> None:
     """The newest first."""
     assert was_emptied("c", moves) is emptied
+
+
+def test_an_operator_that_is_confined_to_sites_keeps_no_newcomer_there_waiting() -> None:
+    edge = ReplicaInfo("e", "edge", "e:1", 1)
+    sites = SITES | {"e": "edge"}
+    operator = next(iter(OWNERS)).operator
+    assert newcomers(OWNERS, [*CLOUD, edge], sites) == frozenset()
+    assert newcomers(OWNERS, [*CLOUD, edge], sites, {operator: ["cloud"]}) == {"c"}

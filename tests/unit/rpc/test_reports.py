@@ -37,7 +37,7 @@ MOVE = MoveReport(
 RECONFIGURATION = Reconfiguration("r", "Op", "FAILED", (MOVE,), 20.5, "drain", "warm-up", 21)
 STANDBY = StandbyReport("Op", 1, "b", "CATCHING_UP", 5)
 UNSERVED = UnservedPartitions("Op", (0, 2), "a", WHY)
-DEPLOYMENT = Deployment(SPEC, 4, (B, A, B), (1, 2, 3), (UNSERVED,))
+DEPLOYMENT = Deployment(SPEC, 4, (B, A, B), (1, 2, 3), (UNSERVED,), ("cloud", "edge"))
 CLUSTER = ClusterReport(
     (ReplicaStatus("a", "cloud", "a:1", 2, True, 0.5, 3, True),),
     (DEPLOYMENT,),
@@ -106,5 +106,6 @@ def test_users_see_a_cluster_without_what_only_routers_need() -> None:
         "owners": ("b", "a", "b"),
         "epochs": (1, 2, 3),
         "unserved": ({"operator": "Op", "partitions": (0, 2), "owner": "a", "error": str(WHY)},),
+        "sites": ("cloud", "edge"),
     }
     assert DEPLOYMENT.why_unserved() == {0: WHY, 2: WHY}

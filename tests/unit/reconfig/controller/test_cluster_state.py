@@ -513,3 +513,32 @@ def test_records_without_an_order_count_from_their_time(cluster: ClusterState) -
     assert after == replace(before, target="mod:Two", recorded_us=after.recorded_us)
     assert after.recorded_us > before.recorded_us
     assert ClusterState.read(cluster.ledger).operator("Op").spec == after
+
+
+def test_sites_of_a_deployment_are_recorded_and_replaced(tmp_path: Path) -> None:
+    spec = OperatorSpec("Op", "m:Op", 1, ("k",), b"", "[]")
+    with Ledger(f"sqlite:///{tmp_path / 'sites.db'}") as ledger:
+        cluster = ClusterState(ledger)
+        cluster.finish_deployment(cluster.plan_deployment(spec, {0: "a"}, ["edge"]))
+        assert ClusterState.read(ledger).confined() == {"Op": ("edge",)}
+        cluster.confine("Op", ["cloud", "edge"])
+        assert ClusterState.read(ledger).operator("Op").sites == ("cloud", "edge")
+        cluster.confine("Op", [])
+        assert ClusterState.read(ledger).confined() == cluster.confined() == {}
+        cluster.confine("Op", ["edge"])
+        cluster.undeploy("Op", 1)
+        cluster.finish_deployment(cluster.plan_deployment(spec, {0: "a"}))
+        cluster.confine("Op", ["cloud"])
+        assert ClusterState.read(ledger).confined() == {"Op": ("cloud",)}
+
+
+def test_a_deployment_that_an_earlier_version_recorded_may_be_anywhere(tmp_path: Path) -> None:
+    spec = OperatorSpec("Op", "m:Op", 1, ("k",), b"", "[]")
+    fields = spec.to_json()
+    del fields["name"]
+    with Ledger(f"sqlite:///{tmp_path / 'older.db'}") as ledger:
+        cluster = ClusterState(ledger)
+        cluster.finish_deployment(cluster._plan(("operator/Op", {"spec": fields, "owners": ["a"]})))
+        found = ClusterState.read(ledger).operator("Op")
+        assert found.sites == ()
+        assert found.may_be_at(ReplicaInfo("b", "anywhere", "b:1", 1))

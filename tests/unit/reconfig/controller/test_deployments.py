@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.controller.controller import Controller
-from stateflow.errors import CodeRefused, OperatorNotImportable, Unavailable
+from stateflow.errors import CodeRefused, InvalidArgument, OperatorNotImportable, Unavailable, UnknownSite
 from stateflow.ledger import Ledger
+from stateflow.moves import MoveOptions
 from stateflow.runtime.code import digest_of
 from stateflow.runtime.code_key import VARIABLE, check_signed, signed
 from stateflow.runtime.operator import describe
@@ -20,6 +22,7 @@ from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
 from tests.unit.operators import Count
 
+T = TypeVar("T")
 SPEC = describe(Count, 4)
 TEXT = replace(SPEC, target="<stdin>:Count", source="class Count: ...", source_digest=digest_of("class Count: ..."))
 
@@ -70,13 +73,13 @@ class Cluster:
         if name in self.untold:
             raise Unavailable(f"no answer from {name}", remedy="see it")
 
-    def deploy(self, spec: OperatorSpec = SPEC) -> None:
-        self._loop.run(self._deploy(spec))
+    def deploy(self, spec: OperatorSpec = SPEC, sites: Collection[str] = ()) -> None:
+        self._loop.run(self._deploy(spec, sites))
 
-    async def _deploy(self, spec: OperatorSpec) -> None:
+    async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> None:
         beating = asyncio.create_task(self._beat())
         try:
-            await self.server.deployments.deploy(spec, [])
+            await self.server.deployments.deploy(spec, sites)
         finally:
             beating.cancel()
 
@@ -96,6 +99,21 @@ class Cluster:
         while self.server.members.alive(name):
             await asyncio.sleep(0.01)
         beating.cancel()
+
+    def register(self, name: str, site: str) -> None:
+        self._loop.run(self.server.context.record(ClusterState.register, ReplicaInfo(name, site, f"{name}:1"), Home()))
+
+    def run(self, asked: Coroutine[Any, Any, T]) -> T:
+        """While replicas are heard."""
+        return self._loop.run(self._run(asked))
+
+    async def _run(self, asked: Coroutine[Any, Any, T]) -> T:
+        beating = asyncio.create_task(self._beat())
+        try:
+            await asyncio.sleep(0)
+            return await asked
+        finally:
+            beating.cancel()
 
     def undeploy(self, operator: str) -> list[str]:
         return self._loop.run(self.server.leaving.undeploy(operator, delete_state=True))[1]
@@ -195,6 +213,41 @@ def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
     told = [name for name, _ in cluster.sent("learn", "create")]
     assert told == ["a", "b"]
     assert cluster.cluster.upgrades == {"Count": 1}
+
+
+# -- sites ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sites(cluster: Cluster) -> Cluster:
+    """``a`` is at ``x``, ``b`` at ``y``."""
+    for name, site in (("a", "x"), ("b", "y")):
+        cluster.register(name, site)
+    return cluster
+
+
+def test_an_operator_stays_confined_to_the_sites_it_was_deployed_to_last(sites: Cluster) -> None:
+    sites.deploy(SPEC, ["x"])
+    before = sites.cluster.operator("Count").assignment
+    assert sites.server.survey.status().status().operators[0].sites == ("x",)
+    for others in (["y", "x"], ["y"], []):
+        sites.deploy(SPEC, others)
+        assert ClusterState.read(sites.cluster.ledger).operator("Count").sites == tuple(sorted(others))
+    assert sites.cluster.operator("Count").assignment == before, "nothing moves by itself"
+    with pytest.raises(UnknownSite):
+        sites.deploy(SPEC, ["z"])
+    assert sites.cluster.site_orders == 3
+
+
+def test_what_is_confined_leaves_a_replica_for_its_sites_or_not_at_all(sites: Cluster) -> None:
+    sites.deploy(SPEC, ["x"])
+    with pytest.raises(Unavailable, match=r"no other replica at the sites of Count answers \(replica=a sites=x\)"):
+        sites.run(sites.server.reconfigurations.drain("a", MoveOptions()))
+    assert sites.run(sites.server.reconfigurations.rebalance("Count", MoveOptions())) == []
+    with pytest.raises(InvalidArgument, match="2 replicas, 1 answer at x, to which it is confined"):
+        sites.run(sites.server.standbys.want("Count", 1))
+    assert not sites.cluster.history
+    assert not sites.cluster.standbys
 
 
 # -- the key --------------------------------------------------------------------------------------------------
