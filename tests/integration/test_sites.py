@@ -20,14 +20,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCl
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "3")
     monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
     made = LocalCluster(
-        Tally,
         sites={"cloud": 1, "edge": 2},
-        partitions=4,
-        deploy_to=["edge"],
         data_dir=tmp_path,
         checkpoint_interval_s=0.5,
     )
     with made as cluster:
+        cluster.cluster.deploy(Tally, 4, sites=["edge"])
         yield cluster
 
 
