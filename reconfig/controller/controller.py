@@ -80,7 +80,7 @@ class Controller:
         self.survey = Survey(context, self.runs, self.standbys, self.takeovers, self.deployments.created)
         self._auto_rebalance = AutoRebalance(context, self.runs, self.reconfigurations)
 
-    async def deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployment:
+    async def deploy(self, spec: OperatorSpec, sites: Collection[str] | None) -> Deployment:
         """Raises CodeRefused, and as :meth:`Deployments.deploy` does."""
         check_signed(spec)
         return self.survey.deployment(await self.deployments.deploy(spec, sites))

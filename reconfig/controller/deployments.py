@@ -35,19 +35,21 @@ class Deployments:
         self._cluster, self._members = context.cluster, context.members
         self.created: dict[str, int] = {}
 
-    async def deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
+    async def deploy(self, spec: OperatorSpec, sites: Collection[str] | None = None) -> Deployed:
         """Create its partitions, at ``sites`` or everywhere; or follow with another version of what is deployed, and
         with other sites, to which nothing moves by itself. Doing it twice is no error.
+
+        Args: sites: none of them: anywhere; None: what is deployed already stays where it may be.
 
         Raises AlreadyDeployed, UnknownSite, PartitionsClaimed, or what a replica refuses it with; nothing of it is
         deployed then.
         """
         async with self._context.deploying:
-            confined = tuple(sorted(set(sites)))
+            confined = tuple(sorted(set(sites or ())))
             for site in confined:
                 self._context.check_site(site)
             deployed = await self._deploy(spec, confined)
-            if deployed.sites != confined:
+            if sites is not None and deployed.sites != confined:
                 await self._context.record(ClusterState.confine, spec.name, confined)
                 log.info("%s is confined to %s from now on", spec.name, ", ".join(confined) or "no sites")
             return deployed

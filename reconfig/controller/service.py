@@ -143,7 +143,8 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @of_the_term
     @to_the_end
     async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
-        return deployment_to_pb(await controller.deploy(spec_of(request.spec), request.sites))
+        sites = None if request.keep_sites else request.sites
+        return deployment_to_pb(await controller.deploy(spec_of(request.spec), sites))
 
     @unary
     @of_the_term

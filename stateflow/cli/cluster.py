@@ -23,6 +23,7 @@ from stateflow.cli.options import (
 )
 from stateflow.cli.output import console, emit
 from stateflow.client import Cluster
+from stateflow.errors import InvalidArgument
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
 
 app = Commands()
@@ -36,13 +37,18 @@ def deploy(
     site: Annotated[
         list[str] | None, typer.Option(help="Only on replicas of this site, also later; repeatable.")
     ] = None,
+    anywhere: Annotated[
+        bool, typer.Option("--anywhere", help="On replicas of any site, whatever an earlier --site said.")
+    ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Deploy an operator: create its partitions on the replicas."""
+    if site and anywhere:
+        raise InvalidArgument("--site and --anywhere contradict each other", remedy="give one of them")
     cluster = Cluster(controller)
     operator = load(_absolute(target))
-    cluster.deploy(operator, partitions, sites=site or (), name=name)
+    cluster.deploy(operator, partitions, sites=() if anywhere else site or None, name=name)
     status = next(o for o in cluster.status().operators if o.name == (name or operator.__name__))
     if as_json:
         emit({"operator": status.name, "partitions": status.partitions, "owners": list(status.owners)})

@@ -90,13 +90,14 @@ class Cluster:
         operator: type[Operator],
         partitions: int = DEFAULT_PARTITIONS,
         *,
-        sites: Iterable[str] = (),
+        sites: Iterable[str] | None = None,
         name: str | None = None,
     ) -> None:
         """Create an operator's partitions on the replicas of ``sites`` (all by default). Doing it twice is no error.
 
         The operator is confined to these sites: rebalances, drains and standbys stay there, and take-overs where
-        anybody there answers. Deploying it with others, or with none, changes that, and moves nothing by itself.
+        anybody there answers. Deploying it with others, or with ``()`` for anywhere, changes that, and moves nothing by
+        itself; without ``sites`` it stays confined as it is.
 
         A class of a module is imported where replicas run. Any other, of a script, a notebook or a REPL, goes along as
         text, with what it uses; replicas run it from their next batch on, also in place of an earlier version.

@@ -182,9 +182,9 @@ class ControllerClient:
             sleep(ASKED_AGAIN_S)
             yield True
 
-    def deploy(self, spec: OperatorSpec, sites: Iterable[str] = ()) -> Deployment:
+    def deploy(self, spec: OperatorSpec, sites: Iterable[str] | None = None) -> Deployment:
         """Returns when every partition is there, however long that takes."""
-        request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites))
+        request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites or ()), keep_sites=sites is None)
         return deployment_of(self.call("Deploy", request, DEPLOY_TIMEOUT_S))
 
     def deployment(self, operator: str) -> Deployment:

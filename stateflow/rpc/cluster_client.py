@@ -47,7 +47,7 @@ class ClusterClient:
 
     # -- operators ----------------------------------------------------------------------------------------
 
-    def deploy(self, spec: OperatorSpec, sites: Iterable[str]) -> None:
+    def deploy(self, spec: OperatorSpec, sites: Iterable[str] | None) -> None:
         self._controller.deploy(spec, sites)
 
     def deployment(self, operator: str) -> Deployment:

@@ -203,7 +203,7 @@ class LocalCluster:
         for operator in self._operators:
             self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
             if self._deploy_to:  # at first only: they may go anywhere
-                self.cluster.deploy(operator, self._partitions)
+                self.cluster.deploy(operator, self._partitions, sites=())
 
     def _process(self, name: str, arguments: list[str]) -> Process:
         python_path = [str(Path.cwd()), *filter(None, sys.path)]  # what can be imported here can be there

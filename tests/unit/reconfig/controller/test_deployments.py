@@ -73,10 +73,10 @@ class Cluster:
         if name in self.untold:
             raise Unavailable(f"no answer from {name}", remedy="see it")
 
-    def deploy(self, spec: OperatorSpec = SPEC, sites: Collection[str] = ()) -> None:
+    def deploy(self, spec: OperatorSpec = SPEC, sites: Collection[str] | None = None) -> None:
         self._loop.run(self._deploy(spec, sites))
 
-    async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> None:
+    async def _deploy(self, spec: OperatorSpec, sites: Collection[str] | None) -> None:
         beating = asyncio.create_task(self._beat())
         try:
             await self.server.deployments.deploy(spec, sites)
@@ -231,6 +231,8 @@ def test_an_operator_stays_confined_to_the_sites_it_was_deployed_to_last(sites: 
     before = sites.cluster.operator("Count").assignment
     assert sites.server.survey.status().status().operators[0].sites == ("x",)
     for others in (["y", "x"], ["y"], []):
+        sites.deploy(SPEC)
+        assert ClusterState.read(sites.cluster.ledger).operator("Count").sites, "nothing was said of sites"
         sites.deploy(SPEC, others)
         assert ClusterState.read(sites.cluster.ledger).operator("Count").sites == tuple(sorted(others))
     assert sites.cluster.operator("Count").assignment == before, "nothing moves by itself"
