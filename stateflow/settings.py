@@ -158,7 +158,6 @@ class RouterSettings(Settings):
     unavailable_timeout_s: float = Field(default=60.0, ge=0)
     backoff_initial_s: float = Field(default=0.02, gt=0)
     backoff_max_s: float = Field(default=1.0, gt=0)
-    connect_timeout_s: float = Field(default=5.0, gt=0)
     stall_s: float = Field(default=2.0, gt=0, description="without an answer for so long, owners are asked for")
     rewind_buffer_bytes: int = Field(
         default=64 << 20,
