@@ -15,7 +15,7 @@ from reconfig.controller.runner import Runner
 from reconfig.work import Copy, PlannedMove, PlannedStandby
 from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, StateMissing, Unavailable
 from stateflow.reports import MoveReport
-from stateflow.runtime.control import Cancelled, Fence, IncomingMove, Phase, Progress
+from stateflow.runtime.control import Cancelled, Fence, Phase, Preparation, Progress
 from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class MoveRunner(Runner):
 
     async def _prepare(self) -> None:
         move = self.planned if isinstance(self.planned, PlannedMove) else None
-        incoming = IncomingMove(
+        incoming = Preparation(
             self.planned.move_id,
             self.deployed.spec,
             self.planned.partition,

@@ -23,7 +23,7 @@ from stateflow.rpc.control import (
     command_to_pb,
     fence_to_pb,
     fenced_of,
-    incoming_to_pb,
+    preparation_to_pb,
     progress_of,
     restore_to_pb,
     restored_of,
@@ -38,7 +38,7 @@ from stateflow.runtime.control import (
     Cancelled,
     Fence,
     Fenced,
-    IncomingMove,
+    Preparation,
     Progress,
     Restore,
     Restored,
@@ -115,7 +115,7 @@ class Replicas:
 
     # -- moves --------------------------------------------------------------------------------------------
 
-    async def prepare(self, name: str, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
+    async def prepare(self, name: str, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
         """Of the target, until it owns or has failed.
 
         In a term that has just begun the replica is to register first: it is waited for until its lease has lapsed.
@@ -125,7 +125,7 @@ class Replicas:
                 break
             await asyncio.sleep(self._settings.retry_interval_s)
         await self._connected(name)
-        request = self._commanded(name, incoming_to_pb(move, standby_move))
+        request = self._commanded(name, preparation_to_pb(move, standby_move))
         try:
             async for message in self._stub(name).Prepare(request):
                 yield progress_of(answered(message, self._shown(name)))

@@ -11,7 +11,7 @@ import xxhash
 from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown
 from stateflow.replica.threads import Threads
-from stateflow.runtime.rate_limit import Share
+from stateflow.runtime.rate_limit import DutyCycle
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import ChangeLog, Reading
 
@@ -25,7 +25,7 @@ SENDING_SHARE = 0.4
 class Feeder:
     def __init__(self, node: ReplicaNode, clock: Clock, threads: Threads) -> None:
         self._node, self._clock, self._threads = node, clock, threads
-        self._share = Share(SENDING_SHARE)
+        self._share = DutyCycle(SENDING_SHARE)
         self._loop = asyncio.get_running_loop()
 
     async def file(self, snapshot_id: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, int]]:

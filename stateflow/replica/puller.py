@@ -27,7 +27,7 @@ from stateflow.clock import Clock
 from stateflow.errors import MoveUnknown, StateflowError, StateMissing, TransferCorrupt, Unavailable
 from stateflow.replica.bases import BaseSource, Nearest, Peer, Store
 from stateflow.replica.peers import SourceReplica
-from stateflow.runtime.control import IncomingMove, Phase, Progress
+from stateflow.runtime.control import Phase, Preparation, Progress
 from stateflow.runtime.following import Confirming, Persistence, Rate
 from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.replica import ReplicaNode
@@ -64,7 +64,7 @@ class Pull:
     def __init__(
         self,
         node: ReplicaNode,
-        move: IncomingMove,
+        move: Preparation,
         source: SourceReplica,
         executor: Executor,
         quick: Executor,

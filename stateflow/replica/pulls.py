@@ -14,7 +14,7 @@ from stateflow.replica.peers import SourceReplica
 from stateflow.replica.puller import Pull
 from stateflow.replica.threads import Threads
 from stateflow.rpc.wire import unexpected
-from stateflow.runtime.control import IncomingMove, Phase, Progress
+from stateflow.runtime.control import Phase, Preparation, Progress
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId
@@ -100,7 +100,7 @@ class Pulls:
         self._turns = asyncio.Semaphore()  # of moves on demand that nobody asks for
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
+    async def run(self, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
         """Begin it, or join the one that is under way.
 
         The transfer outlives whoever iterates: a controller that goes away must not stop a move that is sealed, and
@@ -124,7 +124,7 @@ class Pulls:
         async for progress in running.reports():
             yield progress
 
-    def _begin(self, move: IncomingMove) -> RunningPull:
+    def _begin(self, move: Preparation) -> RunningPull:
         pull = Pull(
             self._node,
             move,

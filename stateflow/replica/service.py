@@ -33,7 +33,7 @@ from stateflow.rpc.control import (
     command_of,
     fence_of,
     fenced_to_pb,
-    incoming_of,
+    preparation_of,
     progress_to_pb,
     restore_of,
     restored_to_pb,
@@ -197,7 +197,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Prepare(
         self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.MoveProgress]:
-        async for progress in self._pulls.run(incoming_of(request), request.standby_move):
+        async for progress in self._pulls.run(preparation_of(request), request.standby_move):
             yield progress_to_pb(progress)
 
     @unary

@@ -16,9 +16,9 @@ from stateflow.runtime.control import (
     Cancelled,
     Fence,
     Fenced,
-    IncomingMove,
     Origin,
     Phase,
+    Preparation,
     Progress,
     Restore,
     Restored,
@@ -47,7 +47,7 @@ def _place(partition: PartitionId) -> dict[str, Any]:
 # -- moves ------------------------------------------------------------------------------------------------
 
 
-def incoming_to_pb(move: IncomingMove, standby_move: str) -> rpb.PrepareRequest:
+def preparation_to_pb(move: Preparation, standby_move: str) -> rpb.PrepareRequest:
     """Args: standby_move: a copy that follows there already: while it does, it is the move's."""
     return message_of(
         rpb.PrepareRequest,
@@ -59,10 +59,10 @@ def incoming_to_pb(move: IncomingMove, standby_move: str) -> rpb.PrepareRequest:
     )
 
 
-def incoming_of(message: rpb.PrepareRequest) -> IncomingMove:
+def preparation_of(message: rpb.PrepareRequest) -> Preparation:
     spec = spec_of(message.spec)
     partition, source = PartitionId(spec.name, message.partition), replica_of(message.source)
-    return value_of(IncomingMove, message, spec=spec, partition=partition, source=source)
+    return value_of(Preparation, message, spec=spec, partition=partition, source=source)
 
 
 def progress_to_pb(progress: Progress) -> rpb.MoveProgress:

@@ -17,7 +17,7 @@ from stateflow.runtime import layout
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.host import read_watermark
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.rate_limit import Share
+from stateflow.runtime.rate_limit import DutyCycle
 from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.schema import read_schema
 from stateflow.runtime.slot import Slot
@@ -28,7 +28,7 @@ from stateflow.types import PartitionId
 #: what entries begin with that are not part of a partition's state: who owns this copy of it, and since when
 NOT_STATE = (layout.OWNERSHIP, layout.LAPSED)
 #: of a processor that computing a state digest may take while batches come, so that they find the interpreter free
-DIGEST_SHARE = Share(0.2)
+DIGEST_SHARE = DutyCycle(0.2)
 
 
 class Checkpointer:

@@ -13,7 +13,7 @@ from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 
 @dataclass(frozen=True, slots=True)
-class IncomingMove:
+class Preparation:
     """A move as its target knows it. ``bandwidth_max``: bytes a second for the base; 0: no limit.
 
     ``standby``: it follows for good. ``on_demand``: copied when a batch asks for the partition, else one after another.

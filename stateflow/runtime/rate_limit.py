@@ -23,7 +23,7 @@ class RateLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class DutyCycle:
     """Lets background work have at most ``share`` of the time while there is other work: who worked for *t* seconds
     waits ``t·(1/share − 1)``. Other work is taken to go on for ``busy_s`` after it was last seen."""
 

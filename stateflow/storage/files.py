@@ -23,14 +23,14 @@ RUNS_MIN, RUNS_MAX = 1, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class FileLimits:
     """Of one database. ``tables``: sorted files it may keep open; ``runs``: it may have before some are merged."""
 
     tables: int
     runs: int
 
 
-def share(databases: int, limit: int) -> Share:
+def file_limits(databases: int, limit: int) -> FileLimits:
     """Raises TooFewFiles when so many databases cannot be open at a time."""
     tables = (limit - RESERVED) // max(databases, 1) - PER_DATABASE
     if tables < 1:
@@ -40,7 +40,7 @@ def share(databases: int, limit: int) -> Share:
             remedy=f"raise it with `ulimit -n {needed}` (LimitNOFILE= in a unit) and start the replica again, "
             "or use more replicas",
         )
-    return Share(min(tables, TABLES_MAX), min(max(tables, RUNS_MIN), RUNS_MAX))
+    return FileLimits(min(tables, TABLES_MAX), min(max(tables, RUNS_MIN), RUNS_MAX))
 
 
 def limit() -> int:

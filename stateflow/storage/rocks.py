@@ -63,12 +63,12 @@ class RocksEngine:
 
     def __init__(self, block_cache_bytes: int = 256 << 20, write_buffer_bytes: int = 256 << 20) -> None:
         self._cache = Cache(block_cache_bytes)
-        self._files = files.share(1, files.limit())
+        self._files = files.file_limits(1, files.limit())
         self._buffers = WriteBufferManager.new_write_buffer_manager_with_cache(write_buffer_bytes, False, self._cache)
 
     def expect(self, databases: int) -> None:
         """So many are to be open at a time, with those that are. Raises TooFewFiles when that cannot be."""
-        self._files = files.share(databases, files.limit())
+        self._files = files.file_limits(databases, files.limit())
 
     def open_read_only(self, directory: Path) -> RocksStore:
         """As its files are, with nothing written: for what is only looked at, or others hold hard links of. Raises what

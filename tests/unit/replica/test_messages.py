@@ -18,9 +18,9 @@ from stateflow.runtime.control import (
     Cancelled,
     Fence,
     Fenced,
-    IncomingMove,
     Origin,
     Phase,
+    Preparation,
     Progress,
     Restore,
     Restored,
@@ -34,7 +34,7 @@ SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"schema", "[]")
 P, B = PartitionId("Op", 2), ReplicaInfo("b", "edge", "b:1", 2)
 WHY = MoveUnknown("it is gone", remedy="start a new one", move="m")
 COMMAND = Command("a-ledger", 5, "a-session")
-INCOMING = IncomingMove("m", SPEC, P, B, 3, 4.5, True, True, 6)
+INCOMING = Preparation("m", SPEC, P, B, 3, 4.5, True, True, 6)
 NUMBERS = {field.name: number for number, field in enumerate(fields(Progress), 1)}
 PROGRESS = Progress(**{**NUMBERS, "phase": Phase.OWNED, "digest": "d", "fault": WHY})  # type: ignore[arg-type]
 FENCE = Fence(P, "m", 4, B, COMMAND, True, 1.5, 2.5, "s")
@@ -66,7 +66,7 @@ def commanded(to_pb: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("value", "to_pb", "of"),
     [
-        (INCOMING, lambda move: wire.incoming_to_pb(move, "s"), wire.incoming_of),
+        (INCOMING, lambda move: wire.preparation_to_pb(move, "s"), wire.preparation_of),
         *((replace(PROGRESS, phase=phase), wire.progress_to_pb, wire.progress_of) for phase in Phase),
         (Progress(), wire.progress_to_pb, wire.progress_of),
         (FENCE, commanded(wire.fence_to_pb), wire.fence_of),
@@ -97,6 +97,6 @@ def test_no_field_is_left_out_of_that_test(value: Any) -> None:
 
 
 def test_what_is_beside_a_value_in_its_request() -> None:
-    assert wire.incoming_to_pb(INCOMING, "s").standby_move == "s"
+    assert wire.preparation_to_pb(INCOMING, "s").standby_move == "s"
     assert [wire.restore_to_pb(RESTORE, own).own for own in (False, True)] == [False, True]
     assert wire.command_to_pb(COMMAND) == pb.Command(ledger="a-ledger", term=5, session="a-session")

@@ -17,7 +17,7 @@ from stateflow.replica.peers import SourceReplica
 from stateflow.replica.puller import Pull
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.runtime.control import IncomingMove
+from stateflow.runtime.control import Preparation
 from stateflow.runtime.operator import describe
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
@@ -74,7 +74,7 @@ def test_it_writes_nothing_outside_the_copy(
         replica_pb2_grpc.add_ReplicaServiceServicer_to_server(Fake(files, sent), server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
-        move = IncomingMove("m", spec, PartitionId(spec.name, 0), ReplicaInfo("fake", "x", address), 1)
+        move = Preparation("m", spec, PartitionId(spec.name, 0), ReplicaInfo("fake", "x", address), 1)
         try:
             with ThreadPoolExecutor(1) as files_, ThreadPoolExecutor(1) as quick:
                 async with grpc.aio.insecure_channel(address) as channel:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stateflow.errors import BudgetUnreachable
 from stateflow.runtime.cadence import LOOK_S, QUIET_SYNC_MS, WAIT_S_MAX, Cadence, QuietDisk, QuietMoment, disk_is_quiet
-from stateflow.runtime.rate_limit import RateLimit, Share
+from stateflow.runtime.rate_limit import DutyCycle, RateLimit
 from stateflow.types import PartitionId
 
 
@@ -86,7 +86,7 @@ def test_a_pace_is_kept(sizes: list[int], rate: float) -> None:
 
 def test_no_limit_and_no_other_work_cost_nothing() -> None:
     assert RateLimit(0.0).wait_s(1.0, 1 << 30) == 0.0
-    share = Share(0.5)
+    share = DutyCycle(0.5)
     assert share.wait_s(10.0, 0.004, -math.inf) == 0.0
     assert share.wait_s(10.1, 0.004, 10.0) == pytest.approx(0.004)
     assert share.wait_s(10.6, 0.004, 10.0) == 0.0

@@ -21,7 +21,7 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing, Unavailable
 from stateflow.moves import MoveOptions
 from stateflow.reports import MoveReport
-from stateflow.runtime.control import Cancellation, Cancelled, Fence, Fenced, IncomingMove, Phase, Progress
+from stateflow.runtime.control import Cancellation, Cancelled, Fence, Fenced, Phase, Preparation, Progress
 from stateflow.runtime.operator import describe
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -38,7 +38,7 @@ class Pair:
         self.reports = reports
         self.sealed, self.owned = asyncio.Event(), asyncio.Event()
 
-    async def prepare(self, name: str, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
+    async def prepare(self, name: str, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
         for _ in range(self.reports):
             yield Progress(Phase.CATCHING_UP, bandwidth=1e9)
         await self.sealed.wait()
@@ -184,7 +184,7 @@ def test_a_transfer_that_is_asked_for_again_is_of_the_version_that_is_deployed_n
     sent: list[str] = []
 
     class Failing(Pair):
-        async def prepare(self, name: str, move: IncomingMove, standby_move: str) -> AsyncIterator[Progress]:
+        async def prepare(self, name: str, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
             sent.append(move.spec.target)
             yield Progress(Phase.FAILED, fault=Unavailable("no answer", remedy="see it"))
 

@@ -24,8 +24,8 @@ from stateflow.runtime.control import (
     Cancelled,
     Fence,
     Fenced,
-    IncomingMove,
     Phase,
+    Preparation,
     Progress,
     Restore,
     TakeOver,
@@ -177,7 +177,7 @@ def test_a_target_tells_how_far_it_is() -> None:
     )
 
     async def run() -> list[Progress]:
-        move = IncomingMove("m", SPEC, P, A, 1)
+        move = Preparation("m", SPEC, P, A, 1)
         return [progress async for progress in world.replicas.prepare("a", move, "s")]
 
     first, last = done(run())
