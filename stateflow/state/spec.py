@@ -244,7 +244,8 @@ def _bounded(encode: Callable[[Any], bytes], bytes_max: int) -> Callable[[Any], 
         if len(payload) > bytes_max:
             raise EncodeError(
                 f"a value takes {len(payload)} bytes, at most {bytes_max} are allowed",
-                remedy="use a map or a list, whose entries are stored one by one, or raise max_value_bytes",
+                remedy="use a map or a list, whose entries are stored one by one, or raise "
+                "STATEFLOW_REPLICA_VALUE_BYTES_MAX",
             )
         return payload
 
