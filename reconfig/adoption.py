@@ -1,10 +1,10 @@
 """The cluster's state rebuilt from what replicas say they have: for a ledger that lost what it knew. Sans-io.
 
 Of each partition the copy that is owned at the greatest epoch counts. Two at one epoch cannot be told apart: then
-nothing of that operator is adopted. A partition that nobody owns was lost with its replica, or that was not heard. A
-copy that was sealed for a move may be what its target went on from: it is not the newest as long as that may come. Both
-are adopted only where the caller says so: the sealed copy is served again; the others wait for a checkpoint, or for
-their owner, as after any failover, and are never created empty.
+nothing of that operator is adopted. A partition that nobody owns was lost with its replica, or its replica was not
+heard. A copy that was sealed for a move may be older than its target's, as long as that target may come. Both are
+adopted only where the caller says so: the sealed copy is served again; a partition without owner waits for a
+checkpoint, or for its owner, as after any failover, and is never created empty.
 """
 
 from __future__ import annotations

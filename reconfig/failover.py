@@ -5,8 +5,8 @@ came back without the partition's data; or it sealed for a move that can never e
 
 ``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram.
 
-An epoch that was granted for a take-over which was abandoned is burnt; the next take-over has a newer one, and who
-comes back with the burnt one is told to seal.
+An epoch that was granted for a take-over which was given up is burnt, and nobody's: the next take-over has a newer one,
+and a replica that comes back with the burnt one is told to seal.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ take-over (:mod:`reconfig.failover`).
 A move whose grant an earlier term recorded copies again, and is fenced by that grant. That term may have fenced it,
 too: when something fails, the source is asked whether it sealed, as behind the fence.
 
-A budget is met when expected pause and margin fit it. That is waited for
-``patience_s``, counted from when the base was there; a move without a budget waits ``settle_s`` at most for its lag to
-become small.
+A budget is met when expected pause and margin fit it. A move waits for that up to ``patience_s``, counted from when the
+base was there; a move without a budget waits ``settle_s`` at most for its lag to become small.
 """
 
 from __future__ import annotations

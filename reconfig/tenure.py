@@ -1,8 +1,8 @@
 """May this controller decide now? Its hold on the ledger, counted on its own monotonic clock: sans-io.
 
-Counted from before a renewal was *sent*, as a replica counts its lease: whoever takes the hold next waits, from when it
-took it, for as long as this one may go on by that, with a margin for clocks that drift apart. So at no time two decide,
-whatever the database's clock does; that one only says when to try.
+Counted from before a renewal was *sent*, as a replica counts its lease. The next process that takes the hold waits,
+from when it took it, for as long as this one may go on by that count, plus a margin for clocks that drift apart. So two
+never decide at once, whatever the database's clock does; that clock only says when to try.
 """
 
 from __future__ import annotations

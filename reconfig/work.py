@@ -1,13 +1,13 @@
 """Work that was decided: a typed union, and the form in which the ledger has it.
 
-====================  ==================================================================================
-work                  what it does
-====================  ==================================================================================
-:class:`PlannedMove`      a partition changes hands, by one of the strategies of :mod:`reconfig.policies`
-:class:`PlannedStandby`   a copy is made beside the owner, follows it and stays
-:class:`PlannedTakeover`  a partition whose owner is gone gets another without its word
-:class:`PlannedRestore`   a partition gets the state that a checkpoint has
-====================  ==================================================================================
+==========================  ====================================================================================
+work                        what it does
+==========================  ====================================================================================
+:class:`PlannedMove`        a partition changes hands, by one of the strategies of :mod:`reconfig.policies`
+:class:`PlannedStandby`     a copy is made beside the owner, follows it and stays
+:class:`PlannedTakeover`    a partition whose owner is gone gets another one, without the old one's word
+:class:`PlannedRestore`     a partition gets the state that a checkpoint has
+==========================  ====================================================================================
 """
 
 from __future__ import annotations

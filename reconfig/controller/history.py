@@ -1,4 +1,4 @@
-"""Reconfigurations that are over, as the ledger's records tell of them."""
+"""Reconfigurations that are over, read from the ledger's records."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ A replica counts its lease from when it sent a heartbeat, the controller from wh
 controller adds a margin for clocks that drift apart, and one that begins to lead takes every replica it knows of
 for one whose lease its predecessor renewed at that moment, or as much later as that one may have gone on granting.
 
-What a replica says when it registers, that it lacks a partition for one, holds only as long as it has no lease. So it
-asks for a ticket first, by a heartbeat that is not known, and a ticket is good for one registration, and void when the
-next is given or the replica's partitions changed: a request that was sent twice, was long on its way, or came from a
-process that ended changes nothing. The ticket names the session too: what was asked in an earlier one is void.
+What a replica says when it registers, such as that it lacks a partition, holds only as long as it has no lease. So a
+heartbeat of a replica that is not known is answered with a ticket. It is good for one registration, and void when the
+next is given or the replica's partitions have changed: a request that was sent twice, was long on its way, or came from
+a process that ended changes nothing. The ticket also names the session: what was asked in an earlier one is void.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ its directory's id, elsewhere         a copy, or the directory was moved: refuse
                                       where it was, then welcome; as another directory where both are heard at a time
 another directory                     refused while that lease may run; and then until `stateflow replace`, unless the
                                       name has nothing to lose
-any, the ledger knows no directory       welcome where it brings something of what the name owns, or that is nothing
+any, the ledger knows no directory    welcome where it brings something of what the name owns, or that is nothing
 ====================================  ==================================================================================
 
-Who is refused goes on asking. A process that waits for the lease of a copy is waited for in turn: when that lease has
-lapsed, the name's partitions are not given away, since here comes somebody who has them.
+A refused process goes on asking. While one waits for the lease of a copy to lapse, the name's partitions are not given
+to others when it does: the process that waits has them.
 """
 
 from __future__ import annotations

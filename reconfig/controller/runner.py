@@ -1,4 +1,4 @@
-"""What carrying out a move and carrying out a take-over have in common: events in, calls out, a report beside."""
+"""What the runners of a move and of a take-over have in common: events in, calls out, and a report."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Hooks:
-    """What a runner needs of its controller. The records are durable when the awaitable is done.
+    """What a runner needs of its controller. A record is durable when its awaitable is done.
 
-    ``record_aborted``: with whether what the source sealed is distrusted.
-
-    ``lost`` is told why a target that owned has it no more.
-    ``cutover`` is held from the fence until the target owns: two at once at one source lengthen each other's pause.
+    ``record_aborted``: its last argument says whether what the source sealed is distrusted.
+    ``changed``: the report has changed.
+    ``cutover``: held from the fence until the target owns, as two cutovers at one source lengthen each other's pause.
+    ``lost``: is told why a target that owned the partition has it no more.
     """
 
     record_grant: Callable[[], Awaitable[None]]

@@ -1,7 +1,7 @@
 """Standbys: so many copies of each partition beside its owner, kept following whatever happens to either.
 
-A wish, not a sequence of steps: what is there is compared with what is wanted again and again, copies that follow a
-former owner or exceed the count are ended, missing ones begun.
+A wanted state, not a sequence of steps: what is there is compared with what is wanted again and again. Copies that
+follow a former owner or exceed the count are ended, missing ones begun.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the sender of a batch is told of a partition, beyond what applying the batch there came to. Sans-io."""
+"""What the sender of a batch is told of a partition, beyond the result of applying the batch there. Sans-io."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Batches in hand: applied to the partitions that are owned here, one at a time each, and taken away when they do not
-come back."""
+"""Batches in hand: applied to the partitions that are owned here, one at a time on each, and taken away when the
+operator does not return."""
 
 from __future__ import annotations
 

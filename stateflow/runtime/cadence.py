@@ -2,7 +2,7 @@
 
 A micro-batch source sends at nearly equal intervals and is silent in between: a partition fenced right behind a
 commit stands still while nobody asks for it. A source that sends all the time has no such moment, and is not waited
-for. A disk that writes back what others wrote may take a second for what else it does in a millisecond.
+for. A disk that is writing back what others wrote may take a second for what otherwise takes it a millisecond.
 """
 
 from __future__ import annotations

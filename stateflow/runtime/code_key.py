@@ -1,9 +1,9 @@
 """Who may have code run: whoever has the key.
 
-An operator that goes along as text is run by every replica, so a controller that took any text would run whatever
-somebody sends who reaches its port. It takes those that come with their HMAC (RFC 2104, SHA-256) by its own key. That
-is a file of the user who runs it, made by the first client that needs it, so that on one machine nothing is to be set
-up; or ``STATEFLOW_CODE_KEY``, the same at the controller and at who deploys. The key itself is never sent.
+Every replica runs an operator that is sent as text, so a controller that accepted any text would have replicas run
+whatever reaches its port. It accepts text with an HMAC (RFC 2104, SHA-256) by its own key. The key is a file of the
+user who runs the controller, made by the first client that needs it, so that one machine needs no setup; or
+``STATEFLOW_CODE_KEY``, the same for the controller and for whoever deploys. The key itself is never sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an operator's failure says: whatever it raised, in bounded text, even where its own words fail."""
+"""The text of an operator's failure: whatever it raised, bounded in length, even where its own ``str`` fails."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ key       value
           id of that client]``; version 1 has no event times, version 2 ends with the attempt
 ``mo``+s  output of that batch, see :mod:`stateflow.runtime.output`
 ``mf``+s  the newest client of source *s*: msgpack ``[version, generation, id]``
-``ml``+s  the copy may be older than what was told of it: the client of source *s* must say again that it is the newest
+``ml``+s  this copy may be older than what clients were told: the client of *s* must say again that it is the newest
 ``mr``+s  tombstone of a source that was retired: msgpack ``[version, batch, when it came in µs, [generation, id] of its
           client or nil, newest event time]``; it then has none of the three above
 ``mz``    tombstones were dropped: when the newest of them had its last batch, µs, 8 bytes big endian

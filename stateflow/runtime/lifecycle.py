@@ -6,11 +6,11 @@ diagram.
 Rules the table keeps:
 
 * A commit is allowed exactly between ``begin`` returning SERVE and ``finish``, and ``begin`` serves only in OWNED.
-* A move that was cancelled here can never seal here afterwards, however late its fence arrives, nor warm here,
-  however late its prepare. A replica that knows nothing of a partition it owned (its data is lost) promises nothing.
+* A move that was cancelled here can never seal or warm here afterwards, however late its fence or prepare arrives.
+  A replica that knows nothing of a partition it owned (its data is lost) promises nothing.
 * Epochs rise: a fence that does not grant a newer epoch is refused. (A grant whose move was rolled back burns its
-  epoch, so the next one may be more than one ahead.) They rise by steps that no history makes longer than
-  ``EPOCH_STEP_MAX``: an absurd one is refused, or nothing could be granted after it.
+  epoch, so the next one may be more than one ahead.) A step longer than ``EPOCH_STEP_MAX``, which no history reaches,
+  is refused, or nothing could be granted after it.
 
 The shell makes every answer durable *before* it calls ``sealed`` or ``own``.
 """

@@ -3,7 +3,7 @@
 A source costs a partition its position, and the whole output of its newest batch. When it has been idle for long, or
 too many are, it is *retired*: its output goes, its watermark holds nobody back, and what is left is a tombstone of
 some bytes that says which batch is contained. A retired source may come back at any time and goes on behind that batch;
-only the output of that batch can nobody have again. Of tombstones the newest are kept. Once any was dropped, a source
+only the output of that batch is gone. Of tombstones the newest are kept. Once any was dropped, a source
 that is not known and cannot be new is refused, for it may be one of them.
 
 A retirement is part of a batch's commit, and moves with the partition.

@@ -1,4 +1,4 @@
-"""A value of a row that Python has not, like a time in the year 12000: it is there until somebody looks at it."""
+"""A value of a row that Python cannot represent, like a time in the year 12000: an error only when it is looked at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that do not come back: an operator that never returns costs its batch, and not its replica.
+"""Operators that do not return: they cost their batch, not their replica.
 
 A batch is in hand of one thread. When it takes longer than it may, :class:`Interrupted` is raised in the operator's
 code, where that is Python: the batch fails, its partition goes on. What waits in a call of C cannot be interrupted.

@@ -27,7 +27,7 @@ _LOCK = threading.Lock()
 
 
 class _Reports:
-    """Spark's AccumulatorParam: reports in a list on their way, in the book at the driver."""
+    """Spark's AccumulatorParam: a list of reports on their way, the tally at the driver."""
 
     def zero(self, value: Any) -> list[TaskReport]:
         return []
@@ -86,7 +86,7 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
 
 
 def note(progresses: Iterable[Any]) -> bool:
-    """Enter what Spark says of micro-batches in the book. Says whether there was one."""
+    """Add what Spark says of micro-batches to the tally. Says whether there was one."""
     triggers = [
         Trigger(
             str(each["id"]),
