@@ -68,7 +68,7 @@ def choose(
         return Choice(owner.name, How.LOCAL)
     following = [standby for standby in standbys if standby.following and standby.replica in alive]
     if following:
-        best = max(following, key=lambda standby: (at(alive[standby.replica]), standby.sequence, standby.replica))
+        best = max(following, key=lambda standby: (standby.sequence, at(alive[standby.replica]), standby.replica))
         return Choice(best.replica, How.STANDBY, best.move_id)
     able = [info for info in alive.values() if info.weight > 0]
     free = [info for info in able if at(info)] or able

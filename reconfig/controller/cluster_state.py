@@ -395,6 +395,7 @@ class ClusterState:
         fields = record.payload
         owners = tuple(fields["replicas"][number] for number in fields["owners"])
         assignment = Assignment(name, 1, owners, tuple(fields["epochs"]))
+        self.undeployed.pop(name, None)  # of this ledger, whose epochs say nothing of what another one granted
         self.deployed[name] = Deployed(self._spec_of(name, record), assignment)
         self.epochs_granted |= {PartitionId(name, p): epoch for p, epoch in enumerate(fields["granted"])}
 

@@ -98,8 +98,8 @@ class Deployments:
 
     async def _upgrade(self, deployed: Deployed, spec: OperatorSpec) -> Deployed:
         """New code and states of an operator. Every owner that answers must have the code, and says so first. Whoever
-        does not take it, or was silent for a while, hears of it when it registers again, which it must, though its
-        lease may still run: also one that owns nothing of it, for a copy on its way there may be owned any time."""
+        was silent for a while hears of it when it registers again, which it must, though its lease may still run: also
+        one that owns nothing of it, for a copy on its way there may be owned any time."""
         owners = Counter(deployed.assignment.owners)
         await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._context.alive().keys()})
         await self._context.record(ClusterState.upgrade, spec)
@@ -111,13 +111,14 @@ class Deployments:
         return self._cluster.operator(spec.name)
 
     async def _tell(self, name: str, spec: OperatorSpec) -> None:
-        """A replica runs this version from its next batch on. One that does not say so is to register again, which it
-        cannot without hearing of it."""
+        """A replica runs this version from its next batch on, or says that it cannot, and serves no older one then. One
+        that says neither is to register again, which it cannot without hearing of it."""
         try:
             await self._context.replicas.learn(name, spec)
         except StateflowError as error:
             log.warning("%s has not taken the new version of %s yet: %s", name, spec.name, error)
-            self._members.expel(name)
+            if error.retryable:
+                self._members.expel(name)
 
     async def _check_possible(self, spec: OperatorSpec, counts: Mapping[str, int]) -> None:
         """A replica that cannot load the code, or have so many partitions, refuses here, before anything is decided."""

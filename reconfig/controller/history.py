@@ -64,9 +64,10 @@ def move_of(planned: Change, record: Record) -> MoveReport:
 
 
 def stood(move: MoveReport, pause_ms: float) -> MoveReport:
-    """Of a reconfiguration whose operator was stopped: each move that completed paused it for as long as that."""
+    """Of a reconfiguration whose operator was stopped: each move that completed paused it for as long as that. One that
+    is carried on by another term knows only how long it was stopped in that one."""
     completed = move.state == m.Phase.COMPLETED
-    return replace(move, pause_ms=pause_ms) if completed else move
+    return replace(move, pause_ms=max(move.pause_ms, pause_ms)) if completed else move
 
 
 def planned_report(planned: Planned) -> MoveReport:

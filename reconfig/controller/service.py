@@ -143,7 +143,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @of_the_term
     @to_the_end
     async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
-        sites = None if request.keep_sites else request.sites
+        sites = request.sites if request.sites or request.anywhere else None
         return deployment_to_pb(await controller.deploy(spec_of(request.spec), sites))
 
     @unary

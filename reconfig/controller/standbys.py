@@ -41,6 +41,12 @@ class Standbys:
 
     async def want(self, operator: str, count: int) -> list[StandbyReport]:
         """Raises OperatorNotDeployed, InvalidArgument when there are too few replicas."""
+        async with self._context.planning:
+            await self._order(operator, count)
+        await self.reconcile()
+        return [view for view in self.views() if view.operator == operator]
+
+    async def _order(self, operator: str, count: int) -> None:
         deployed = self._context.cluster.operator(operator)
         replicas = sum(map(deployed.may_be_at, self._context.alive().values()))
         if count >= max(replicas, 1):
@@ -51,8 +57,6 @@ class Standbys:
                 operator=operator,
             )
         await self._context.record(ClusterState.want_standbys, operator, count)
-        await self.reconcile()
-        return [view for view in self.views() if view.operator == operator]
 
     def views(self) -> list[StandbyReport]:
         return [

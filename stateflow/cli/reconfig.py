@@ -14,7 +14,7 @@ from stateflow.cli import show
 from stateflow.cli.group import Commands
 from stateflow.cli.moving import wait_for
 from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit, fields_of, size
+from stateflow.cli.output import console, emit, size
 from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.errors import InvalidArgument
 
@@ -129,7 +129,7 @@ def slowest(
         key=lambda pair: -pair[0].pause_ms,
     )[:count]
     if as_json:
-        emit({"moves": [{"reconfiguration": each.id, "operator": each.operator, **fields_of(m)} for m, each in found]})
+        emit({"moves": [{"reconfiguration": each.id, "operator": each.operator, **m.to_dict()} for m, each in found]})
         return
     table = show.new_table(
         "id",

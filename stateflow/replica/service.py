@@ -116,6 +116,9 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         spec = spec_of(request.spec)
         if request.asked:
             await self.threads.in_files(self.node.check, spec, request.total)
+        elif not request.partitions:
+            if (refused := await self.threads.in_files(self.node.follow, spec)) is not None:
+                raise refused
         else:
             wanted = list(request.partitions), request.epoch, request.total, command_of(request)
             await self.threads.in_files(self.node.create, spec, *wanted)

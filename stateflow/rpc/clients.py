@@ -104,9 +104,15 @@ def _named(address: str) -> Iterator[None]:
         raise remote_error(error, address) from error
 
 
+#: by which gRPC says that there was no connection to send anything on
+_NOT_CONNECTED = ("failed to connect", "resolution failed")
+
+
 def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
-    """Nobody was there to hear it, or nobody who leads: it may be asked again, whatever it is."""
-    unheard = error.code() is grpc.StatusCode.UNAVAILABLE and "onnect" in (error.details() or "")
+    """Nobody was there to hear it, or nobody who leads: it may be asked again, whatever it is. A connection that broke
+    may have carried it."""
+    details = (error.details() or "").lower()
+    unheard = error.code() is grpc.StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED)
     return unheard or isinstance(meant, NotLeading)
 
 
@@ -184,7 +190,9 @@ class ControllerClient:
 
     def deploy(self, spec: OperatorSpec, sites: Iterable[str] | None = None) -> Deployment:
         """Returns when every partition is there, however long that takes."""
-        request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=list(sites or ()), keep_sites=sites is None)
+        named = list(sites or ())
+        anywhere = sites is not None and not named
+        request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=named, anywhere=anywhere)
         return deployment_of(self.call("Deploy", request, DEPLOY_TIMEOUT_S))
 
     def deployment(self, operator: str) -> Deployment:

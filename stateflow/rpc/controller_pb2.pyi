@@ -123,14 +123,14 @@ class HeartbeatReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., ticket: _Optional[str] = ..., ledger: _Optional[str] = ..., term: _Optional[int] = ..., claimed: _Optional[bool] = ..., adopted: _Optional[str] = ...) -> None: ...
 
 class DeployRequest(_message.Message):
-    __slots__ = ("spec", "sites", "keep_sites")
+    __slots__ = ("spec", "sites", "anywhere")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     SITES_FIELD_NUMBER: _ClassVar[int]
-    KEEP_SITES_FIELD_NUMBER: _ClassVar[int]
+    ANYWHERE_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.OperatorSpec
     sites: _containers.RepeatedScalarFieldContainer[str]
-    keep_sites: bool
-    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., sites: _Optional[_Iterable[str]] = ..., keep_sites: _Optional[bool] = ...) -> None: ...
+    anywhere: bool
+    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., sites: _Optional[_Iterable[str]] = ..., anywhere: _Optional[bool] = ...) -> None: ...
 
 class Deployment(_message.Message):
     __slots__ = ("spec", "version", "replicas", "owners", "epochs", "unserved", "sites")

@@ -216,17 +216,19 @@ class PartitionRegistry:
             self._recorded_us[spec.name] = spec.recorded_us
             self._unloadable.pop(spec.name, None)
 
-    def follow(self, spec: OperatorSpec) -> None:
+    def follow(self, spec: OperatorSpec) -> StateflowError | None:
         """Learn what is deployed now. Where that cannot be done no older version serves in its place; it is named again
-        at the next registration."""
+        at the next registration. Returns why not."""
         with self._learning:
             try:
                 self.learn(spec)
+                return None
             except StateflowError as error:
                 log.error("%s cannot be served: %s", spec.name, error)
                 self._operators.pop(spec.name, None)
                 self._recorded_us[spec.name] = max(spec.recorded_us, self._recorded_us.get(spec.name, 0))
                 self._unloadable[spec.name] = error
+                return error
 
     @contextmanager
     def making(self, spec: OperatorSpec, check: Callable[[], None] = lambda: None) -> Iterator[None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import StateflowError
 from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.batches import Batches
 from stateflow.runtime.checkpointing import Checkpointer
@@ -117,9 +118,9 @@ class ReplicaNode:
         """Know an operator: load its code and keep its description. Raises OperatorNotImportable."""
         self._registry.learn(spec)
 
-    def follow(self, spec: OperatorSpec) -> None:
+    def follow(self, spec: OperatorSpec) -> StateflowError | None:
         """See :meth:`~stateflow.runtime.registry.PartitionRegistry.follow`."""
-        self._registry.follow(spec)
+        return self._registry.follow(spec)
 
     def check(self, spec: OperatorSpec, total: int) -> None:
         """See :func:`~stateflow.runtime.creating.check`."""

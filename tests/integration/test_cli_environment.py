@@ -25,6 +25,7 @@ def stateflow(*arguments: str, cwd: Path, out: int | None = subprocess.PIPE) -> 
     return subprocess.run(
         [sys.executable, "-m", "stateflow", *arguments],
         cwd=cwd,
+        env={"STATEFLOW_CLIENT_CONNECT_TIMEOUT_S": "0", **os.environ},  # nobody starts a controller meanwhile
         stdout=out,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

@@ -277,6 +277,8 @@ def test_who_is_at_the_sites_of_a_confined_operator_comes_first() -> None:
     alive = {"b": B, "c": C}
     assert f.choose(OWNER, False, [], alive, {}, {B.site}) == Choice("b", How.CHECKPOINT), "not the owner's site"
     assert f.choose(OWNER, False, [], {"c": C}, {}, {B.site}) == Choice("c", How.CHECKPOINT), "nobody there answers"
-    standbys = [Standby("b", "m1", True, 3), Standby("c", "m2", True, 5)]
+    standbys = [Standby("b", "m1", True, 5), Standby("c", "m2", True, 5)]
     assert f.choose(OWNER, False, standbys, alive, {}, {B.site}) == Choice("b", How.STANDBY, "m1")
+    standbys = [Standby("b", "m1", True, 3), Standby("c", "m2", True, 5)]
+    assert f.choose(OWNER, False, standbys, alive, {}, {B.site}) == Choice("c", How.STANDBY, "m2"), "loses less"
     assert f.choose(OWNER, False, standbys[1:], alive, {}, {B.site}) == Choice("c", How.STANDBY, "m2"), "loses less"

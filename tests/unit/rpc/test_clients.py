@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ import pytest
 from stateflow.errors import NotLeading, Unavailable
 from stateflow.rpc import clients, controller_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.clients import ControllerClient
+from stateflow.rpc.clients import ControllerClient, _not_begun
 from stateflow.rpc.wire import FAULT_KEY, fault_of
 
 #: PySpark starts its JVM by fork and exec
@@ -24,7 +25,7 @@ SCRIPT = """
 import os, signal, subprocess, threading
 from stateflow.errors import StateflowError
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.clients import ControllerClient
+from stateflow.rpc.clients import ControllerClient, _not_begun
 
 def call():
     while True:
@@ -209,3 +210,19 @@ def test_the_time_out_begins_with_the_answer_however_long_that_took(
     monkeypatch.setattr(clients, "sleep", later)
     with served(servicer) as address:
         assert ASKED["call"](ControllerClient(address, connect_timeout_s=5)) == 4
+
+
+@pytest.mark.parametrize(
+    ("details", "heard"),
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused", False),
+        ("DNS resolution failed for ctl:7070: C-ares status is not ARES_SUCCESS", False),
+        ("recvmsg:Connection reset by peer", True),
+        ("Socket closed", True),
+        ("upstream connect error or disconnect/reset before headers", True),
+    ],
+)
+def test_a_call_whose_connection_broke_may_have_been_carried_out(details: str, heard: bool) -> None:
+    """It was made again, of the controller that had come back and carried it out."""
+    error: Any = SimpleNamespace(code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details)
+    assert _not_begun(Unavailable("-"), error) is not heard

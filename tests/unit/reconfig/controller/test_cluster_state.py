@@ -487,6 +487,18 @@ def test_every_kind_of_record_that_is_told_of_is_known_and_told_of() -> None:
     assert told == set(cluster_state_module.FOLDS)
 
 
+def test_what_is_adopted_is_not_what_this_ledger_undeployed_under_the_name(cluster: ClusterState) -> None:
+    """The epochs are another ledger's. Its replicas were told to delete what they had up to the epoch of ours."""
+    cluster.undeploy("Op", cluster.newest_epoch("Op"))
+    assert cluster.undeployed == {"Op": 1}
+    cluster.adopt(SPEC, dict.fromkeys(range(4), ("a", 1)), dict.fromkeys(range(4), 17))
+    for each in (cluster, ClusterState.read(cluster.ledger)):
+        assert each.undeployed == {}
+        each.validate()
+    cluster.undeploy("Op", cluster.newest_epoch("Op"))
+    assert cluster.undeployed == {"Op": 17}
+
+
 def test_versions_of_a_name_are_in_order_whatever_clocks_say(cluster: ClusterState) -> None:
     """Also those of a deployment behind one that was undeployed, and what replicas have of another ledger."""
     seen = [cluster.operator("Op").spec.recorded_us]
