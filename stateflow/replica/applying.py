@@ -194,9 +194,10 @@ class Applier:
                 outcomes = turn.outcomes
             except LeftBehind:
                 turn.over = True
-                done = list(turn.outcomes)
-                partition = shares[len(done)].partition
-                outcomes = [*done, self.node.batches.refusal(partition) or held_up(partition)]
+                outcomes = list(turn.outcomes)
+                if len(outcomes) < len(shares):  # else it did all, and was left behind before it said so
+                    partition = shares[len(outcomes)].partition
+                    outcomes.append(self.node.batches.refusal(partition) or held_up(partition))
             finally:
                 turn.over = True  # a call that was cancelled needs no more of its shares
         await caller.said()

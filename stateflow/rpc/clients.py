@@ -104,6 +104,8 @@ def _named(address: str) -> Iterator[None]:
         raise remote_error(error, address) from error
 
 
+#: a replica waits for its standbys meanwhile, as long as it holds a batch
+OPEN_TIMEOUT_S = 90.0
 #: by which gRPC says that there was no connection to send anything on
 _NOT_CONNECTED = ("failed to connect", "resolution failed")
 
@@ -214,10 +216,10 @@ class ReplicaClient:
         self.address = address
         self._timeout_s = timeout_s
 
-    def call(self, method: str, request: Any) -> Any:
+    def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         with _named(self.address):
-            answer = getattr(stub, method)(request, timeout=self._timeout_s)
+            answer = getattr(stub, method)(request, timeout=timeout_s or self._timeout_s)
         return answered(answer, self.address)
 
     def positions(self, operator: str, source: str, partitions: Iterable[int]) -> dict[int, Position]:
@@ -245,9 +247,11 @@ class ReplicaClient:
     def open_source(
         self, operator: str, source: str, partitions: Iterable[int], session: Session
     ) -> dict[int, Position]:
-        """Refuse older clients of ``source`` from now on, and say how far it has come. Raises SourceTaken."""
+        """Refuse older clients of ``source`` from now on, and say how far it has come. Raises SourceTaken, and
+        StandbyMissing where it waited for one in vain."""
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
-        return positions_of(self.call("OpenSource", rpb.OpenSourceRequest(asked=asked, session=session_to_pb(session))))
+        request = rpb.OpenSourceRequest(asked=asked, session=session_to_pb(session))
+        return positions_of(self.call("OpenSource", request, OPEN_TIMEOUT_S))
 
     def sources(self, operator: str, partition: int) -> list[SourceView]:
         """Whoever has sent to a partition."""

@@ -83,4 +83,5 @@ def _create(registry: PartitionRegistry, slot: Slot, epoch: int) -> None:
     slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
     (slot.directory / UNFINISHED).unlink()
     registry.environment.sync([slot.directory])
+    slot.lost = None  # what was, and is put aside, is no part of it
     slot.lifecycle.create(epoch)

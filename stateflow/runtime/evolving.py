@@ -39,7 +39,11 @@ class Evolver:
         if deployed is self._evolved:
             return
         self._committer.unsaved = []
-        self._evolve(now_us, watermark_us, guard, deployed)
+        try:
+            self._evolve(now_us, watermark_us, guard, deployed)
+        except BaseException:
+            self._committer.unsaved = []  # what commits next, and does not evolve, would record it as done
+            raise
         self._evolved = deployed
 
     def _evolve(self, now_us: int, watermark_us: int | None, guard: Guard, deployed: DeployedStates) -> None:

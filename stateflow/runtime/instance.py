@@ -47,8 +47,18 @@ class OperatorInstance:
         self._ctx = Context(partition.operator, partition.partition, timers, keyed)
         self._ctx._frozen = {tag: freeze for tag, writer in self._side_writers.items() if (freeze := writer.freeze)}
         self.show_watermark(watermark_us)
-        self.operator = cls()
+        self.operator = self._made(cls)
         self.attach()
+
+    def _made(self, cls: type[Operator]) -> Operator:
+        try:
+            return cls()
+        except StateflowError:
+            raise
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            raise self._failed("__init__", error, remedy="mend the operator; no batch was applied") from error
 
     def attach(self) -> None:
         """Its attributes are the partition's states."""

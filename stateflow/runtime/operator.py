@@ -157,11 +157,14 @@ class Operator:
         """A state is changed, never replaced: what is assigned in its place would be of no key, and stored nowhere.
         Raises AttributeError."""
         state = getattr(type(self), name, None)
-        # a set's |= and a list's += end in an assignment of what they changed
-        if isinstance(state, Declaration) and value is not self.__dict__.get(name):
-            how = _CHANGES[state.kind].format(name)
-            raise AttributeError(f"self.{name} is a state and cannot be assigned: change it, {how}")
-        object.__setattr__(self, name, value)
+        if isinstance(state, Declaration):
+            if value is state:  # as a dataclass has it, whose fields have defaults
+                return
+            # a set's |= and a list's += end in an assignment of what they changed
+            if name not in self.__dict__ or value is not self.__dict__[name]:
+                how = _CHANGES[state.kind].format(name)
+                raise AttributeError(f"self.{name} is a state and cannot be assigned: change it, {how}")
+        super().__setattr__(name, value)
 
     def open(self, ctx: Context) -> None:
         """Called once before the first row this instance sees. ``ctx.key`` is None."""

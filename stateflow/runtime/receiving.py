@@ -47,6 +47,7 @@ class Receiver:
         """
         slot = self._registry.slot(partition)
         with self._registry.making(spec), slot.work, slot.mutex:
+            self._registry.check_deployed(partition, max(source_epoch, newest_epoch))
             if slot.incoming is None:
                 self._registry.expect(1)
             replace(slot.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises, if it must not be

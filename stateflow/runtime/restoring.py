@@ -201,7 +201,7 @@ class Restorer:
         partition, restore_id = slot.id, restoring.id
         if _is_owned_by(slot, restore_id):
             return self._as_it_is(slot)
-        epoch = max(epoch, restoring.epoch_min, slot.lifecycle.epoch + 1)
+        asked, epoch = epoch, max(epoch, restoring.epoch_min, slot.lifecycle.epoch + 1)
         self._check_still(slot)
         # durable before it is published, and without effect while the copy is unfinished: an owner whose disk is full
         # goes on at its epoch, and were the newer one published by then, it could never publish a checkpoint again
@@ -214,6 +214,7 @@ class Restorer:
             if _is_owned_by(slot, restore_id):
                 return self._as_it_is(slot)
             self._authority.check(command)
+            self._registry.check_deployed(slot.id, asked)
             if slot.restoring is not restoring:  # it was fetched anew meanwhile, and this closed
                 raise _not_under_way(restore_id)
             self._check_still(slot)

@@ -124,7 +124,14 @@ class Successor:
                 if slot.store is not None:
                     slot.store.close()
                     slot.store = None
-                self._own(slot, move_id, epoch, self._registry.environment.open(directory), directory, command)
+                restored = self._registry.environment.open(directory)
+                try:
+                    self._own(slot, move_id, epoch, restored, directory, command)
+                except BaseException:
+                    if slot.store is not restored:
+                        restored.close()
+                        self._registry.remove(directory)
+                    raise
             except BaseException:
                 with slot.mutex:
                     slot.lifecycle.abandon(move_id)
@@ -181,6 +188,7 @@ class Successor:
         ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, move_id)
         with slot.mutex:
             self._check_asked(command)
+            self._registry.check_deployed(slot.id, epoch)
             if standby is not None:
                 slot.lifecycle.adopt(standby.move_id, move_id)
                 standby.move_id = move_id  # its transfer applies nothing more

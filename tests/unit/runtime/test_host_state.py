@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -183,6 +184,26 @@ def test_operators_that_end_in_an_assignment_change_a_state_in_place() -> None:
     harness = OperatorHarness(Gathers)
     assert [out["n"] for out in harness.send([{"k": "a", "v": 1}, {"k": "a", "v": 2}])] == [4, 5]
     assert harness.state("a").items == [1, 2]
+
+
+def test_an_operator_may_be_a_dataclass_and_is_told_of_where_it_cannot_be_made() -> None:
+    @dataclass
+    class Counts(Operator):
+        key, output = "k", "k string, n long"
+        n: Any = state.value(int, default=0)  # noqa: RUF009 - as a user would write it
+        step: int = 2
+
+        def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+            self.n.value += self.step
+            yield row.k, self.n.value
+
+    assert OperatorHarness(Counts).send([{"k": "a"}, {"k": "a"}])[-1] == {"k": "a", "n": 4}
+
+    class Wants(Counts):
+        def __init__(self, more: int) -> None: ...
+
+    with pytest.raises(OperatorFailed, match=r"__init__\(\) raised TypeError: .*'more'"):
+        OperatorHarness(Wants)
 
 
 def test_an_operator_whose_process_is_misspelled_is_told_of_before_the_first_row() -> None:

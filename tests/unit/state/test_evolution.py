@@ -14,6 +14,7 @@ import pytest
 
 from stateflow import BatchOperator, Context, Namespace, Operator, state
 from stateflow.errors import OperatorFailed, SchemaMismatch
+from stateflow.runtime.layout import Session
 from stateflow.runtime.positions import MIGRATION
 from stateflow.state.evolution import coder_named
 from stateflow.testing import OperatorHarness
@@ -205,6 +206,24 @@ def test_a_failing_migration_leaves_the_old_state(start: Any) -> None:
         with pytest.raises(OperatorFailed, match=r"migrate_state\(\) raised KeyError: 'gone' .*key='a'"):
             failing.send([{"k": "a"}])
     assert OperatorHarness.restore(Kept, failing.checkpoint()).state("a").total.value == "300"
+
+
+def test_a_client_that_comes_behind_a_failed_migration_does_not_record_it_as_done(start: Any) -> None:
+    """What it committed had the new schema with it, above the old cells: the mended version began empty."""
+
+    class Failing(Migrated):
+        def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+            raise KeyError("gone")
+
+    harness = start(Kept, ["a"])
+    snapshot = harness.checkpoint()
+    harness.close()
+    failing = OperatorHarness.restore(Failing, snapshot)
+    with pytest.raises(OperatorFailed):
+        failing.send([{"k": "a"}])
+    for host in failing._hosts:
+        host.open_source("another", Session(1, "client"))
+    assert upgraded(failing, Migrated).state("a").total.value == 300
 
 
 def test_a_changed_state_with_namespaces_is_not_lost(start: Any) -> None:
