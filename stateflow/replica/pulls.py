@@ -10,6 +10,7 @@ import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
+from stateflow.errors import MoveAborted
 from stateflow.replica.peers import SourceReplica
 from stateflow.replica.puller import Pull
 from stateflow.replica.threads import Threads
@@ -32,7 +33,7 @@ class RunningPull:
     def __init__(self, move_id: str, pull: Pull, loop: asyncio.AbstractEventLoop, alone_s: float | None = None) -> None:
         self.move_id = move_id
         self.pull, self._loop, self._alone_s = pull, loop, alone_s
-        self._listeners: list[asyncio.Queue[Progress | None]] = []
+        self._listeners: list[tuple[str, asyncio.Queue[Progress | None]]] = []  # each with the move it is there for
         self._said: Progress | None = None  # the last report
         self.task = loop.create_task(self._run(pull))
 
@@ -48,24 +49,31 @@ class RunningPull:
 
     def _say(self, report: Progress | None) -> None:
         self._said = report or self._said
-        for listener in self._listeners:
+        for _, listener in self._listeners:
             listener.put_nowait(report)
+
+    def dismiss(self, move_id: str) -> None:
+        """A move that had joined this transfer was cancelled here: it never owns, whatever becomes of the transfer."""
+        for listens_for, listener in self._listeners:
+            if listens_for == move_id != self.move_id:
+                listener.put_nowait(_was_cancelled(move_id))
+                listener.put_nowait(None)
 
     def told(self, move_id: str) -> Progress | None:
         """What was said last, where it is that the target owns: with the digest, which only the transfer knows."""
         owned = self.move_id == move_id and self._said is not None and self._said.phase is Phase.OWNED
         return self._said if owned else None
 
-    async def reports(self) -> AsyncIterator[Progress]:
+    async def reports(self, move_id: str) -> AsyncIterator[Progress]:
         queue: asyncio.Queue[Progress | None] = asyncio.Queue()
         if self._said is not None:
             queue.put_nowait(self._said)
-        self._listeners.append(queue)
+        self._listeners.append((move_id, queue))
         try:
             while (report := await queue.get()) is not None:
                 yield report
         finally:
-            self._listeners.remove(queue)
+            self._listeners.remove((move_id, queue))
             if not self._listeners and self._alone_s is not None and not self.task.done():
                 self._loop.call_later(self._alone_s, self._give_up_if_alone)
 
@@ -77,6 +85,12 @@ class RunningPull:
         self.task.cancel()
         await self.pull.abandon()  # nothing, where it owns by now
         log.warning("move %s is given up: nobody asks for it any more", self.move_id)
+
+
+def _was_cancelled(move_id: str) -> Progress:
+    return Progress(
+        Phase.FAILED, fault=MoveAborted("this move was cancelled here", remedy="start a new one", move=move_id)
+    )
 
 
 class Pulls:
@@ -117,11 +131,14 @@ class Pulls:
         if (lost := await self._threads.in_files(self._node.receiver.lost, partition, move.move_id)) is not None:
             yield Progress(Phase.OWNED, fault=lost)
             return
+        if move.move_id in lifecycle.cancelled:  # in an earlier term; no seal is for it here any more
+            yield _was_cancelled(move.move_id)
+            return
         running = self._running.get(partition)
         joined = running is not None and running.move_id in (move.move_id, standby_move)
         if running is None or not joined or running.task.done():
             running = self._running[partition] = self._begin(move)
-        async for progress in running.reports():
+        async for progress in running.reports(move.move_id):
             yield progress
 
     def _begin(self, move: Preparation) -> RunningPull:
@@ -147,6 +164,11 @@ class Pulls:
         """A batch came ahead of the partition."""
         if (running := self._running.get(partition)) is not None:
             running.pull.asked.set()
+
+    def dismiss(self, partition: PartitionId, move_id: str) -> None:
+        """A move was cancelled here that may have joined a standby's transfer, which goes on."""
+        if (running := self._running.get(partition)) is not None:
+            running.dismiss(move_id)
 
     def stop(self, partition: PartitionId) -> None:
         """Its copy follows nobody any more."""

@@ -227,7 +227,10 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     @commanded
     async def Cancel(self, request: rpb.CancelRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
-        return cancelled_to_pb(await self._fencer.cancel(cancellation_of(request)))
+        cancellation = cancellation_of(request)
+        cancelled = await self._fencer.cancel(cancellation)
+        self._pulls.dismiss(cancellation.partition, cancellation.move_id)
+        return cancelled_to_pb(cancelled)
 
     @unary
     @commanded

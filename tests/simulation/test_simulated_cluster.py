@@ -76,6 +76,7 @@ FAILED_ONCE = {
     3002: "two take-overs were planned with one epoch, the second one by a view that lacked the first",
     8508: "a client was told of a batch that no standby had, and took it for acknowledged",
     23384: "a ledger that went away between the hold and the reading ended its controller",
+    40783: "a granted move, cancelled at its target by an earlier term, joined a standby there and waited for ever",
 }
 
 

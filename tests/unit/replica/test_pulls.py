@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import MoveAborted
 from stateflow.replica.pulls import Pulls, RunningPull
 from stateflow.runtime.control import Phase, Progress
 from stateflow.runtime.lifecycle import Lifecycle, State
@@ -57,3 +60,61 @@ def test_who_asks_again_hears_all_that_was_said_of_the_end() -> None:
 
 def test_of_a_transfer_that_is_not_known_any_more_only_the_epoch_is_told() -> None:
     assert heard("another") == [Progress(Phase.OWNED, epoch=2)]
+
+
+def joined(cancelled: str) -> tuple[list[Progress], list[Progress]]:
+    """What a move hears that joins a standby's transfer, and what the standby does."""
+
+    async def ask() -> tuple[list[Progress], list[Progress]]:
+        lifecycle = Lifecycle(P, State.WARMING, 1, move_id="standby")
+        follows, ends = asyncio.Event(), asyncio.Event()
+
+        class Transfer:
+            async def run(self) -> AsyncIterator[Progress]:
+                yield Progress(Phase.CATCHING_UP)
+                follows.set()
+                await ends.wait()
+                yield OWNED
+
+        async def in_files(*_: object) -> None: ...
+
+        node: Any = SimpleNamespace(lifecycle=lambda _: lifecycle, receiver=SimpleNamespace(lost=None))
+        threads: Any = SimpleNamespace(in_files=in_files, files=None, quick=None)
+        connect: Any = None
+        pulls = Pulls(node, None, SYSTEM_CLOCK, connect, threads)
+        transfer: Any = Transfer()
+        loop = asyncio.get_running_loop()
+        pulls._begin = lambda move: RunningPull(move.move_id, transfer, loop)  # type: ignore[method-assign]
+
+        async def listen(move_id: str, standby_move: str) -> list[Progress]:
+            move: Any = SimpleNamespace(partition=P, move_id=move_id, standby=False)
+            return [each async for each in pulls.run(move, standby_move)]
+
+        standby = loop.create_task(listen("standby", ""))
+        await follows.wait()
+        if cancelled == "before":
+            lifecycle.cancelled |= {"m"}
+        move = loop.create_task(listen("m", "standby"))
+        if cancelled == "while":
+            await asyncio.wait((move,), timeout=0.01)
+            pulls.dismiss(P, "m")
+        if cancelled:
+            await move
+            assert not standby.done()
+        ends.set()
+        return await move, await standby
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("cancelled", ["before", "while"])
+def test_a_move_that_was_cancelled_here_waits_for_no_seal_of_the_standby_it_joined(cancelled: str) -> None:
+    """It would wait for ever: no seal is taken here for a move that was cancelled, and the standby goes on."""
+    move, standby = joined(cancelled)
+    assert isinstance(move[-1].fault, MoveAborted)
+    assert move[-1].phase is Phase.FAILED
+    assert standby == [Progress(Phase.CATCHING_UP), OWNED]
+
+
+def test_a_move_that_joined_a_standby_hears_its_end() -> None:
+    assert joined("") == ([Progress(Phase.CATCHING_UP), OWNED], [Progress(Phase.CATCHING_UP), OWNED])
