@@ -73,7 +73,12 @@ REGISTRY = {
     "plan": Benchmark("benchmarks.plan", ("S1",), "how long does planning take for 10,000 replicas, and what moves?"),
     "nexmark": Benchmark("benchmarks.nexmark", ("M4",), "do realistic operators give the same while they move?"),
     "edge": Benchmark("benchmarks.edge", ("M5",), "how long is a pause between edge sites, over a shaped link?"),
-    "latency": Benchmark("benchmarks.latency", ("L1",), "how long does a batch take at 25, 50, 75 % of saturation?"),
+    "latency": Benchmark(
+        "benchmarks.latency",
+        ("L1", "L2"),
+        "how long does a batch take at 25, 50, 75 % of saturation?",
+        questions={"L2": "what does a batch of 200 rows cost, by the number of partitions?"},
+    ),
 }
 #: commands beside the benchmarks: ``main(arguments) -> exit status``
 COMMANDS = {

@@ -3,6 +3,8 @@
 Saturation is measured first: senders that send again as soon as they are answered. Then the same senders send at fixed
 times, at a share of it; latency counts from the time a batch was scheduled. The clients run in this process: their cost
 is part of the figures, and where the process itself was held up the record says so.
+
+L2: one sender that sends 200 rows again and again, over ever more partitions: what is paid per partition shows.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 from benchmarks.load import Ledger, Load, Source, ccdf, correctness_of, summary
 from benchmarks.operators import CountSum
-from benchmarks.record import Correctness, Record, Target, spread
+from benchmarks.record import Correctness, Record, Target, ratio, spread
 from stateflow.testing import LocalCluster
 
 OPERATOR = "CountSum"
@@ -27,9 +29,14 @@ SHARES = (0.25, 0.50, 0.75)
 SETTLE_S = 1.0  # not counted
 SATURATION_BOUND = 30_000  # rows/s
 BOUNDS_MS = {"p50": 2.0, "p99": 5.0}
+SPREAD_ROWS = 200  # per batch of L2
+SPREAD_PARTITIONS = (16, 128, 1_024, 4_096)
+SPREAD_BOUND = 1.5
 
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    if experiment == "L2":
+        return _run_spread(quick=quick, seed=seed)
     seconds, runs = (6.0, 2) if quick else (60.0, 5)
     rates: list[float] = []
     levels: dict[str, list[dict[str, Any]]] = {f"{share:.0%}": [] for share in SHARES}
@@ -80,6 +87,51 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
     )
 
 
+def _run_spread(*, quick: bool, seed: int) -> Record:
+    seconds, runs = (3.0, 1) if quick else (30.0, 5)
+    found: dict[str, dict[str, list[float]]] = {}
+    parts: list[Correctness] = []
+    for number in range(runs):
+        for partitions in SPREAD_PARTITIONS:
+            with LocalCluster(CountSum, partitions=partitions, checkpoint_interval_s=0) as local:
+                stream = local.stream(OPERATOR, source="spread")
+                load = Load([Source(stream, _picker(0, SPREAD_ROWS), 0.0)], seed + number)
+                began = time.monotonic()
+                with load:
+                    load.wait(SETTLE_S + seconds)
+                took = load.sources[0].latencies.took_s
+                sent, lasted_s, each = len(took), time.monotonic() - began, summary([1e3 * one for one in took])
+                parts.append(correctness_of(load, local.cluster, OPERATOR))
+            of = found.setdefault(str(partitions), {"rows_per_s": [], "p50_ms": [], "p99_ms": []})
+            of["rows_per_s"].append(sent * SPREAD_ROWS / lasted_s)
+            of["p50_ms"].append(each["p50"])
+            of["p99_ms"].append(each["p99"])
+            _say(f"  {partitions:,} partitions: {of['rows_per_s'][-1]:,.0f} rows/s, p50 {each['p50']:.2f} ms")
+    figures = {count: {name: spread(values) for name, values in of.items()} for count, of in found.items()}
+    few, many = (figures[str(count)] for count in (SPREAD_PARTITIONS[0], SPREAD_PARTITIONS[-1]))
+    costs = {name: ratio(many[name]["median"], few[name]["median"]) for name in ("p50_ms", "p99_ms")}
+    costs["seconds a row"] = ratio(few["rows_per_s"]["median"], many["rows_per_s"]["median"])
+    return Record(
+        experiment="L2",
+        figures={"by_partitions": figures},
+        targets=[
+            Target(
+                f"{name}, {SPREAD_PARTITIONS[-1]:,}/{SPREAD_PARTITIONS[0]} partitions", cost, SPREAD_BOUND, "at_most"
+            )
+            for name, cost in costs.items()
+        ],
+        correctness=Correctness.of_all(parts),
+        settings={
+            "quick": quick,
+            "rows_per_batch": SPREAD_ROWS,
+            "keys": KEYS // SENDERS,
+            "seconds": seconds,
+            "runs": runs,
+        },
+        seed=seed,
+    )
+
+
 def _saturation(local: LocalCluster, truth: Ledger, seed: int, seconds: float) -> float:
     """Batches a second, of all senders, when each waits only for its last answer."""
     load = _load(local, truth, "saturate", seed, 0.0)
@@ -104,11 +156,11 @@ def _load(local: LocalCluster, truth: Ledger, name: str, seed: int, interval_s: 
     return load
 
 
-def _picker(number: int) -> Callable[[random.Random], list[dict[str, Any]]]:
+def _picker(number: int, rows: int = ROWS) -> Callable[[random.Random], list[dict[str, Any]]]:
     """Each sender has the keys of its own remainder."""
 
     def pick(rng: random.Random) -> list[dict[str, Any]]:
-        keys = [rng.randrange(KEYS // SENDERS) * SENDERS + number for _ in range(ROWS)]
+        keys = [rng.randrange(KEYS // SENDERS) * SENDERS + number for _ in range(rows)]
         return [{"k": key, "v": rng.randrange(-4000, 4000) / 4} for key in keys]
 
     return pick
