@@ -76,5 +76,5 @@ class Evolver:
             state.invalidate()
             self._committer.known()
         finally:
-            keyed.unbind()
+            keyed.unbind(operator)
             instance.attach()

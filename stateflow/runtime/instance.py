@@ -84,23 +84,23 @@ class OperatorInstance:
     def process(self, reader: RowReader, message: bytes, outputs: list[Any], initial: bool) -> int:
         """Rows in order; returns how many."""
         assert isinstance(self.state, KeyedState)
-        operator, ctx, bind = self.operator, self._ctx, self.state.bind
-        process = operator.init_state if initial else operator.process
+        operator, ctx, state = self.operator, self._ctx, self.state
+        attributes, process = operator.__dict__, operator.init_state if initial else operator.process
         extend = outputs.extend if self._freeze is None else partial(self._extend, outputs)
         timestamp = None if initial else reader.getter(self._event_time)
-        count = 0
+        keys: list[Any] = []
         key: Any = None
         row: Any = None
         try:
-            for key, row in reader.read(message):
-                bind(operator, key)
+            keys, rows = reader.read(message)
+            for key, bundle, row in zip(keys, state.bundles(keys), rows, strict=True):
+                attributes.update(state.bundle_of(key) if bundle is None else bundle)
                 ctx.key = key
                 if timestamp is not None:
                     ctx.timestamp = timestamp(row)
                 produced = process(row, ctx)
                 if produced is not None:
                     extend(produced)
-                count += 1
         except StateflowError as error:
             error.located(**self._here(key))
             raise
@@ -110,8 +110,8 @@ class OperatorInstance:
             raise self._failed(process.__name__, error, key=key, row=row) from error
         finally:
             ctx.key = ctx.timestamp = None
-            self.state.unbind()
-        return count
+            state.unbind(operator)
+        return len(keys)
 
     def process_batch(self, reader: RowReader, message: bytes, initial: bool) -> tuple[pa.RecordBatch | None, int]:
         """(output columns, how many rows came)."""
@@ -151,7 +151,7 @@ class OperatorInstance:
                 self._call("on_timer", self.operator.on_timer, timer, outputs)
             finally:
                 self._ctx.key = None
-                self.state.unbind()
+                self.state.unbind(self.operator)
 
     def encode(self, earlier: bytes, outputs: list[Any], columns: pa.RecordBatch | None) -> bytes:
         """All that the batch gave, behind what ``earlier`` holds; see :mod:`stateflow.runtime.output`. Raises

@@ -56,7 +56,7 @@ class RowReader:
         self._key = [schema.get_field_index(column) for column in key]
         self._maps = {index for index, field in enumerate(schema) if _holds_map(field.type)}
         row: Any = namedtuple("Row", schema.names, rename=True)  # type: ignore[misc]
-        self._make = row._make
+        self._make = functools.partial(tuple.__new__, row)  # as ``_make``, which counts the values of each row
 
     @classmethod
     def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
@@ -86,15 +86,16 @@ class RowReader:
                 batch = batch.set_column(index, batch.schema.field(index), pc.add(column, pa.scalar(0.0, column.type)))
         return batch
 
-    def read(self, message: bytes) -> Iterator[tuple[Any, Any]]:
-        """(key, row) pairs of one record batch message; the key of several columns is a tuple. Raises NullKey."""
+    def read(self, message: bytes) -> tuple[list[Any], Iterator[Any]]:
+        """(keys, rows) of one record batch message, in order; the key of several columns is a tuple. Raises NullKey."""
         batch = self.batch(message)
         columns = [self._values(batch.column(index), index) for index in range(batch.num_columns)]
         for index in self._key:
             if (wrong := next((value for value in columns[index] if type(value) is Unreadable), None)) is not None:
                 raise wrong.refusal()
-        keys = columns[self._key[0]] if len(self._key) == 1 else zip(*(columns[i] for i in self._key), strict=True)
-        return zip(keys, map(self._make, zip(*columns, strict=True)), strict=True)
+        keys = [columns[index] for index in self._key]
+        rows = map(self._make, zip(*columns, strict=True))
+        return (keys[0] if len(keys) == 1 else list(zip(*keys, strict=True))), rows
 
     def _values(self, column: pa.Array, index: int) -> list[Any]:
         try:
@@ -169,18 +170,15 @@ class OutputWriter:
     def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
         if not rows:
             return None
-        if any(type(row) is not tuple for row in rows):
+        if set(map(type, rows)) != {tuple}:
             rows = [self._as_tuple(row) for row in rows]
         width = len(self._names)
-        try:
-            columns = list(zip(*rows, strict=True))
-        except ValueError:
-            columns = []
-        if len(columns) != width:
+        if set(map(len, rows)) != {width}:
             bad = next(row for row in rows if len(row) != width)
             raise self._mismatch(f"a row has {len(bad)} fields where {width} are declared: {_short(bad)}")
         arrays = []
-        for field, column in zip(self.schema, columns, strict=True):
+        for index, field in enumerate(self.schema):
+            column = list(map(itemgetter(index), rows))
             try:
                 array = pa.array(column, type=field.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

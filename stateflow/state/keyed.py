@@ -7,9 +7,11 @@ Life of a batch: ``set_time``, ``bind`` per row, then either ``collect``, the du
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from decimal import Decimal
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
@@ -188,7 +190,7 @@ class KeyedState:
     def _stored_object(self, tag: bytes, row_key: bytes, namespace: bytes) -> Any:
         state = self._states[tag]
         if not namespace and state.attribute is not None:
-            return self._bundle_of(decode_row_key(row_key))[state.attribute]
+            return self.bundle_of(decode_row_key(row_key))[state.attribute]
         return self._at_row(state, row_part(row_key, namespace))
 
     # --- one row ----------------------------------------------------------------------------------------
@@ -206,19 +208,28 @@ class KeyedState:
             self._bound = bundle
             self._target = target
 
-    def unbind(self) -> None:
+    def unbind(self, target: object) -> None:
         """No key is in hand: reading a state of the target is an error from here on, not the state of another key."""
-        if self._bound is not None:
-            attributes = self._target.__dict__
-            for attribute in self._bound:
-                attributes.pop(attribute, None)
-            self._bound = self._target = None
+        for attribute in self._declarations:
+            target.__dict__.pop(attribute, None)
+        self._bound = self._target = None
+
+    def bundles(self, keys: Sequence[Any]) -> list[Bundle | None]:
+        """For each key what ``bind`` would set, as far as that is at hand; None: ask ``bundle_of`` in its turn, which
+        raises what is wrong with the key. For the batch that begins."""
+        kinds = set(map(type, keys))
+        cls = kinds.pop() if len(kinds) == 1 else None
+        if cls in _SINGLE or (cls is tuple and _IN_TUPLE.issuperset(map(type, chain.from_iterable(keys)))):
+            with suppress(TypeError):  # a signalling NaN, which has no hash
+                return list(map(self._cache_of(cls).get, keys))
+        return [None] * len(keys)
 
     def peek(self, key: Hashable) -> SimpleNamespace:
         """The tracked objects of a key as attributes. They are the real ones: do not write to them."""
-        return SimpleNamespace(**self._bundle_of(key))
+        return SimpleNamespace(**self.bundle_of(key))
 
-    def _bundle_of(self, key: Hashable) -> Bundle:
+    def bundle_of(self, key: Hashable) -> Bundle:
+        """What ``bind`` sets, by attribute. Raises what it raises."""
         bundle = self._cached(key)
         return self._new_bundle(key) if bundle is None else bundle
 
@@ -288,7 +299,7 @@ class KeyedState:
                 state = self._meet(declaration)
             state.check(declaration, self._operator)
         if not namespace and state.attribute is not None:
-            return self._bundle_of(key)[state.attribute]
+            return self.bundle_of(key)[state.attribute]
         return self._at_row(state, self._row_of(key, namespace))
 
     def _at_row(self, state: Tag, row: bytes) -> Any:
@@ -334,7 +345,7 @@ class KeyedState:
         self._find_unmet()
         for state in self._states.values():
             if not namespace and state.attribute is not None:
-                self._bundle_of(key)[state.attribute].clear()
+                self.bundle_of(key)[state.attribute].clear()
             else:
                 self._at_row(state, row).clear()
 

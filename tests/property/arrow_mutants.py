@@ -93,7 +93,7 @@ def readers(as_before: bool) -> list[tuple[bytes, Callable[[bytes], object]]]:
         ]
     reader = RowReader(SCHEMA, ("k",), "Op")
     return [
-        (message, lambda data: list(reader.read(data))),
+        (message, lambda data: list(reader.read(data)[1])),
         (schema, read_schema),
         (sink.getvalue(), read_table),
     ]

@@ -308,3 +308,31 @@ def test_a_broken_coder_is_named() -> None:
     op.v.value = 1
     with pytest.raises(EncodeError, match="coder odd failed: TypeError"):
         ks.collect()
+
+
+@pytest.mark.parametrize("keys", [["a", "b", "a"], [1, 2, 1], [("a", 1), ("b", 2), ("a", 1)], [True, False, True]])
+def test_the_keys_of_a_batch_at_once(keys: list[Any]) -> None:
+    ks, op = keyed(DictStore()), Op()
+    assert ks.bundles(keys) == [None, None, None], "none of them is cached"
+    ks.bind(op, keys[0])
+    first, other, again = ks.bundles(keys)
+    assert first is again
+    assert first is ks.bundle_of(keys[0])
+    assert first["n"] is op.n
+    assert other is None
+
+
+@pytest.mark.parametrize("keys", [[1, True], [(1,), (True,)], [(1,), (1.0,)], [Decimal("sNaN")], [[]], []])
+def test_keys_that_do_not_tell_themselves_apart_are_looked_up_one_by_one(keys: list[Any]) -> None:
+    ks = keyed(DictStore())
+    ks.bundle_of(1)
+    ks.bundle_of((1,))
+    assert ks.bundles(keys) == [None] * len(keys)
+
+
+def test_without_a_key_there_is_no_state() -> None:
+    ks, op = keyed(DictStore()), Op()
+    op.__dict__.update(ks.bundle_of("a"))
+    assert op.n.value == 0
+    ks.unbind(op)
+    assert not op.__dict__
