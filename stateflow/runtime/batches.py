@@ -251,7 +251,7 @@ class Batches:
                 cached_keys=self._settings.cached_keys,
                 cache=self._cache,
                 max_value_bytes=self._settings.value_bytes_max,
-                sync=self._settings.acknowledge != "wal",
+                log=self._registry.commits.log,
                 on_commit=partial(self._committed, slot),
                 clock=self._clock,
                 retention=self._retention,

@@ -8,6 +8,8 @@ from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import Unavailable
 from stateflow.runtime import layout
 from stateflow.storage import PartitionStore
+from stateflow.storage.commit_log import CommitLog
+from stateflow.storage.commit_records import Commit
 from stateflow.types import PartitionId
 
 
@@ -15,7 +17,7 @@ class Committer:
     """Of one partition, at one epoch. Not thread-safe but for :meth:`end`.
 
     Args:
-        sync: each commit survives a power loss once it is done.
+        log: each commit survives a power loss once it is done, by this. None: it does where it is asked for.
         on_commit: called after each with its sequence and a thunk that encodes its change set, so that encoding costs
             nothing when nobody follows.
     """
@@ -25,11 +27,11 @@ class Committer:
         partition: PartitionId,
         store: PartitionStore,
         epoch: int,
-        sync: bool,
+        log: CommitLog | None,
         on_commit: Callable[[int, Callable[[], bytes]], None] | None,
     ) -> None:
         self._partition, self._store, self._epoch = partition, store, epoch
-        self._sync, self._on_commit = sync, on_commit
+        self._log, self._on_commit = log, on_commit
         self._ended = False
         #: of the last commit
         self.sequence = read_sequence(store)
@@ -59,15 +61,21 @@ class Committer:
         sequence = self.sequence + 1
         self.is_unsure = True
         mutations.puts += [*self.unsaved, (layout.SEQUENCE, sequence.to_bytes(8, "big"))]
-        self._store.apply(mutations, sync=sync or self._sync)
+        operator, partition = self._partition.operator, self._partition.partition
+        change_set = ChangeSet(operator, partition, self._epoch, sequence, source, number, mutations)
+        encode = change_set.encode
+        if self._log is None:
+            self._store.apply(mutations, sync=sync)
+        else:
+            encoded = encode()
+            encode = lambda: encoded  # noqa: E731
+            self._log.append([Commit(self._partition, self._epoch, sequence, encoded)])
+            self._store.apply(mutations)
+            self._log.written(self._partition, sequence)
         self.sequence = sequence
         self.unsaved = []
         if self._on_commit is not None:
-            operator, partition = self._partition.operator, self._partition.partition
-            self._on_commit(
-                sequence,
-                lambda: ChangeSet(operator, partition, self._epoch, sequence, source, number, mutations).encode(),
-            )
+            self._on_commit(sequence, encode)
 
     def known(self) -> None:
         """What was committed is what is known."""

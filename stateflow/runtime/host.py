@@ -39,6 +39,7 @@ from stateflow.state import (
     declarations_of,
 )
 from stateflow.storage import PartitionStore
+from stateflow.storage.commit_log import CommitLog
 from stateflow.types import PartitionId
 
 #: stored cells of states with a ttl that each batch looks at, beside two for each of its rows
@@ -65,7 +66,7 @@ class PartitionHost:
     """Not thread-safe: one batch at a time.
 
     Args:
-        on_commit: see :class:`~stateflow.runtime.committing.Committer`, as ``sync``.
+        on_commit: see :class:`~stateflow.runtime.committing.Committer`, as ``log``.
         clock: of what a batch takes; what time it is comes with each batch.
         deployed: what is decided of its states now; another object when that has changed.
         partitions: of the operator. A key that belongs to another one is refused, when it is first met.
@@ -81,7 +82,7 @@ class PartitionHost:
         cached_keys: int = 262_144,
         cache: CachePool | None = None,
         max_value_bytes: int = MAX_VALUE_BYTES,
-        sync: bool = False,
+        log: CommitLog | None = None,
         on_commit: Callable[[int, Callable[[], bytes]], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         retention: Retention = Retention(),  # noqa: B008 - frozen
@@ -105,7 +106,7 @@ class PartitionHost:
         self._key = key_columns(operator)
         self._readers: dict[bytes, RowReader] = {}
         self._sources = Sources(partition, store, retention)
-        self._committer = Committer(partition, store, epoch, sync, on_commit)
+        self._committer = Committer(partition, store, epoch, log, on_commit)
         #: the newest processing time of a batch here
         self.latest_us = 0
         self._timers = Timers(store)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from stateflow.errors import Unavailable
 from stateflow.storage.commit_records import (
     FRAME_BYTES_MAX,
     SEGMENT_HEADER,
@@ -85,10 +86,12 @@ class CommitLog:
 
     def append(self, commits: Sequence[Commit]) -> None:
         """One write. They are durable when this returns. When it raises, which is what the disk says, they may be there
-        at the next start, or not; in either case they may be logged again."""
+        at the next start, or not; in either case they may be logged again. Raises Unavailable behind the end."""
         if self.size > self._bytes_max:
             self._retire()
         with self._mutex:
+            if self._closed:
+                raise Unavailable("the replica stops", remedy="send the batch again; it was not applied")
             full = self._write(commits, sync=True)
             for commit in commits:
                 self._unwritten.setdefault(commit.partition, []).append(commit)
@@ -123,7 +126,7 @@ class CommitLog:
         with self._mutex:
             # an append that failed may be there all the same
             gone = [Gone(each) for each in partitions if self._torn or self._has(each)]
-            if not gone:
+            if not gone or self._closed:
                 return
             self._write(gone, sync=sync)
             for each in partitions:

@@ -17,6 +17,7 @@ from typing import Any
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
 from reconfig.work import ReconfigurationState
+from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
 from stateflow.replica.membership import say_opening
@@ -66,6 +67,7 @@ REPLICA = {
         hold_timeout_s=5.0,
         transfer_timeout_s=10.0,
         acknowledge=acknowledge,
+        commit_log_bytes_max=16 << 10,
         debug_validate=True,
     )
     for acknowledge in ("wal", "fsync", "standby")
@@ -303,8 +305,11 @@ class World:
         """Args: asks_for: the name that it registers under."""
         name = process.name
         info = ReplicaInfo(asks_for, asks_for.rpartition("-")[0], f"{name}:1")
-        environment = Environment(process, self.disks[name])
-        environment.wrote = lambda store, mutations: self._wrote(process, store, mutations)
+        environment = Environment(process, self.disks[name], logs=self.acknowledge != "wal")
+        if environment.logs:
+            environment.logged = lambda commit: self._wrote(process, ChangeSet.decode(commit.change_set).mutations)
+        else:
+            environment.wrote = lambda _store, mutations: self._wrote(process, mutations)
         node = Node(self, process, info, environment)
         service = ReplicaService(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
         if self._slow.random() < SLOW_STARTS:
@@ -329,7 +334,7 @@ class World:
 
     # -- what the oracle is told --------------------------------------------------------------------------
 
-    def _wrote(self, process: Process, store: Store, mutations: Any) -> None:
+    def _wrote(self, process: Process, mutations: Mutations) -> None:
         job = self.loop.job
         applies = None if job is None else job.notes.get("applies")
         if applies is None or not any(key == layout.SEQUENCE for key, _ in mutations.puts):
