@@ -2,7 +2,7 @@
 sees that.
 
 At start every database is completed with what the log has and it lacks, and the log begins anew. A copy that is put
-aside takes what was logged of it along, in a file COMMITS. A copy that is being completed has that file, too: the end of
+aside takes what was logged of it along, in a file COMMITS. One that is being completed has that file, too: the end of
 its own log may be dropped by that, and a start that was cut short is gone on with, whatever becomes of the log.
 """
 

@@ -3,8 +3,8 @@
 Files and directories are inodes. A file keeps what it held at its last sync, a directory the entries it had at its
 own: a name that was made or renamed since may be gone, or the old one back. What was appended since then is kept up to
 anywhere, and sectors of it may be missing. A database has a log and immutable files, as RocksDB does: a write is in the
-log when it returns, and outlives its process; it outlives power once it, a later synced write or a flush was synced. What
-is left of the log is a prefix of it; or of each of its files, where what is committed is in another log first.
+log when it returns, and outlives its process; it outlives power once it, a later synced write or a flush was synced.
+What is left of the log is a prefix of it; or of each of its files, where what is committed is in another log first.
 """
 
 from __future__ import annotations
@@ -121,7 +121,6 @@ class Disk:
             elif node.data != node.synced:
                 whole = node.data if self.random.random() < 0.5 else b""
                 node.data = node.synced = whole[: self.random.randint(0, len(whole))] or node.synced
-
 
     def _torn(self, at: int, appended: bytes) -> bytes:
         """What is left of it: a part, perhaps with a sector of zeros."""
@@ -595,9 +594,9 @@ class Store:
         log = self._dir.log
         assert log is not None
         record = tuple(mutations.clears), tuple(mutations.deletes), tuple(mutations.puts)
-        if self._environment.logs and INCOMING not in self._dir.entries:
-            if len(log.records) - (log.files[-1] if log.files else 0) >= LOG_FILE_RECORDS:
-                log.files.append(len(log.records))
+        begun = len(log.records) - (log.files[-1] if log.files else 0)
+        if self._environment.logs and INCOMING not in self._dir.entries and begun >= LOG_FILE_RECORDS:
+            log.files.append(len(log.records))
         log.records.append(record)
         if sync:
             log.synced = len(log.records)
