@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import Unavailable
@@ -13,11 +14,19 @@ from stateflow.storage.commit_records import Commit
 from stateflow.types import PartitionId
 
 
+class Staged(NamedTuple):
+    """A commit to be written, under its sequence. ``logged``: as it goes into the commit log, where there is one."""
+
+    changes: ChangeSet
+    logged: Commit | None
+
+
 class Committer:
     """Of one partition, at one epoch. Not thread-safe but for :meth:`end`.
 
     Args:
-        log: each commit survives a power loss once it is done, by this. None: it does where it is asked for.
+        log: each commit survives a power loss once it is in there, which is before :meth:`write`. None: where that is
+            asked for.
         on_commit: called after each with its sequence and a thunk that encodes its change set, so that encoding costs
             nothing when nobody follows.
     """
@@ -41,17 +50,19 @@ class Committer:
         self.unsaved: list[tuple[bytes, bytes]] = []
 
     def commit(self, source: str, number: int, mutations: Mutations, *, sync: bool = False) -> None:
-        """Args: source, number: the batch it is of, as followers are told. Raises Unavailable behind :meth:`end`, and
-        when it :attr:`is_unsure`.
+        """:meth:`stage`, :meth:`log` and :meth:`write`. Args: sync: it survives a power loss."""
+        staged = self.stage(source, number, mutations)
+        self.log(staged)
+        self.write(staged, sync=sync)
 
-        Whoever calls this says :meth:`known` when all of it is known in memory, too.
+    def stage(self, source: str, number: int, mutations: Mutations) -> Staged:
+        """What is to be logged and written next. Nothing is, before :meth:`write`; it may be let be until it is logged.
+
+        Args: source, number: the batch it is of, as followers are told. Raises Unavailable behind :meth:`end`, and
+        when it :attr:`is_unsure`.
         """
         if self._ended:
-            raise Unavailable(
-                "the partition was closed here meanwhile",
-                remedy="send the batch again; it was not applied",
-                partition=self._partition,
-            )
+            raise self._closed()
         if self.is_unsure:
             raise Unavailable(
                 "whether the last commit is on disk is not known",
@@ -59,23 +70,44 @@ class Committer:
                 partition=self._partition,
             )
         sequence = self.sequence + 1
-        self.is_unsure = True
         mutations.puts += [*self.unsaved, (layout.SEQUENCE, sequence.to_bytes(8, "big"))]
         operator, partition = self._partition.operator, self._partition.partition
-        change_set = ChangeSet(operator, partition, self._epoch, sequence, source, number, mutations)
-        encode = change_set.encode
+        changes = ChangeSet(operator, partition, self._epoch, sequence, source, number, mutations)
         if self._log is None:
-            self._store.apply(mutations, sync=sync)
+            return Staged(changes, None)
+        return Staged(changes, Commit(self._partition, self._epoch, sequence, changes.encode()))
+
+    def log(self, staged: Staged) -> None:
+        """Into the log, where there is one; or with others, by whoever has them."""
+        if self._log is not None and staged.logged is not None:
+            self._log.append([staged.logged])
+
+    def write(self, staged: Staged, *, sync: bool = False) -> None:
+        """Whoever calls this says :meth:`known` when all of it is known in memory, too. Raises Unavailable behind
+        :meth:`end`, unless it is logged: then it is committed, and its database is to have it.
+
+        Args: sync: it survives a power loss, which what is logged does anyway.
+        """
+        changes, logged = staged
+        if self._ended and logged is None:
+            raise self._closed()
+        self.is_unsure = True
+        if self._log is None or logged is None:
+            self._store.apply(changes.mutations, sync=sync)
         else:
-            encoded = encode()
-            encode = lambda: encoded  # noqa: E731
-            self._log.append([Commit(self._partition, self._epoch, sequence, encoded)])
-            self._store.apply(mutations)
-            self._log.written(self._partition, sequence)
-        self.sequence = sequence
+            self._store.apply(changes.mutations)
+            self._log.written(self._partition, changes.sequence)
+        self.sequence = changes.sequence
         self.unsaved = []
         if self._on_commit is not None:
-            self._on_commit(sequence, encode)
+            self._on_commit(self.sequence, changes.encode if logged is None else lambda: logged.change_set)
+
+    def _closed(self) -> Unavailable:
+        return Unavailable(
+            "the partition was closed here meanwhile",
+            remedy="send the batch again; it was not applied",
+            partition=self._partition,
+        )
 
     def known(self) -> None:
         """What was committed is what is known."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import xxhash
-
 from stateflow.changes import Mutations
 from stateflow.runtime import layout
 from stateflow.runtime.positions import INITIAL, Batch, Positions
@@ -66,17 +64,12 @@ class Sources:
 
     # -- a batch ------------------------------------------------------------------------------------------
 
-    def check(self, batch: Batch, input_schema: bytes, rows: bytes, after: int | None) -> int | None:
-        """May its client send it? Returns the digest of its rows, where they must be the same whenever it is sent.
-
-        Raises SourceTaken, SourceRetired, PositionGap.
-        """
+    def check(self, batch: Batch, after: int | None) -> None:
+        """May its client send it? Raises SourceTaken, SourceRetired, PositionGap."""
         if not self._recall(batch.source) and self._tombstones.forgotten_us is not None:
             self._positions.refuse_forgotten(batch, after, self._tombstones.forgotten_us)
-        if batch.session is None:
-            return None
-        self._positions.check_client(batch.source, batch.session)
-        return xxhash.xxh3_64_intdigest(rows, xxhash.xxh3_64_intdigest(input_schema))
+        if batch.session is not None:
+            self._positions.check_client(batch.source, batch.session)
 
     def contains(self, batch: Batch) -> bool:
         """See :meth:`~stateflow.runtime.positions.Positions.contains`."""
