@@ -158,15 +158,17 @@ class Commits:
         if self.log is not None:
             self.log.close()
 
-    def _sync(self, partition: PartitionId) -> None:
+    def _sync(self, partition: PartitionId) -> bool:
         directory = self._directory(partition)
         if directory is None:
-            return
+            return False
         try:
             self._environment.sync_database(directory)
         except FileNotFoundError:
             if self._directory(partition) == directory:
                 raise
+            return False
+        return True
 
     def _failed(self, partition: PartitionId, error: Exception) -> None:
         meant = meaning(error)

@@ -50,8 +50,8 @@ class CommitLog:
         found: what was there; its segments are removed.
         bytes_max: with so much in it an append syncs databases first.
         mutex: makes re-entrant locks.
-        sync: what the database of a partition holds is durable behind it. Raises what the disk says. Called without a
-            lock.
+        sync: what the database of a partition holds is durable behind it; False: it is on its way out, and is forgotten
+            when that is done. Raises what the disk says. Called without a lock.
         aside: runs something in a thread of its own.
         on_failed: called, without a lock, with each partition whose database cannot be synced, and why. Its commits
             stay here until it is forgotten.
@@ -64,7 +64,7 @@ class CommitLog:
         bytes_max: int,
         *,
         mutex: Callable[[], AbstractContextManager[Any]],
-        sync: Callable[[PartitionId], None],
+        sync: Callable[[PartitionId], bool],
         aside: Callable[[Callable[[], None]], None],
         on_failed: Callable[[PartitionId, Exception], None],
     ) -> None:
@@ -182,7 +182,8 @@ class CommitLog:
                         del durable[partition]  # whoever writes it is not done yet, or has failed
             for partition in list(durable):
                 try:
-                    self._sync(partition)
+                    if not self._sync(partition):
+                        del durable[partition]
                 except Exception as error:  # noqa: BLE001 - one that cannot be synced holds up no other
                     log.error(
                         "%s cannot be synced, and what was logged of it stays in the commit log: %s", partition, error
