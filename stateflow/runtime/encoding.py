@@ -35,6 +35,6 @@ def _encode(alike: list[Outputs]) -> Sequence[bytes | Exception]:
 
 def _alone(outputs: Outputs) -> bytes | Exception:
     try:
-        return outputs.writer.write(outputs.rows)
+        return outputs.writer.write_each([outputs.rows])[0]
     except Exception as error:  # noqa: BLE001 - its batch's
         return error

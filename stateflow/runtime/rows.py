@@ -177,7 +177,9 @@ class OutputWriter:
 
     def write(self, rows: list[Any], columns: pa.RecordBatch | None = None) -> bytes:
         """``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch naming the row or the field."""
-        batches = [batch for batch in (columns, self._encode(rows)) if batch is not None and batch.num_rows]
+        batches = [
+            batch for batch in (columns, self._encode(self.settled(rows))) if batch is not None and batch.num_rows
+        ]
         if not batches:
             return b""
         whole = batches[0]
@@ -187,9 +189,9 @@ class OutputWriter:
         return message
 
     def write_each(self, several: Sequence[list[Any]]) -> list[bytes]:
-        """A message of each, encoded at once, byte for byte as if each had been alone. Raises OutputMismatch, and what
-        pyarrow may raise of so many."""
-        whole = self._encode([row for rows in several for row in rows])
+        """A message of each, encoded at once, byte for byte as if each had been alone. Args: several: settled. Raises
+        OutputMismatch, and what pyarrow may raise of so many."""
+        whole = self._encode([row for rows in several for row in rows] if len(several) > 1 else several[0])
         messages, start = [], 0
         for rows in several:
             messages.append(_message(whole.slice(start, len(rows))) if whole is not None and rows else b"")
@@ -203,9 +205,9 @@ class OutputWriter:
         return rows
 
     def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
+        """Args: rows: settled."""
         if not rows:
             return None
-        rows = self.settled(rows)
         width = len(self._names)
         if set(map(len, rows)) != {width}:
             bad = next(row for row in rows if len(row) != width)

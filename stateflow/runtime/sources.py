@@ -7,7 +7,8 @@ from the partition's store and written with its commits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from stateflow.changes import Mutations
 from stateflow.runtime import layout
@@ -17,8 +18,7 @@ from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(NamedTuple):
     """Where sources are behind a batch. ``silent``: those whose watermark counts no more; ``retired``: with it."""
 
     source: str
@@ -125,9 +125,10 @@ class Sources:
         mutations.puts += [(layout.POSITION + name, position.encode()), (layout.OUTPUT + name, output)]
         if retired := positions.idle(position.at_us, self._retention, source):
             self._tombstones.bury(retired, mutations)
-        # with the watermark that comes of it: whoever has the batch finds it decided, and nobody decides it anew
-        silent = {each: without for each, without in silent.items() if each not in retired}
-        mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
+        if silent:
+            # with the watermark that comes of it: whoever has the batch finds it decided, and nobody decides it anew
+            silent = {each: without for each, without in silent.items() if each not in retired}
+            mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
         return Advance(source, position, silent, retired)
 
     def committed(self, advance: Advance) -> None:
