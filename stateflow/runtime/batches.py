@@ -166,15 +166,14 @@ class Batches:
 
     def _commit(self, group: Group, answers: Answers) -> None:
         """Nothing, where it was taken."""
-        if not group.members:
+        members = group.members
+        encoded = encode([member.ran.outputs for member in members])
+        if not members or not group.begin_commit(members):
             return
-        encoded = encode([member.ran.outputs for member in group.members])
-        if not group.begin_commit():
-            return
-        group.members[-1].hand.end_children()
+        members[-1].hand.end_children()
         outcomes: list[tuple[Member, Outcome]] = []
         staged: list[tuple[Member, Commit]] = []
-        for member, rows in zip(group.members, encoded, strict=True):
+        for member, rows in zip(members, encoded, strict=True):
             try:
                 staged.append((member, member.host.stage(member.ran, rows)))
             except BaseException as error:  # noqa: BLE001 - it is told

@@ -264,6 +264,33 @@ def test_a_batch_that_is_taken_away_takes_nobody_with_it(
     assert totals(node) == {0: 1, 1: 1, 2: 1}
 
 
+def test_what_waits_for_a_slow_partition_is_let_go_and_the_slow_one_is_not(
+    node: ReplicaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait(row: Any, total: int) -> None:
+        if row.k == 1:
+            entered.set()
+            assert go_on.wait(LONG_S)
+
+    monkeypatch.setattr(Sums, "met", wait)
+    told = Told()
+    applying = threading.Thread(target=send, args=(node, 0, {p: rows((p, 1)) for p in range(3)}, told))
+    applying.start()
+    assert entered.wait(LONG_S)
+    assert not node.batches.hands.keeps_waiting(LONG_S)
+    node.batches.hands.spare(LONG_S)
+    assert node.batches.hands.keeps_waiting(0.0)
+    node.batches.hands.spare(0.0)
+    assert not node.batches.hands.keeps_waiting(0.0)
+    assert not again(node, 0, 0, rows((0, 1))).replayed
+    go_on.set()
+    applying.join(LONG_S)
+    assert set(told.outcomes) == {1, 2}
+    assert totals(node) == {0: 1, 1: 1, 2: 1}
+
+
 def test_a_thread_that_hangs_between_two_partitions_keeps_none(node: ReplicaNode) -> None:
     entered, go_on = threading.Event(), threading.Event()
 
