@@ -17,8 +17,9 @@ from stateflow.runtime.watchdog import InHand
 
 #: a group is committed when it has been open for so long, or has come to so many rows
 GROUP_S, GROUP_ROWS = 0.005, 2048
-#: a partition whose batches take longer is not run while others wait for their commit, and perhaps for their fence
-SLOW_S = 0.02
+#: a partition whose operator took longer for its last batch is not run while others wait for their commit, and perhaps
+#: for their fence
+SLOW_US = 20_000
 
 
 class Member(NamedTuple):

@@ -57,7 +57,7 @@ class Reuses(BatchOperator):
 
 @pytest.fixture(autouse=True)
 def as_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "SLOW_S", LONG_S)
+    monkeypatch.setattr(batches, "SLOW_US", LONG_S * 1e6)
     monkeypatch.setattr(groups, "GROUP_S", LONG_S)
     monkeypatch.setattr("stateflow.runtime.host.check_belongs", lambda *_: None)
 
@@ -195,6 +195,19 @@ def test_a_group_is_committed_when_it_has_come_to_many_rows(node: ReplicaNode, m
 
     send(node, 0, {p: rows((p, 1)) for p in range(4)}, Counts()).applied()
     assert seen == [0, 0, 2, 2]
+
+
+def test_nobody_waits_for_a_partition_that_was_slow(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(node, 0, {p: rows((p, 1)) for p in range(3)}).applied()
+    host = node._registry.slot(PartitionId("Sums", 1)).host
+    assert host is not None
+    assert host.operator_us < LONG_S * 1e6
+    host.operator_us = round(2e6 * LONG_S)
+    seen: list[int] = []
+    told = Told()
+    monkeypatch.setattr(Sums, "met", lambda row, total: seen.append(len(told.outcomes)))
+    send(node, 1, {p: rows((p, 1)) for p in range(3)}, told).applied()
+    assert seen == [0, 1, 1]
 
 
 def test_who_has_to_wait_for_a_partition_keeps_no_other(node: ReplicaNode) -> None:
