@@ -66,15 +66,18 @@ class Watch:
 
     async def _look(self, limit_s: float) -> None:
         self._give_signs_of_life()
+        hands = self._node.batches.hands
+        if hands.keeps_waiting(LOOK_S):
+            await self._loop.run_in_executor(self._thread, hands.spare, LOOK_S)
         if not limit_s:
             return
-        if (hand := self._node.batches.hands.overdue(limit_s)) is not None:
+        if (hand := hands.overdue(limit_s)) is not None:
             await self.end(hand)
             return
-        now, in_hand = self._clock.monotonic(), bool(self._node.batches.hands.in_hand())
+        now, in_hand = self._clock.monotonic(), bool(hands.in_hand())
         if stalled_s(self._turns.busy_since, in_hand, self._node.served_at, now) > limit_s:
             log.error("the thread for batches does not come back: another one goes on")
-            self._node.batches.hands.leave_behind()
+            hands.leave_behind()
             self._turns.leave_behind()
 
     def _give_signs_of_life(self) -> None:

@@ -21,7 +21,7 @@ from stateflow.errors import (
 from stateflow.runtime import layout
 from stateflow.runtime.encoding import encode
 from stateflow.runtime.failures import failure
-from stateflow.runtime.groups import GROUP_ROWS, SLOW_S, Group, Member
+from stateflow.runtime.groups import GROUP_ROWS, SLOW_US, Group, Member
 from stateflow.runtime.hands import Hands
 from stateflow.runtime.host import Commit, PartitionHost, Ran
 from stateflow.runtime.lease import Lease
@@ -113,8 +113,9 @@ class Batches:
             if slot.lifecycle.state is not State.OWNED:  # perhaps for the minutes that a checkpoint is fetched for it
                 verdict = slot.lifecycle.begin(part.epoch)
                 return slot.lifecycle.successor if verdict is Verdict.MOVED else None
-        alone = slot.cadence.busy_s > SLOW_S or part.stop - part.start >= GROUP_ROWS  # the others would wait for it
-        if alone or group.has(slot) or not slot.work.acquire(0.0):
+        host = slot.host
+        slow = part.stop - part.start >= GROUP_ROWS or (host is not None and host.operator_us > SLOW_US)
+        if slow or group.has(slot) or not slot.work.acquire(0.0):
             self._commit(group, answers)
             slot.work.__enter__()
         outcome: Outcome | Member = None
@@ -166,15 +167,14 @@ class Batches:
 
     def _commit(self, group: Group, answers: Answers) -> None:
         """Nothing, where it was taken."""
-        if not group.members:
+        members = group.members
+        encoded = encode([member.ran.outputs for member in members])
+        if not members or not group.begin_commit(members):
             return
-        encoded = encode([member.ran.outputs for member in group.members])
-        if not group.begin_commit():
-            return
-        group.members[-1].hand.end_children()
+        members[-1].hand.end_children()
         outcomes: list[tuple[Member, Outcome]] = []
         staged: list[tuple[Member, Commit]] = []
-        for member, rows in zip(group.members, encoded, strict=True):
+        for member, rows in zip(members, encoded, strict=True):
             try:
                 staged.append((member, member.host.stage(member.ran, rows)))
             except BaseException as error:  # noqa: BLE001 - it is told

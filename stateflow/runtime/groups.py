@@ -1,13 +1,13 @@
 """Partitions whose batches are committed together: what each costs is shared, and none waits long for the others.
 
 The ``work`` of each is held from before its batch until behind the commit. Who has to wait for another partition's
-commits its group first, so that nobody waits for somebody who waits. When the thread does not come back, the group is
-taken from it: what is not committed is as before its batches, and served again at once, but for the partition that the
-thread is with.
+commits its group first, so that nobody waits for somebody who waits. Where the thread is with one partition for long,
+or does not come back, the others are taken from it: what is not committed is as before its batches, and served at once.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import NamedTuple
 
@@ -17,8 +17,9 @@ from stateflow.runtime.watchdog import InHand
 
 #: a group is committed when it has been open for so long, or has come to so many rows
 GROUP_S, GROUP_ROWS = 0.005, 2048
-#: a partition whose batches take longer is not run while others wait for their commit, and perhaps for their fence
-SLOW_S = 0.02
+#: a partition whose operator took longer for its last batch is not run while others wait for their commit, and perhaps
+#: for their fence
+SLOW_US = 20_000
 
 
 class Member(NamedTuple):
@@ -55,26 +56,41 @@ class Group:
             self._rows += member.ran.rows + len(member.ran.outputs.rows)
             return True
 
+    def has_waited(self, before: float) -> bool:
+        """Was it begun before that, monotonic seconds?"""
+        return bool(self.members) and self._began < before
+
     def is_full(self, now: float) -> bool:
         return bool(self.members) and (self._rows >= GROUP_ROWS or now - self._began >= GROUP_S)
 
     def has(self, slot: Slot) -> bool:
         return id(slot) in self._slots
 
-    def begin_commit(self) -> bool:
-        """False: it was taken."""
+    def begin_commit(self, members: list[Member]) -> bool:
+        """False: these were taken."""
         with self._lock:
-            self._committing = not self._taken
+            self._committing = self.members is members
             return self._committing
 
     def end_commit(self) -> None:
-        self.members, self._slots, self._committing = [], set(), False
-
-    def take(self) -> list[Member]:
-        """They are the caller's from now on, and nothing of them will be committed; none where they are just being
-        committed, or were taken before."""
         with self._lock:
-            if self._committing or self._taken:
+            self._committing = False
+            self._clear()
+
+    def take(self, *, ends: bool = False, before: float = math.inf) -> list[Member]:
+        """They are the caller's from now on, and nothing of them will be committed here; none where they are just being
+        committed, or were taken before.
+
+        Args:
+            ends: its thread is to have no others.
+            before: only where the group was begun before that, monotonic seconds.
+        """
+        with self._lock:
+            if self._committing or self._taken or self._began >= before:
                 return []
-            self._taken = True
-            return self.members
+            self._taken = ends
+            return self._clear()
+
+    def _clear(self) -> list[Member]:
+        members, self.members, self._slots = self.members, [], set()
+        return members

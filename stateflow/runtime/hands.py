@@ -37,7 +37,7 @@ class Hands:
             yield group
         finally:
             del self._groups[thread]
-            self._let_go(group.take())
+            self._let_go(group.take(ends=True))
 
     def take(self, slot: Slot, began: float) -> InHand:
         """Behind its lifecycle's ``begin``. Args: began: monotonic seconds."""
@@ -103,7 +103,7 @@ class Hands:
             with slot.mutex:
                 if not hand.take_away():
                     return False
-                members = [] if group is None else group.take()
+                members = [] if group is None else group.take(ends=True)
                 slot.stuck, hand.host, slot.host = hand, slot.host, None
                 slot.work.take_away()
                 if slot.lifecycle.finish():
@@ -114,8 +114,18 @@ class Hands:
         return True
 
     def leave_behind(self) -> None:
-        """The thread does not come back, though it has no batch in hand: what it would commit together is let go."""
-        self._leave([member for group in list(self._groups.values()) for member in group.take()])
+        """The thread does not come back, though it has no batch in hand."""
+        self._leave([member for group in list(self._groups.values()) for member in group.take(ends=True)])
+
+    def keeps_waiting(self, limit_s: float) -> bool:
+        """Has what was done waited for so long to be committed together with a batch that takes its time?"""
+        before = self._clock.monotonic() - limit_s
+        return any(group.has_waited(before) for group in list(self._groups.values()))
+
+    def spare(self, limit_s: float) -> None:
+        """Let that go: somebody may want to move it. It is asked for again behind that batch."""
+        before = self._clock.monotonic() - limit_s
+        self._leave([member for group in list(self._groups.values()) for member in group.take(before=before)])
 
     def _leave(self, members: list[Member]) -> None:
         if members:

@@ -137,6 +137,8 @@ class PartitionHost:
         self._committer = Committer(partition, store, epoch, log, on_commit)
         #: the newest processing time of a batch here
         self.latest_us = 0
+        #: that the operator took for the last one
+        self.operator_us = 0
         self._timers = Timers(store)
         self._watermark_us = read_watermark(store)
         self._instance = OperatorInstance(operator, partition, self.state, self._timers, self._watermark_us)
@@ -300,6 +302,7 @@ class PartitionHost:
         ended = self._clock.monotonic()
         to_encode = Outputs(instance.writer, produced.rows)
         spent = _micros(worked - began), _micros(ended - worked)
+        self.operator_us = spent[0]
         return Ran(batch, to_encode, produced, earlier, count, watermark_us, silent, position, mutations, *spent)
 
     def _checked(self, rows: Arrived) -> Arrived:

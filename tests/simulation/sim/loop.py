@@ -161,7 +161,7 @@ class Mutex:
         self.__exit__()
 
     def take_away(self) -> None:
-        self._owner = None
+        self._owner, self._depth = None, 0
         self._wake()
 
     def __exit__(self, *_: object) -> None:

@@ -164,6 +164,25 @@ def test_rows_that_cannot_be_read_are_no_matter_of_others() -> None:
     assert (said[0], said[2]) == (applied(1), applied(1))
 
 
+def test_a_part_that_was_given_up_is_asked_for_again() -> None:
+    node = Node({0: applied(1), 1: applied(2)})
+    gives_up = [1]
+
+    class Spares(Node):
+        def apply(self, shares: Shares, answers: Answers) -> None:
+            for number, part in enumerate(shares.parts):
+                answers.begun(number)
+                node.rows.append((part.partition, []))
+                if part.partition not in gives_up:
+                    answers.told(number, node.here[part.partition])
+            gives_up.clear()
+
+    sender = Sender([[share(0, message(1)), share(1, message(2))]])
+    serve(Spares(node.here), sender)
+    assert [number for number, _ in node.rows] == [0, 1, 1]
+    assert [answer for _, answer in sender.answers] == [applied(1), applied(2)]
+
+
 def test_what_a_client_tells_a_successor_is_kept_by_the_part_it_came_with() -> None:
     first = share(0, message(1))
     shares, places, wrong = gathered([first._replace(batch=replace(first.batch, known=b"k")), share(1, b"")])

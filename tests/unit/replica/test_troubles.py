@@ -63,7 +63,9 @@ def test_batches_are_watched_on_after_any_error(monkeypatch: pytest.MonkeyPatch)
         failing = Failing(NO_ROOM, RuntimeError("a fault"))
         node = SimpleNamespace(
             settings=ReplicaSettings(batch_timeout_s=LONG_S),
-            batches=SimpleNamespace(hands=SimpleNamespace(overdue=failing, in_hand=list)),
+            batches=SimpleNamespace(
+                hands=SimpleNamespace(keeps_waiting=lambda _: False, overdue=failing, in_hand=list)
+            ),
             served_at=0.0,
         )
         applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)

@@ -57,7 +57,7 @@ class Reuses(BatchOperator):
 
 @pytest.fixture(autouse=True)
 def as_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "SLOW_S", LONG_S)
+    monkeypatch.setattr(batches, "SLOW_US", LONG_S * 1e6)
     monkeypatch.setattr(groups, "GROUP_S", LONG_S)
     monkeypatch.setattr("stateflow.runtime.host.check_belongs", lambda *_: None)
 
@@ -197,6 +197,19 @@ def test_a_group_is_committed_when_it_has_come_to_many_rows(node: ReplicaNode, m
     assert seen == [0, 0, 2, 2]
 
 
+def test_nobody_waits_for_a_partition_that_was_slow(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(node, 0, {p: rows((p, 1)) for p in range(3)}).applied()
+    host = node._registry.slot(PartitionId("Sums", 1)).host
+    assert host is not None
+    assert host.operator_us < LONG_S * 1e6
+    host.operator_us = round(2e6 * LONG_S)
+    seen: list[int] = []
+    told = Told()
+    monkeypatch.setattr(Sums, "met", lambda row, total: seen.append(len(told.outcomes)))
+    send(node, 1, {p: rows((p, 1)) for p in range(3)}, told).applied()
+    assert seen == [0, 1, 1]
+
+
 def test_who_has_to_wait_for_a_partition_keeps_no_other(node: ReplicaNode) -> None:
     slot = node._registry.slot(PartitionId("Sums", 1))
     first, go_on = threading.Event(), threading.Event()
@@ -261,6 +274,33 @@ def test_a_batch_that_is_taken_away_takes_nobody_with_it(
     assert set(told.outcomes) == {1}
     assert totals(node) == {0: 1, 2: 1}
     assert not again(node, 0, 1, rows((1, 1))).replayed
+    assert totals(node) == {0: 1, 1: 1, 2: 1}
+
+
+def test_what_waits_for_a_slow_partition_is_let_go_and_the_slow_one_is_not(
+    node: ReplicaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait(row: Any, total: int) -> None:
+        if row.k == 1:
+            entered.set()
+            assert go_on.wait(LONG_S)
+
+    monkeypatch.setattr(Sums, "met", wait)
+    told = Told()
+    applying = threading.Thread(target=send, args=(node, 0, {p: rows((p, 1)) for p in range(3)}, told))
+    applying.start()
+    assert entered.wait(LONG_S)
+    assert not node.batches.hands.keeps_waiting(LONG_S)
+    node.batches.hands.spare(LONG_S)
+    assert node.batches.hands.keeps_waiting(0.0)
+    node.batches.hands.spare(0.0)
+    assert not node.batches.hands.keeps_waiting(0.0)
+    assert not again(node, 0, 0, rows((0, 1))).replayed
+    go_on.set()
+    applying.join(LONG_S)
+    assert set(told.outcomes) == {1, 2}
     assert totals(node) == {0: 1, 1: 1, 2: 1}
 
 
