@@ -89,10 +89,8 @@ class CallStream:
     def _call_of(self, request: rpb.ApplyRequest) -> _Call | None:
         """None: its call is over, as one that was refused before all of it came."""
         number = request.call
-        if (call := self._calls.get(number)) is not None:
-            return call
-        if number <= self._newest and number and not request.HasField("header"):
-            return None
+        if 0 < number <= self._newest and not request.HasField("header"):
+            return self._calls.get(number)
         if number <= self._newest:
             raise InvalidArgument(
                 "a batch came that is no call of its stream",
