@@ -7,8 +7,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from benchmarks.came import Came
 from benchmarks.direct_common import (
     BYTEWAX,
     COLUMNS,
@@ -24,12 +26,13 @@ from benchmarks.direct_common import (
 )
 from benchmarks.operators import CountSum, CountSumColumns
 from stateflow import Operator
+from stateflow.runtime.arrow import BatchReader, read_schema
 from stateflow.runtime.garbage import Garbage
-from stateflow.runtime.host import Applied
 from stateflow.runtime.operator import describe, output_schema
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.shares import Part, Shares
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -59,7 +62,7 @@ def plain(batches: Columns, warm_up: int, _: Path, keep: bool) -> Outcome:
 
 
 def replica(operator: type[Operator]) -> Contest:
-    """A replica without its sockets. Rows come as they do from a router: Arrow messages by partition."""
+    """A replica without its sockets. Rows come as one Arrow message, by partition."""
 
     def contest(batches: Columns, warm_up: int, directory: Path, keep: bool) -> Outcome:
         name = operator.__name__
@@ -69,16 +72,15 @@ def replica(operator: type[Operator]) -> Contest:
         outcome = Outcome(state={})
         outputs: list[bytes] = []
         garbage = Garbage(lambda: node.cache.objects)
-        for number, (schema, parts) in enumerate(messages):
+        for number, (schema, message, parts) in enumerate(messages):
             if number == warm_up:
                 outcome.began_s = time.perf_counter()
-            for partition, rows in enumerate(parts):
-                applied = node.batches.apply(PartitionId(name, partition), 1, Batch("s", number), schema, rows)
-                assert isinstance(applied, Applied)
-                if keep:
-                    outputs.append(applied.output)
-                if garbage.is_due():  # as the process of a replica does
-                    garbage.collect()
+            came = Came()
+            rows = BatchReader(read_schema(schema)).read(message)
+            node.batches.apply(Shares(name, Batch("s", number), schema, rows, parts), came)
+            outputs += [applied.output for applied in came.applied() if keep]
+            if garbage.is_due():  # as the process of a replica does
+                garbage.collect()
         outcome.ended_s = time.perf_counter()
         rows, _ = OutputReader(output_schema(operator), {}).rows(outputs)
         outcome.outputs = [(row["k"], row["n"], row["total"]) for row in rows]
@@ -93,10 +95,14 @@ def replica(operator: type[Operator]) -> Contest:
     return contest
 
 
-def _messages(k: Any, v: Any) -> tuple[bytes, list[bytes]]:
-    whole = pa.record_batch({"k": k, "v": v})
-    parts = [whole.filter(pa.array(k % PARTITIONS == p)).serialize().to_pybytes() for p in range(PARTITIONS)]
-    return whole.schema.serialize().to_pybytes(), parts
+def _messages(k: Any, v: Any) -> tuple[bytes, bytes, list[Part]]:
+    """(schema, rows by partition, where each has its own)."""
+    partition = k % PARTITIONS
+    order = np.argsort(partition, kind="stable")
+    whole = pa.record_batch({"k": k[order], "v": v[order]})
+    stops = np.cumsum(np.bincount(partition, minlength=PARTITIONS)).tolist()
+    parts = [Part(p, 1, start, stop) for p, (start, stop) in enumerate(zip([0, *stops], stops, strict=False))]
+    return whole.schema.serialize().to_pybytes(), whole.serialize().to_pybytes(), parts
 
 
 def bytewax(epoch_s: float | None) -> Contest:

@@ -16,10 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.came import Came
 from stateflow import Operator, state
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.shares import Part, Shares
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -62,12 +64,14 @@ def main() -> None:
     node.create(describe(Archive, PARTITIONS), range(PARTITIONS), 1)
     numbers = [0] * PARTITIONS
     schema = pa.schema([("k", pa.int64())])
+    encoded = schema.serialize().to_pybytes()
 
     def send(partition: int, rows: list[int]) -> None:
-        batch = pa.record_batch({"k": rows}, schema=schema).serialize().to_pybytes()
-        node.batches.apply(
-            PartitionId("Archive", partition), 1, Batch("s", numbers[partition]), schema.serialize().to_pybytes(), batch
-        )
+        batch = pa.record_batch({"k": rows}, schema=schema)
+        came = Came()
+        part = Part(partition, 1, 0, len(rows))
+        node.batches.apply(Shares("Archive", Batch("s", numbers[partition]), encoded, batch, [part]), came)
+        came.applied()
         numbers[partition] += 1
 
     began = time.perf_counter()

@@ -454,6 +454,12 @@ class StateDamaged(RemoteCondition):
     retryable = True
 
 
+class CommitLogDamaged(StateflowError):
+    """A replica's commit log is not what was written, or lacks something in the middle."""
+
+    code = "commit_log_damaged"
+
+
 class OutOfMemory(RemoteCondition):
     """The machine gave this process no more memory."""
 

@@ -133,7 +133,7 @@ def replica(
         await server.serve(
             node, listen, controller, random=Random(), advertise=advertise, checkpoints=store, ready=ready, stop=stop
         )
-        if node.batches.is_stuck:
+        if node.batches.hands.is_stuck:
             _end_now(0)
 
     asyncio.run(run())

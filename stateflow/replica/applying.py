@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.replica.confirmations import Confirmations
+from stateflow.replica.gathering import gathered
 from stateflow.replica.lane import LeftBehind
 from stateflow.replica.samples import Samples
 from stateflow.replica.turns import Turns, stops
@@ -19,6 +20,7 @@ from stateflow.rpc.wire import unexpected
 from stateflow.runtime.acknowledging import held_up, late, moved
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.host import Applied
+from stateflow.runtime.outcomes import Outcome as Came
 from stateflow.runtime.positions import Share
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.waiting import Waiting
@@ -62,10 +64,29 @@ class _Call:
 
 @dataclass(slots=True)
 class _Turn:
-    """Of a call in the thread for batches. ``over``: nobody waits for what comes of it any more."""
+    """Of a call in the thread for batches. ``places``: of the parts, among its shares. ``outcomes``: by place.
+    ``begun_with``: the last place. ``over``: nobody waits for what comes of it any more."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    turns: Turns
+    places: list[int] = field(default_factory=list)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    begun_with: int = 0
     over: bool = False
+
+    def begun(self, number: int) -> None:
+        self.begun_with = self.places[number]
+
+    def told(self, number: int, outcome: Came) -> None:
+        if isinstance(outcome, StateflowError):
+            outcome = outcome.with_traceback(None)  # which holds frames, and so the outcomes, for long
+        elif isinstance(outcome, BaseException):
+            log.error("a batch failed", exc_info=outcome)  # what disks do comes named
+            outcome = unexpected(outcome)
+        if not self.over:
+            self.outcomes[self.places[number]] = outcome
+
+    def goes_on(self) -> bool:
+        return not (self.over or self.turns.stopping)
 
 
 class Applier:
@@ -160,13 +181,14 @@ class Applier:
         if not shares:
             return []
         call.operator = shares[0].partition.operator
-        outcomes: list[Outcome] = []
-        while len(outcomes) < len(shares):
-            left = shares[len(outcomes) :]
+        by_place: dict[int, Outcome] = {}
+        while left := [place for place in range(len(shares)) if place not in by_place]:
             if self.turns.stopping:
-                outcomes += [stops(share.partition) for share in left]
+                by_place |= {place: stops(shares[place].partition) for place in left}
             else:
-                outcomes += await self._in_thread(call, left)
+                came = await self._in_thread(call, [shares[place] for place in left])
+                by_place |= {left[place]: outcome for place, outcome in came.items()}
+        outcomes = [by_place[place] for place in range(len(shares))]
         if self._garbage is not None and self._garbage.is_due():
             self.turns.spare(self._garbage.collect)
         if self.confirmations.is_needed:
@@ -185,38 +207,29 @@ class Applier:
             await call.exchange.answer(answers)
         return early
 
-    async def _in_thread(self, call: _Call, shares: list[Share]) -> list[Outcome]:
-        """Of each share; or of the first ones, where the thread does not come back from the last of these."""
-        turn = _Turn()
+    async def _in_thread(self, call: _Call, shares: list[Share]) -> dict[int, Outcome]:
+        """Of some shares, by place: of all, where the thread comes back and goes on."""
+        turn = _Turn(self.turns)
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
                 await self.turns.run(self._apply, shares, turn)
                 outcomes = turn.outcomes
             except LeftBehind:
                 turn.over = True
-                outcomes = list(turn.outcomes)
-                if len(outcomes) < len(shares):  # else it did all, and was left behind before it said so
-                    partition = shares[len(outcomes)].partition
-                    outcomes.append(self.node.batches.refusal(partition) or held_up(partition))
+                outcomes = dict(turn.outcomes)
+                for place in range(turn.begun_with + 1):
+                    if place not in outcomes:
+                        partition = shares[place].partition
+                        outcomes[place] = self.node.batches.refusal(partition) or held_up(partition)
             finally:
                 turn.over = True  # a call that was cancelled needs no more of its shares
         await caller.said()
         return outcomes
 
     def _apply(self, shares: list[Share], turn: _Turn) -> None:
-        for partition, epoch, batch, schema, rows, after, _ in shares:
-            try:
-                if self.turns.stopping:
-                    raise stops(partition)
-                outcome: Outcome = self.node.batches.apply(partition, epoch, batch, schema, rows, after)
-            except StateflowError as error:
-                outcome = error.with_traceback(None)  # which holds this frame, and so the outcomes, for long
-            except BaseException as error:
-                log.exception("batch %s failed on %s", batch, partition)  # what disks do comes named
-                outcome = unexpected(error)
-            if turn.over:
-                return
-            turn.outcomes.append(outcome)
+        whole, turn.places, wrong = gathered(shares)
+        turn.outcomes |= wrong
+        self.node.batches.apply(whole, turn)
 
     async def _replicated(self, shares: list[Share], outcomes: list[Outcome]) -> list[Outcome]:
         """When a standby has durably what was applied, or it is not said."""

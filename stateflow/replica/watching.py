@@ -68,12 +68,13 @@ class Watch:
         self._give_signs_of_life()
         if not limit_s:
             return
-        if (hand := self._node.batches.overdue(limit_s)) is not None:
+        if (hand := self._node.batches.hands.overdue(limit_s)) is not None:
             await self.end(hand)
             return
-        now, in_hand = self._clock.monotonic(), bool(self._node.batches.in_hand())
+        now, in_hand = self._clock.monotonic(), bool(self._node.batches.hands.in_hand())
         if stalled_s(self._turns.busy_since, in_hand, self._node.served_at, now) > limit_s:
             log.error("the thread for batches does not come back: another one goes on")
+            self._node.batches.hands.leave_behind()
             self._turns.leave_behind()
 
     def _give_signs_of_life(self) -> None:
@@ -91,7 +92,7 @@ class Watch:
             if hand.ended:
                 return
         try:
-            taken = await self._loop.run_in_executor(self._thread, self._node.batches.take_away, hand)
+            taken = await self._loop.run_in_executor(self._thread, self._node.batches.hands.take_away, hand)
         except Exception as error:
             if not (taken := hand.taken):
                 raise
@@ -108,7 +109,7 @@ class Watch:
 
     async def end_all(self) -> None:
         """The replica stops, and what is in hand takes too long."""
-        for hand in self._node.batches.in_hand():
+        for hand in self._node.batches.hands.in_hand():
             with Troubles(log, "a batch is not given up").survived():
                 await self.end(hand)
 

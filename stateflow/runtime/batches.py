@@ -1,10 +1,10 @@
-"""Batches in hand: applied to the partitions that are owned here, one at a time on each, and taken away when the
-operator does not return."""
+"""Batches, applied to the partitions that are owned here: one at a time on each, and committed in groups."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -19,19 +19,23 @@ from stateflow.errors import (
     TooFewFiles,
 )
 from stateflow.runtime import layout
+from stateflow.runtime.encoding import encode
 from stateflow.runtime.failures import failure
-from stateflow.runtime.host import Applied, PartitionHost
+from stateflow.runtime.groups import GROUP_ROWS, SLOW_S, Group, Member
+from stateflow.runtime.hands import Hands
+from stateflow.runtime.host import Commit, PartitionHost, Ran
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State, Verdict
-from stateflow.runtime.positions import Batch
+from stateflow.runtime.outcomes import Answers, Outcome
 from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.retirement import Retention
 from stateflow.runtime.sending import Sender
+from stateflow.runtime.shares import Part, Shares
 from stateflow.runtime.slot import Slot
 from stateflow.runtime.watchdog import InHand, Interrupted
 from stateflow.state import CachePool
 from stateflow.storage.faults import meaning
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 #: requests of an operator are held for so long at a time: whoever holds them may be gone
@@ -39,15 +43,23 @@ HOLD_S_MAX = 10.0
 T = TypeVar("T")
 
 
+class _Taken(Exception):
+    """What the thread has in hand was taken away from it. ``told``: what came of the part it was with."""
+
+    def __init__(self, told: BaseException | None) -> None:
+        self.told = told
+
+
 class Batches:
-    """Of one replica. Called from several threads.
+    """Of one replica. Called from several threads. ``hands``: what they are with.
 
     Args:
         sender: seals behind the batch in hand, where that was asked for meanwhile.
     """
 
     def __init__(self, registry: PartitionRegistry, lease: Lease, sender: Sender, cache: CachePool) -> None:
-        self._registry, self._lease, self._sender, self._cache = registry, lease, sender, cache
+        self._registry, self._lease, self._cache = registry, lease, cache
+        self.hands = Hands(registry, sender)
         self._settings, self._clock = registry.settings, registry.clock
         self._retention = Retention(
             round(self._settings.source_idle_s * 1e6),
@@ -55,126 +67,147 @@ class Batches:
             self._settings.sources_retired_max,
             round(self._settings.watermark_idle_s * 1e6),
         )
-        self._in_hand: dict[int, InHand] = {}  # by thread
         self._held: dict[str, float] = {}  # operator → until, monotonic
 
-    def apply(
-        self,
-        partition: PartitionId,
-        epoch: int,
-        batch: Batch,
-        input_schema: bytes,
-        rows: bytes,
-        after: int | None = None,
-    ) -> Applied | ReplicaInfo | None:
-        """Apply a batch to one partition.
+    def apply(self, shares: Shares, answers: Answers) -> None:
+        """Apply a batch to several partitions, in order; they are committed in groups, see
+        :mod:`stateflow.runtime.groups`. Raises nothing that is wrong with a part: ``answers`` is told. A part that was
+        begun and of which it is told nothing was given up, and may be asked for again."""
+        with self.hands.group() as group:
+            for number, part in enumerate(shares.parts):
+                if not answers.goes_on():
+                    break
+                answers.begun(number)
+                if not self._part(shares, number, part, group, answers):
+                    return
+                if group.is_full(self._clock.monotonic()):
+                    self._commit(group, answers)
+            self._commit(group, answers)
 
-        Returns what was applied; or the replica the partition went to; or None: it is on its way here, ask
-        again after the next ``on_change``. Raises LeaseLost, and what is wrong with sender, rows or operator.
-        ``after``: see :meth:`~stateflow.runtime.host.PartitionHost.apply`.
-        """
-        slot = self._registry.look(partition)
-        self._lease.check(self._clock.monotonic())
-        if self._is_held(partition.operator):
-            return None
+    def _part(self, shares: Shares, number: int, part: Part, group: Group, answers: Answers) -> bool:
+        """False: the group is somebody else's."""
+        slot = self._registry.look(PartitionId(shares.operator, part.partition))
         try:
-            return self._apply(slot, epoch, batch, input_schema, rows, after)
-        except Exception as error:
-            self.judge(slot, error)
-            raise
+            self._lease.check(self._clock.monotonic())
+            outcome = (
+                None if self._is_held(shares.operator) else self._admit(slot, shares, number, part, group, answers)
+            )
+        except _Taken as taken:
+            if taken.told is not None:
+                answers.told(number, taken.told)
+            return False
+        except BaseException as error:  # noqa: BLE001 - it is told
+            self._commit(group, answers)  # what was met may have to be waited for
+            outcome = self._judged(slot, error)
+        if not isinstance(outcome, Member):
+            answers.told(number, outcome)
+        return True
 
-    def _apply(
-        self, slot: Slot, epoch: int, batch: Batch, input_schema: bytes, rows: bytes, after: int | None
-    ) -> Applied | ReplicaInfo | None:
+    def _admit(
+        self, slot: Slot, shares: Shares, number: int, part: Part, group: Group, answers: Answers
+    ) -> Outcome | Member:
+        """What comes of it, where it is not for the group to commit."""
         with slot.mutex:
             if slot.lost is not None and slot.lifecycle.state is State.ABSENT:
                 raise slot.lost
             if slot.lifecycle.state is not State.OWNED:  # perhaps for the minutes that a checkpoint is fetched for it
-                verdict = slot.lifecycle.begin(epoch)
+                verdict = slot.lifecycle.begin(part.epoch)
                 return slot.lifecycle.successor if verdict is Verdict.MOVED else None
-        with slot.work:
+        alone = slot.cadence.busy_s > SLOW_S or part.stop - part.start >= GROUP_ROWS  # the others would wait for it
+        if alone or group.has(slot) or not slot.work.acquire(0.0):
+            self._commit(group, answers)
+            slot.work.__enter__()
+        outcome: Outcome | Member = None
+        try:
             with slot.mutex:
                 if slot.stuck is not None:
                     raise slot.stuck.refusal()
-                verdict = slot.lifecycle.begin(epoch)
+                verdict = slot.lifecycle.begin(part.epoch)
             if verdict is not Verdict.SERVE:
                 return slot.lifecycle.successor if verdict is Verdict.MOVED else None
-            self._registry.served_at = began = self._clock.monotonic()
-            slot.cadence.began(began)
-            hand = self._take_in_hand(slot, began)
+            outcome = self._run(slot, shares, number, part, group)
+            return outcome
+        finally:
+            if not isinstance(outcome, Member):
+                slot.work.release()
+
+    def _run(self, slot: Slot, shares: Shares, number: int, part: Part, group: Group) -> Outcome | Member:
+        self._registry.served_at = began = self._clock.monotonic()
+        slot.cadence.began(began)
+        hand = self.hands.take(slot, began)
+        batch = replace(shares.batch, known=part.known) if part.known else shares.batch
+        stays = False
+        try:
+            host = self._host(slot)
+            rows = shares.arrived(part, host.key)
+            ran = host.run(batch, rows, self._clock.now_us(), part.after, part.digest, hand)
+            self._registry.served_at = now = self._clock.monotonic()
+            if isinstance(ran, Ran):
+                member = Member(number, slot, hand, host, ran)
+                if stays := group.add(member):
+                    self.hands.put_down(hand)
+                    return member
+                host.rollback()
+                raise _Taken(None)
+            slot.cadence.ended(now)
+            # the process may have been stopped meanwhile: what was committed after the lease is not said
+            self._lease.check(now)
+            return ran
+        except Interrupted as error:
+            stuck = _stuck(hand, error)
+            raise _Taken(stuck) if hand.taken else stuck from error
+        except BaseException as error:
+            if hand.taken:
+                raise _Taken(error) from error
+            raise
+        finally:
+            if not stays:
+                self.hands.end(slot, hand)
+
+    def _commit(self, group: Group, answers: Answers) -> None:
+        """Nothing, where it was taken."""
+        if not group.members:
+            return
+        encoded = encode([member.ran.outputs for member in group.members])
+        if not group.begin_commit():
+            return
+        group.members[-1].hand.end_children()
+        outcomes: list[tuple[Member, Outcome]] = []
+        staged: list[tuple[Member, Commit]] = []
+        for member, rows in zip(group.members, encoded, strict=True):
             try:
-                applied = self._host(slot).apply(batch, input_schema, rows, self._clock.now_us(), after, hand)
-                now = self._clock.monotonic()
-                slot.cadence.ended(now)
-                self._registry.served_at = now
+                staged.append((member, member.host.stage(member.ran, rows)))
+            except BaseException as error:  # noqa: BLE001 - it is told
+                outcomes.append((member, self._ended(member, error)))
+        for member, commit in staged:
+            self.hands.take_up(member.hand, self._clock.monotonic())
+            try:
+                outcome: Outcome = member.host.write(member.ran, commit)
+                self._registry.served_at = now = self._clock.monotonic()
+                member.slot.cadence.ended(now)
                 # the process may have been stopped meanwhile: what was committed after the lease is not said
                 self._lease.check(now)
-                return applied
-            except Interrupted as error:
-                raise _stuck(hand, error) from error
-            finally:
-                self._end(slot, hand)
+            except BaseException as error:  # noqa: BLE001 - it is told
+                outcome = error
+            outcomes.append((member, self._ended(member, outcome)))
+        group.end_commit()
+        for member, outcome in outcomes:
+            judged = self._judged(member.slot, outcome) if isinstance(outcome, BaseException) else outcome
+            answers.told(member.number, judged)
 
-    def _take_in_hand(self, slot: Slot, began: float) -> InHand:
-        hand = InHand(slot.id, began)
-        self._in_hand[hand.thread] = hand
-        return hand
-
-    def _end(self, slot: Slot, hand: InHand) -> None:
-        del self._in_hand[hand.thread]
-        if hand.end():
-            with slot.mutex:
-                if hand.interrupted and slot.host is not None:
-                    slot.host.discard()
-                    slot.host = None
-                sealing = slot.lifecycle.finish()
-                if slot.host is not None and slot.host.is_unsure:
-                    # what is on disk is read anew, and followers begin anew: they may not have been told of all of it
-                    self._registry.close_store(slot)
-                if sealing:
-                    self._sender.seal(slot)
-            return
-        with slot.mutex:  # it was taken away, and comes back at last
-            if hand.host is not None:
-                hand.host.discard()
-            if slot.stuck is hand:
-                slot.stuck = None
-        log.warning("%s is served again: its operator came back", slot.id)
-        self._registry.on_change(slot.id)
-
-    def in_hand(self) -> list[InHand]:
-        """Batches that are being worked on."""
-        return [hand for hand in list(self._in_hand.values()) if not hand.left]
-
-    @property
-    def is_stuck(self) -> bool:
-        """Does a thread work on a batch that was given up?"""
-        return any(hand.left for hand in list(self._in_hand.values()))
+    def _ended(self, member: Member, outcome: Outcome) -> Outcome:
+        try:
+            self.hands.end(member.slot, member.hand)
+        except BaseException as error:  # noqa: BLE001 - it is told
+            return error
+        finally:
+            member.slot.work.release()
+        return outcome
 
     def refusal(self, partition: PartitionId) -> OperatorStuck | None:
         """Why a partition's batches are refused, since one of them was taken away; None: they are not."""
         stuck = self._registry.look(partition).stuck
         return None if stuck is None else stuck.refusal()
-
-    def overdue(self, limit_s: float) -> InHand | None:
-        """A batch that has been in hand for longer than that."""
-        before = self._clock.monotonic() - limit_s
-        return next((hand for hand in self.in_hand() if hand.began < before), None)
-
-    def take_away(self, hand: InHand) -> bool:
-        """Give a batch up that cannot be interrupted: it never commits, and its partition is not served here before its
-        thread comes back. It may move away, be checkpointed, and taken over, as it was before the batch. False: it has
-        ended, or is just being committed."""
-        slot = self._registry.slot(hand.partition)
-        with slot.mutex:
-            if not hand.take_away():
-                return False
-            slot.stuck, hand.host, slot.host = hand, slot.host, None
-            slot.work.take_away()
-            if slot.lifecycle.finish():
-                self._sender.seal(slot)
-        self._registry.on_change(slot.id)
-        return True
 
     def open_source(self, partition: PartitionId, source: str, session: layout.Session) -> int:
         """See :meth:`~stateflow.runtime.host.PartitionHost.open_source`. Raises NotOwner, LeaseLost, SourceTaken."""
@@ -205,7 +238,7 @@ class Batches:
                 serves = serves and slot.lifecycle.begin(slot.lifecycle.epoch) is Verdict.SERVE
             if not serves:
                 raise not_owned(slot)
-            hand = self._take_in_hand(slot, self._clock.monotonic())
+            hand = self.hands.take(slot, self._clock.monotonic())
             try:
                 host = self._host(slot)  # the operator may have to open
                 hand.begin_commit()
@@ -215,7 +248,7 @@ class Batches:
             except Interrupted as error:
                 raise _stuck(hand, error) from error
             finally:
-                self._end(slot, hand)
+                self.hands.end(slot, hand)
 
     def judge(self, slot: Slot, error: Exception) -> None:
         """Raises what ``error`` means, if that is something else. A partition that cannot be read is lost: it goes to
@@ -229,6 +262,15 @@ class Batches:
             self._registry.close_store(slot)
         if meant is not None and meant is not error:
             raise meant from error
+
+    def _judged(self, slot: Slot, error: BaseException) -> BaseException:
+        """What is told of it."""
+        if isinstance(error, Exception):
+            try:
+                self.judge(slot, error)
+            except Exception as meant:  # noqa: BLE001 - that
+                return meant
+        return error
 
     def evolve(self, slot: Slot) -> None:
         """Make its states those that are declared now, which else its first batch would see to. Called with ``work``

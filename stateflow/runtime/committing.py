@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import Unavailable
 from stateflow.runtime import layout
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
+
+
+class Staged(NamedTuple):
+    """A commit to be written, under its sequence."""
+
+    sequence: int
+    source: str
+    number: int
+    mutations: Mutations
 
 
 class Committer:
@@ -39,17 +49,17 @@ class Committer:
         self.unsaved: list[tuple[bytes, bytes]] = []
 
     def commit(self, source: str, number: int, mutations: Mutations, *, sync: bool = False) -> None:
-        """Args: source, number: the batch it is of, as followers are told. Raises Unavailable behind :meth:`end`, and
-        when it :attr:`is_unsure`.
+        """:meth:`stage` and :meth:`write`."""
+        self.write(self.stage(source, number, mutations), sync=sync)
 
-        Whoever calls this says :meth:`known` when all of it is known in memory, too.
+    def stage(self, source: str, number: int, mutations: Mutations) -> Staged:
+        """What is to be written next. Nothing is, before :meth:`write`; it may be let be.
+
+        Args: source, number: the batch it is of, as followers are told. Raises Unavailable behind :meth:`end`, and
+        when it :attr:`is_unsure`.
         """
         if self._ended:
-            raise Unavailable(
-                "the partition was closed here meanwhile",
-                remedy="send the batch again; it was not applied",
-                partition=self._partition,
-            )
+            raise self._closed()
         if self.is_unsure:
             raise Unavailable(
                 "whether the last commit is on disk is not known",
@@ -57,8 +67,16 @@ class Committer:
                 partition=self._partition,
             )
         sequence = self.sequence + 1
-        self.is_unsure = True
         mutations.puts += [*self.unsaved, (layout.SEQUENCE, sequence.to_bytes(8, "big"))]
+        return Staged(sequence, source, number, mutations)
+
+    def write(self, staged: Staged, *, sync: bool = False) -> None:
+        """Whoever calls this says :meth:`known` when all of it is known in memory, too. Raises Unavailable behind
+        :meth:`end`."""
+        if self._ended:
+            raise self._closed()
+        sequence, source, number, mutations = staged
+        self.is_unsure = True
         self._store.apply(mutations, sync=sync or self._sync)
         self.sequence = sequence
         self.unsaved = []
@@ -68,6 +86,13 @@ class Committer:
                 sequence,
                 lambda: ChangeSet(operator, partition, self._epoch, sequence, source, number, mutations).encode(),
             )
+
+    def _closed(self) -> Unavailable:
+        return Unavailable(
+            "the partition was closed here meanwhile",
+            remedy="send the batch again; it was not applied",
+            partition=self._partition,
+        )
 
     def known(self) -> None:
         """What was committed is what is known."""

@@ -6,11 +6,11 @@ that a retry or replay finds the stored output and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -18,15 +18,18 @@ from stateflow.changes import Mutations
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.partitioner import check_belongs
 from stateflow.runtime import layout
-from stateflow.runtime.committing import Committer
+from stateflow.runtime.arriving import Arrived, alone
+from stateflow.runtime.committing import Committer, Staged
+from stateflow.runtime.encoding import Outputs, encode
 from stateflow.runtime.evolving import Evolver
-from stateflow.runtime.instance import OperatorInstance
+from stateflow.runtime.instance import OperatorInstance, Produced
 from stateflow.runtime.keys import check_keys
 from stateflow.runtime.operator import BatchOperator, Operator, key_columns
 from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.runtime.retirement import Retention
 from stateflow.runtime.rows import RowReader
 from stateflow.runtime.schema import UNDEPLOYED
+from stateflow.runtime.shares import digest_of
 from stateflow.runtime.sources import Advance, Sources
 from stateflow.runtime.timers import Domain, Timers
 from stateflow.runtime.watchdog import UNGUARDED, Guard
@@ -49,8 +52,8 @@ SWEPT_MIN = 32
 class Applied:
     """``output``: see :mod:`stateflow.runtime.output`; ``b""`` for nothing. ``sequence``: of the partition, with it.
 
-    ``operator_us``: in the operator, from decoding its rows to encoding its output, with timers and watermark;
-    ``commit_us``: collecting what changed, and the write. Both 0 when it was applied before.
+    ``operator_us``: in the operator, with decoding its rows, timers and watermark; ``commit_us``: collecting what
+    changed, and the write. Both 0 when it was applied before.
     """
 
     output: bytes
@@ -59,6 +62,30 @@ class Applied:
     sequence: int = field(default=0, compare=False)
     operator_us: int = field(default=0, compare=False)
     commit_us: int = field(default=0, compare=False)
+
+
+class Ran(NamedTuple):
+    """A batch that the operator has processed, and nobody has written yet. ``outputs``: to be encoded, with others'."""
+
+    batch: Batch
+    outputs: Outputs
+    produced: Produced
+    earlier: bytes
+    rows: int
+    watermark_us: int | None
+    silent: Mapping[str, layout.Position]
+    position: layout.Position
+    mutations: Mutations
+    operator_us: int
+    commit_us: int
+
+
+class Commit(NamedTuple):
+    """``output``: with what was there of it before."""
+
+    output: bytes
+    advance: Advance
+    staged: Staged
 
 
 class PartitionHost:
@@ -102,8 +129,9 @@ class PartitionHost:
             max_value_bytes=max_value_bytes,
             belongs=None if partitions is None else partial(check_belongs, partition.partition, partitions),
         )
-        self._key = key_columns(operator)
-        self._readers: dict[bytes, RowReader] = {}
+        #: columns of rows
+        self.key = key_columns(operator)
+        self._reader: RowReader | None = None  # whose keys are of the types that are stored
         self._sources = Sources(partition, store, retention)
         self._committer = Committer(partition, store, epoch, sync, on_commit)
         #: the newest processing time of a batch here
@@ -190,9 +218,36 @@ class PartitionHost:
         Args:
             input_schema: Arrow IPC schema of ``rows``.
             rows: Arrow record batch message; ``b""`` when the batch has no row for this partition.
+            now_us, after, guard: see :meth:`run`.
+
+        Raises what :meth:`run`, :meth:`stage` and :meth:`write` raise; the state is then as it was before the call.
+        """
+        digest = digest_of(batch, input_schema, rows)
+        arrived = alone(RowReader.of(input_schema, self.key, self.partition.operator), rows) if rows else None
+        ran = self.run(batch, arrived, now_us, after, digest, guard)
+        if isinstance(ran, Applied):
+            return ran
+        (encoded,) = encode([ran.outputs])
+        return self.write(ran, self.stage(ran, encoded))
+
+    def run(
+        self,
+        batch: Batch,
+        rows: Arrived | None,
+        now_us: int,
+        after: int | None = None,
+        digest: int | None = None,
+        guard: Guard = UNGUARDED,
+    ) -> Applied | Ran:
+        """Have the operator process one batch, to be staged and written, or rolled back, before anything else is asked
+        of this; or find it applied before.
+
+        Args:
+            rows: None when the batch has no row for this partition.
             now_us: processing time; timers of that domain fire up to it.
             after: the newest batch of a sparse source, up to this one, that this partition must contain by what the
                 sender knows.
+            digest: of the rows, see :func:`~stateflow.runtime.shares.digest_of`.
 
         Raises PositionGap, StaleBatch, SourceTaken, SourceRetired, BatchChanged, and whatever is wrong with the rows or
         the operator; the state is then as it was before the call.
@@ -200,15 +255,15 @@ class PartitionHost:
         earlier = b""
         sources, instance, initial = self._sources, self._instance, batch.source == INITIAL
         began = self._clock.monotonic()
-        digest = sources.check(batch, input_schema, rows, after)
+        sources.check(batch, after)
         if sources.contains(batch):
             return Applied(b"", True, 0, self.sequence)
         self.evolve(now_us, guard)
         if sources.is_replay(batch, after, digest):
             earlier = sources.output(batch.source)
-            if not rows or digest is not None or sources.rows(batch.source):
+            if rows is None or digest is not None or sources.rows(batch.source):
                 if batch.attempt.use and not initial:  # somebody who sends the same rows, or is mistaken
-                    sources.check_rows(batch, len(self._reader(input_schema).batch(rows)) if rows else 0)
+                    sources.check_rows(batch, 0 if rows is None else len(self._checked(rows).columns()))
                 return Applied(earlier, True, 0, self.sequence)
             # Visited before without rows, by a task that did not have them (its batch failed): they come now.
         try:
@@ -220,35 +275,32 @@ class PartitionHost:
             self.state.set_time(now_us, watermark_us)
             columns: pa.RecordBatch | None = None
             count = 0
-            if rows and instance.takes_batches:
-                columns, count = instance.process_batch(self._reader(input_schema), rows, initial)
-            elif rows:
-                count = instance.process(self._reader(input_schema), rows, outputs, initial)
+            if rows is not None and instance.takes_batches:
+                columns, count = instance.process_batch(self._checked(rows), initial)
+            elif rows is not None:
+                count = instance.process(self._checked(rows), outputs, initial)
             self._advance(watermark_us, now_us, outputs)
-            output = instance.encode(earlier, outputs, columns)
+            produced = instance.produced(outputs, columns)
             worked = self._clock.monotonic()
             # twice as fast as state can grow, so that what has expired goes from disk in time
             mutations = self.state.expired(SWEPT_MIN + 2 * count) if self.state.expires else self.state.collect()
             self._timers.collect(mutations)
             position = sources.behind(batch, count, now_us, digest)
             guard.begin_commit()
-            advance = sources.advance(batch.source, position, output, silent, mutations)
-            self._commit(batch, mutations, watermark_us, advance)
         except BaseException:
-            self.state.rollback()
-            self._timers.end_batch()
-            instance.show_watermark(self._watermark_us)
+            self.rollback()
             raise
         ended = self._clock.monotonic()
-        return Applied(output, False, count, self.sequence, _micros(worked - began), _micros(ended - worked))
+        to_encode = Outputs(instance.writer, produced.rows)
+        spent = _micros(worked - began), _micros(ended - worked)
+        return Ran(batch, to_encode, produced, earlier, count, watermark_us, silent, position, mutations, *spent)
 
-    def _reader(self, schema: bytes) -> RowReader:
-        reader = self._readers.get(schema)
-        if reader is None:
-            reader = RowReader.of(schema, self._key, self.partition.operator)
-            check_keys(reader.schema, self._key, self._store, self.partition.operator)
-            self._readers[schema] = reader
-        return reader
+    def _checked(self, rows: Arrived) -> Arrived:
+        """Raises SchemaMismatch."""
+        if rows.reader is not self._reader:
+            check_keys(rows.reader.schema, self.key, self._store, self.partition.operator)
+            self._reader = rows.reader
+        return rows
 
     def _later(self, watermark_us: int | None) -> int | None:
         """The partition's with a batch by which its sources have this one: never less than it was, when a late source
@@ -265,15 +317,43 @@ class PartitionHost:
             self._instance.fire(Domain.EVENT, watermark_us, outputs)
         self._instance.fire(Domain.PROCESSING, now_us, outputs)
 
-    def _commit(self, batch: Batch, mutations: Mutations, watermark_us: int | None, advance: Advance) -> None:
-        if watermark_us is not None and watermark_us != self._watermark_us:
-            mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
-        self._committer.commit(batch.source, batch.number, mutations)
-        self._sources.committed(advance)
-        self._watermark_us = watermark_us
-        self.state.mark_clean()
+    def stage(self, ran: Ran, encoded: bytes | Exception) -> Commit:
+        """What a batch is to be written as. Raises Unavailable, and what came in place of its encoded rows; the state
+        is then as it was before the batch."""
+        try:
+            if isinstance(encoded, Exception):
+                raise encoded
+            output, mutations = self._instance.join(ran.earlier, ran.produced, encoded), ran.mutations
+            source, watermark_us = ran.batch.source, ran.watermark_us
+            advance = self._sources.advance(source, ran.position, output, ran.silent, mutations)
+            if watermark_us is not None and watermark_us != self._watermark_us:
+                mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
+            return Commit(output, advance, self._committer.stage(source, ran.batch.number, mutations))
+        except BaseException:
+            self.rollback()
+            raise
+
+    def write(self, ran: Ran, commit: Commit) -> Applied:
+        """Raises what the store does; the state is then as it was before the batch, or :attr:`is_unsure`."""
+        began = self._clock.monotonic()
+        try:
+            self._committer.write(commit.staged)
+            self._sources.committed(commit.advance)
+            self._watermark_us = ran.watermark_us
+            self.state.mark_clean()
+            self._timers.end_batch()
+            self._committer.known()
+        except BaseException:
+            self.rollback()
+            raise
+        took_us = ran.commit_us + _micros(self._clock.monotonic() - began)
+        return Applied(commit.output, False, ran.rows, self.sequence, ran.operator_us, took_us)
+
+    def rollback(self) -> None:
+        """The state is as it was before the batch."""
+        self.state.rollback()
         self._timers.end_batch()
-        self._committer.known()
+        self._instance.show_watermark(self._watermark_us)
 
     # -- the end ------------------------------------------------------------------------------------------
 

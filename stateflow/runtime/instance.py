@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from stateflow.errors import OperatorFailed, StateflowError
+from stateflow.runtime.arriving import Arrived
 from stateflow.runtime.failures import failure, is_ours, shown
 from stateflow.runtime.operator import BatchOperator, Context, Operator, output_schema, side_schemas
 from stateflow.runtime.output import OutputReader, join_output
-from stateflow.runtime.rows import OutputWriter, RowReader
+from stateflow.runtime.rows import OutputWriter
 from stateflow.runtime.timers import Domain, Timers, to_datetime
 from stateflow.state import ColumnStates, KeyedState
 from stateflow.types import PartitionId
+
+
+class Produced(NamedTuple):
+    """What a batch gave in one partition: rows of the main output that are not encoded yet, or the message of all of
+    them; and messages by tag."""
+
+    rows: list[Any]
+    columns: bytes
+    side: dict[str, bytes]
 
 
 class OperatorInstance:
@@ -81,18 +91,18 @@ class OperatorInstance:
         """Nothing was emitted yet."""
         self._ctx._side = {tag: [] for tag in self._side_writers}
 
-    def process(self, reader: RowReader, message: bytes, outputs: list[Any], initial: bool) -> int:
+    def process(self, arrived: Arrived, outputs: list[Any], initial: bool) -> int:
         """Rows in order; returns how many."""
         assert isinstance(self.state, KeyedState)
         operator, ctx, state = self.operator, self._ctx, self.state
         attributes, process = operator.__dict__, operator.init_state if initial else operator.process
         extend = outputs.extend if self._freeze is None else partial(self._extend, outputs)
-        timestamp = None if initial else reader.getter(self._event_time)
+        timestamp = None if initial else arrived.reader.getter(self._event_time)
         keys: list[Any] = []
         key: Any = None
         row: Any = None
         try:
-            keys, rows = reader.read(message)
+            keys, rows = arrived.read()
             for key, bundle, row in zip(keys, state.bundles(keys), rows, strict=True):
                 attributes.update(state.bundle_of(key) if bundle is None else bundle)
                 ctx.key = key
@@ -113,10 +123,10 @@ class OperatorInstance:
             state.unbind(operator)
         return len(keys)
 
-    def process_batch(self, reader: RowReader, message: bytes, initial: bool) -> tuple[pa.RecordBatch | None, int]:
+    def process_batch(self, arrived: Arrived, initial: bool) -> tuple[pa.RecordBatch | None, int]:
         """(output columns, how many rows came)."""
         assert isinstance(self.operator, BatchOperator)
-        batch = reader.batch(message)
+        batch = arrived.columns()
         process = self.operator.init_batch if initial else self.operator.process_batch
         try:
             produced = process(batch, self._ctx)
@@ -153,11 +163,24 @@ class OperatorInstance:
                 self._ctx.key = None
                 self.state.unbind(self.operator)
 
-    def encode(self, earlier: bytes, outputs: list[Any], columns: pa.RecordBatch | None) -> bytes:
-        """All that the batch gave, behind what ``earlier`` holds; see :mod:`stateflow.runtime.output`. Raises
-        OutputMismatch."""
+    def produced(self, outputs: list[Any], columns: pa.RecordBatch | None) -> Produced:
+        """All that the batch gave. What lies in buffers or containers of the operator's is encoded at once: whoever it
+        is called for next may have the same ones. Raises OutputMismatch."""
         side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
-        return self._outputs.join(earlier, join_output(self._writer.write(outputs, columns), side))
+        if columns is not None:
+            return Produced([], self._writer.write(outputs, columns), side)
+        return Produced(self._writer.settled(outputs), b"", side)
+
+    @property
+    def writer(self) -> OutputWriter:
+        """Of its main output."""
+        return self._writer
+
+    def join(self, earlier: bytes, produced: Produced, rows: bytes) -> bytes:
+        """The output of a batch behind what ``earlier`` holds, see :mod:`stateflow.runtime.output`.
+
+        Args: rows: those of ``produced``, encoded."""
+        return self._outputs.join(earlier, join_output(rows or produced.columns, produced.side))
 
     # -- beside batches -----------------------------------------------------------------------------------
 

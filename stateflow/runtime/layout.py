@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgpack
 
@@ -112,8 +112,7 @@ class Session:
             return _typed(cls(*values), int, str)
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """The last batch of a source that a partition contains, the watermark (µs) it had then if any, how many rows
     it brought here, and who sent it.
 
@@ -136,10 +135,10 @@ class Position:
     client: str = ""
 
     def encode(self) -> bytes:
-        a = self.attempt
-        begin = [POSITION_VERSION, self.batch, self.watermark_us, self.rows, self.event_us, self.event_before_us]
-        end = [self.at_us, self.digest, self.known, self.client]
-        packed: bytes = msgpack.packb([*begin, a.run, a.use, a.task, a.call, *end])
+        batch, watermark_us, rows, a, event_us, event_before_us, *end = self
+        packed: bytes = msgpack.packb(
+            [POSITION_VERSION, batch, watermark_us, rows, event_us, event_before_us, a.run, a.use, a.task, a.call, *end]
+        )
         return packed
 
     @classmethod

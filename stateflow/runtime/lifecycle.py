@@ -136,6 +136,9 @@ class FinishBatch(_Event):
     pass
 
 
+_FINISH = FinishBatch()
+
+
 @dataclass(frozen=True, slots=True)
 class Fence(_Event):
     move_id: str
@@ -619,7 +622,7 @@ class Lifecycle:
 
     def finish(self) -> bool:
         """The batch in hand is committed or rolled back. True: write the seal now, then call sealed()."""
-        seals: bool = self._handle(FinishBatch())
+        seals: bool = self._handle(_FINISH)
         return seals
 
     # -- leaving --------------------------------------------------------------------------------------

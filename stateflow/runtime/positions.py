@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -28,6 +28,9 @@ RESERVED = "stateflow:"
 INITIAL = "stateflow:initial"
 #: the source of the change set that migrates a partition's state; its number is the new state version
 MIGRATION = "stateflow:migration"
+
+
+_NONE = Position(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class Positions:
         if oldest is None or (count <= retention.sources_max and not 0 < retention.idle_us <= now_us - oldest.at_us):
             return {}
         if oldest.at_us == 0:  # as written before positions had a time: it begins now
-            stamped = {s: p if p.at_us else replace(p, at_us=now_us) for s, p in self._known.items()}
+            stamped = {s: p if p.at_us else p._replace(at_us=now_us) for s, p in self._known.items()}
             self._known = dict(sorted(stamped.items(), key=lambda each: each[1].at_us))
             return {}
         found = idle(islice(self._known.items(), LOOKED_AT), count, now_us, retention)
@@ -325,12 +328,14 @@ class Positions:
         if self._latest_us is None or now_us - self._latest_us >= idle_us:
             self._since_us = now_us
         self._latest_us = now_us
+        if idle_us <= 0:
+            return {}
         return {
-            source: replace(position, watermark_us=None)
+            source: position._replace(watermark_us=None)
             for source, position in self._known.items()
             if position.watermark_us is not None
             and source != serving
-            and 0 < idle_us <= now_us - max(position.at_us, self._since_us)
+            and idle_us <= now_us - max(position.at_us, self._since_us)
         }
 
     def silenced(self, sources: Mapping[str, Position]) -> None:
@@ -339,22 +344,24 @@ class Positions:
 
     def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
         """The minimum over the sources that have one, this batch's with it; None when none has."""
-        watermarks = {source: each.watermark_us for source, each in self._known.items() if source not in without}
-        if batch.watermark_us is not None:
-            watermarks[batch.source] = max(batch.watermark_us, watermarks.get(batch.source) or batch.watermark_us)
-        return min((watermark for watermark in watermarks.values() if watermark is not None), default=None)
+        oldest: int | None = None
+        for source, position in self._known.items():
+            promised = position.watermark_us
+            if promised is not None and source not in without and source != batch.source:
+                oldest = promised if oldest is None else min(oldest, promised)
+        known = None if batch.source in without else self._known.get(batch.source)
+        promised = _later(None if known is None else known.watermark_us, batch.watermark_us)
+        return promised if oldest is None else oldest if promised is None else min(oldest, promised)
 
     def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
         """The source's position once the batch is applied."""
-        before = self._known.get(batch.source, Position(-1))
-        promised = [w for w in (batch.watermark_us, before.watermark_us) if w is not None]
-        events = [e for e in (before.event_us, batch.event_us) if e is not None]
+        before = self._known.get(batch.source, _NONE)
         return Position(
             batch.number,
-            max(promised, default=None),
+            _later(before.watermark_us, batch.watermark_us),
             rows,
             batch.attempt,
-            max(events, default=None),
+            _later(before.event_us, batch.event_us),
             before.event_before_us if before.batch == batch.number else before.event_us,
             now_us,
             digest,
@@ -367,3 +374,7 @@ class Positions:
         self._known.pop(source, None)
         self._known[source] = position  # the one whose last batch came last
         self._recalled.discard(source)
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)

@@ -6,7 +6,7 @@ import copy
 import functools
 import gc
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from operator import itemgetter
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
-from stateflow.runtime.arrow import BatchReader, read_schema
+from stateflow.runtime.arrow import read_schema
 from stateflow.runtime.unreadable import Unreadable
 
 
@@ -50,7 +50,6 @@ class RowReader:
                 operator=operator,
             )
         self.schema = schema
-        self._batches = BatchReader(schema)
         self.operator = operator
         self.key = key
         self._key = [schema.get_field_index(column) for column in key]
@@ -60,7 +59,8 @@ class RowReader:
 
     @classmethod
     def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
-        return cls(read_schema(schema), key, operator)
+        """Of an IPC schema message, the same one as before: making one takes as long as some thousand rows."""
+        return _reader(schema, key, operator)
 
     def getter(self, column: str | None) -> Callable[[Any], Any] | None:
         """Reads one field of a row; None for no column. Raises KeyColumnMissing when the input lacks it."""
@@ -75,33 +75,46 @@ class RowReader:
             )
         return itemgetter(index)
 
-    def batch(self, message: bytes) -> pa.RecordBatch:
-        """A key of -0.0 is 0.0, as it is stored: grouping by it would part them. Raises NullKey, InvalidArgument."""
-        batch = self._batches.read(message)
+    def keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A key of -0.0 is 0.0, as it is stored: grouping by it would part them."""
         for index in self._key:
             column = batch.column(index)
-            if column.null_count:
-                raise null_key(self.schema.names[index], column.null_count, self.operator)
             if pa.types.is_float32(column.type) or pa.types.is_float64(column.type):
                 batch = batch.set_column(index, batch.schema.field(index), pc.add(column, pa.scalar(0.0, column.type)))
         return batch
 
-    def read(self, message: bytes) -> tuple[list[Any], Iterator[Any]]:
-        """(keys, rows) of one record batch message, in order; the key of several columns is a tuple. Raises NullKey."""
-        batch = self.batch(message)
+    def check_keys(self, batch: pa.RecordBatch) -> None:
+        """Raises NullKey."""
+        for index in self._key:
+            if count := batch.column(index).null_count:
+                raise null_key(self.schema.names[index], count, self.operator)
+
+    def read(self, batch: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
+        """(keys, rows), in order; the key of several columns is a tuple. Raises one of ``NOT_PYTHONS`` where there is a
+        value that Python has not."""
+        return self._rows([self._plain(batch.column(index), index) for index in range(batch.num_columns)])
+
+    def read_each(self, batch: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
+        """The same, with something in place of such a value. Raises InvalidArgument where it is a key's."""
         columns = [self._values(batch.column(index), index) for index in range(batch.num_columns)]
         for index in self._key:
             if (wrong := next((value for value in columns[index] if type(value) is Unreadable), None)) is not None:
                 raise wrong.refusal()
+        return self._rows(columns)
+
+    def _rows(self, columns: list[list[Any]]) -> tuple[list[Any], Iterator[Any]]:
         keys = [columns[index] for index in self._key]
         rows = map(self._make, zip(*columns, strict=True))
         return (keys[0] if len(keys) == 1 else list(zip(*keys, strict=True))), rows
 
+    def _plain(self, column: pa.Array, index: int) -> list[Any]:
+        values: list[Any] = column.to_pylist(maps_as_pydicts="strict" if index in self._maps else None)
+        return values
+
     def _values(self, column: pa.Array, index: int) -> list[Any]:
         try:
-            values: list[Any] = column.to_pylist(maps_as_pydicts="strict" if index in self._maps else None)
-            return values
-        except _NOT_PYTHONS:  # some of them; the operator may never look at those
+            return self._plain(column, index)
+        except NOT_PYTHONS:  # some of them; the operator may never look at those
             return [self._value(column[row], index, row) for row in range(len(column))]
 
     def _value(self, scalar: pa.Scalar, index: int, row: int) -> Any:
@@ -109,13 +122,19 @@ class RowReader:
         for read in _WAYS:
             try:
                 return read(scalar)
-            except _NOT_PYTHONS as error:
+            except NOT_PYTHONS as error:
                 why = why or error
         assert why is not None
         return Unreadable(self.schema.names[index], row, str(scalar.type), _first_line(why))
 
 
-_NOT_PYTHONS = (pa.ArrowException, ValueError, ArithmeticError, LookupError, TypeError)
+@functools.lru_cache(maxsize=64)
+def _reader(schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
+    return RowReader(read_schema(schema), key, operator)
+
+
+#: what pyarrow raises for a value that Python has not
+NOT_PYTHONS = (pa.ArrowException, ValueError, ArithmeticError, LookupError, TypeError)
 #: as it is; a map whose keys no dict can have; near the ends of time, where another zone's year is beyond them
 _WAYS: tuple[Callable[[pa.Scalar], Any], ...] = (
     lambda scalar: scalar.as_py(maps_as_pydicts="strict"),
@@ -158,7 +177,9 @@ class OutputWriter:
 
     def write(self, rows: list[Any], columns: pa.RecordBatch | None = None) -> bytes:
         """``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch naming the row or the field."""
-        batches = [batch for batch in (columns, self._encode(rows)) if batch is not None and batch.num_rows]
+        batches = [
+            batch for batch in (columns, self._encode(self.settled(rows))) if batch is not None and batch.num_rows
+        ]
         if not batches:
             return b""
         whole = batches[0]
@@ -167,11 +188,26 @@ class OutputWriter:
         message: bytes = whole.serialize().to_pybytes()
         return message
 
+    def write_each(self, several: Sequence[list[Any]]) -> list[bytes]:
+        """A message of each, encoded at once, byte for byte as if each had been alone. Args: several: settled. Raises
+        OutputMismatch, and what pyarrow may raise of so many."""
+        whole = self._encode([row for rows in several for row in rows] if len(several) > 1 else several[0])
+        messages, start = [], 0
+        for rows in several:
+            messages.append(_message(whole.slice(start, len(rows))) if whole is not None and rows else b"")
+            start += len(rows)
+        return messages
+
+    def settled(self, rows: list[Any]) -> list[Any]:
+        """Rows that stay as they are, whatever the operator does next. Raises OutputMismatch."""
+        if rows and set(map(type, rows)) != {tuple}:
+            return [self._as_tuple(row) for row in rows]
+        return rows
+
     def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
+        """Args: rows: settled."""
         if not rows:
             return None
-        if set(map(type, rows)) != {tuple}:
-            rows = [self._as_tuple(row) for row in rows]
         width = len(self._names)
         if set(map(len, rows)) != {width}:
             bad = next(row for row in rows if len(row) != width)
@@ -238,6 +274,12 @@ class OutputWriter:
             remedy="make process() produce what `output` declares, in that order",
             operator=self._operator,
         )
+
+
+def _message(part: pa.RecordBatch) -> bytes:
+    """Of a slice: a copy, for pyarrow sends what lies behind one, up to 64 bytes a buffer, which is somebody else's."""
+    message: bytes = pa.concat_batches([part]).serialize().to_pybytes()
+    return message
 
 
 def _may_change(type_: pa.DataType) -> bool:

@@ -7,9 +7,8 @@ from the partition's store and written with its commits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-
-import xxhash
+from dataclasses import replace
+from typing import NamedTuple
 
 from stateflow.changes import Mutations
 from stateflow.runtime import layout
@@ -19,8 +18,7 @@ from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(NamedTuple):
     """Where sources are behind a batch. ``silent``: those whose watermark counts no more; ``retired``: with it."""
 
     source: str
@@ -66,17 +64,12 @@ class Sources:
 
     # -- a batch ------------------------------------------------------------------------------------------
 
-    def check(self, batch: Batch, input_schema: bytes, rows: bytes, after: int | None) -> int | None:
-        """May its client send it? Returns the digest of its rows, where they must be the same whenever it is sent.
-
-        Raises SourceTaken, SourceRetired, PositionGap.
-        """
+    def check(self, batch: Batch, after: int | None) -> None:
+        """May its client send it? Raises SourceTaken, SourceRetired, PositionGap."""
         if not self._recall(batch.source) and self._tombstones.forgotten_us is not None:
             self._positions.refuse_forgotten(batch, after, self._tombstones.forgotten_us)
-        if batch.session is None:
-            return None
-        self._positions.check_client(batch.source, batch.session)
-        return xxhash.xxh3_64_intdigest(rows, xxhash.xxh3_64_intdigest(input_schema))
+        if batch.session is not None:
+            self._positions.check_client(batch.source, batch.session)
 
     def contains(self, batch: Batch) -> bool:
         """See :meth:`~stateflow.runtime.positions.Positions.contains`."""
@@ -132,9 +125,10 @@ class Sources:
         mutations.puts += [(layout.POSITION + name, position.encode()), (layout.OUTPUT + name, output)]
         if retired := positions.idle(position.at_us, self._retention, source):
             self._tombstones.bury(retired, mutations)
-        # with the watermark that comes of it: whoever has the batch finds it decided, and nobody decides it anew
-        silent = {each: without for each, without in silent.items() if each not in retired}
-        mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
+        if silent:
+            # with the watermark that comes of it: whoever has the batch finds it decided, and nobody decides it anew
+            silent = {each: without for each, without in silent.items() if each not in retired}
+            mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
         return Advance(source, position, silent, retired)
 
     def committed(self, advance: Advance) -> None:

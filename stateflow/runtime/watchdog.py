@@ -100,11 +100,16 @@ class InHand:
 
     def begin_commit(self) -> None:
         """Behind the operator's last word. Raises Interrupted when the batch was taken away."""
-        if os.getpid() != self.pid:
-            os._exit(70)  # the operator forked, and its child would write what only one process may
+        self.end_children()
         self.shield()
         if self.taken:
             raise Interrupted
+
+    def end_children(self) -> None:
+        """The operator may have forked, and what its child writes, of this batch or of others that are in hand with it,
+        only one process may."""
+        if os.getpid() != self.pid:
+            os._exit(70)
 
     def shield(self) -> None:
         """From here on nothing is raised, and nothing taken away."""
@@ -118,6 +123,7 @@ class InHand:
 
     def end(self) -> bool:
         """The batch is committed or rolled back. False: it was taken away, and ended by others."""
+        self.end_children()
         with self._lock:
             self._ended = True
             self._withdraw()

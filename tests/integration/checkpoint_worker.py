@@ -32,6 +32,7 @@ from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import RocksEngine
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
 from tests.contract.backends import Killing
 from tests.unit.operators import Count
 
@@ -57,7 +58,7 @@ def rows(batch: int) -> list[dict[str, Any]]:
 def send(node: ReplicaNode, batch: int) -> None:
     data = pa.RecordBatch.from_pylist(rows(batch), schema=SCHEMA).serialize().to_pybytes()
     epoch = node.lifecycle(P).epoch
-    assert isinstance(node.batches.apply(P, epoch, Batch("s", batch), SCHEMA.serialize().to_pybytes(), data), Applied)
+    assert isinstance(apply_to(node, P, epoch, Batch("s", batch), SCHEMA.serialize().to_pybytes(), data), Applied)
 
 
 def expected(last_batch: int) -> dict[str, int]:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from stateflow.errors import StateflowError
+from stateflow.runtime.arriving import alone
 from stateflow.runtime.arrow import read_schema, read_table
 from stateflow.runtime.rows import RowReader
 
@@ -93,7 +94,7 @@ def readers(as_before: bool) -> list[tuple[bytes, Callable[[bytes], object]]]:
         ]
     reader = RowReader(SCHEMA, ("k",), "Op")
     return [
-        (message, lambda data: list(reader.read(data)[1])),
+        (message, lambda data: list(alone(reader, data).read()[1])),
         (schema, read_schema),
         (sink.getvalue(), read_table),
     ]

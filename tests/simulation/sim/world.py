@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
+
+import pyarrow as pa
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
@@ -30,9 +32,11 @@ from stateflow.runtime.layout import Session
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import describe
+from stateflow.runtime.outcomes import Answers
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.reader import Reader
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.shares import Shares
 from stateflow.runtime.slot import Slot
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -73,7 +77,7 @@ REPLICA = {
 
 
 class Clock:
-    """A process's. It notes in the thread that asks what it was told, for the oracle."""
+    """A process's."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -82,11 +86,7 @@ class Clock:
         return self._process.local(self._process.loop.now)
 
     def now_us(self) -> int:
-        loop = self._process.loop
-        now_us = 1_000_000_000 + round(self.monotonic() * 1e6)
-        if loop.job is not None:
-            loop.job.notes["now_us"] = now_us
-        return now_us
+        return 1_000_000_000 + round(self.monotonic() * 1e6)
 
 
 class WatchedBatches(Batches):
@@ -94,18 +94,21 @@ class WatchedBatches(Batches):
 
     loop: SimLoop
 
-    def apply(
-        self, partition: PartitionId, epoch: int, batch: Any, input_schema: bytes, rows: bytes, *more: Any
-    ) -> Any:
-        with self._noted(partition, batch, rows):
-            return super().apply(partition, epoch, batch, input_schema, rows, *more)
+    def apply(self, shares: Shares, answers: Answers) -> None:
+        noted: dict[PartitionId, tuple[Batch, bytes]] = {}
+        for part in shares.parts:
+            batch, count = replace(shares.batch, known=part.known), part.stop - part.start
+            rows = pa.concat_batches([shares.rows.slice(part.start, count)]).serialize().to_pybytes() if count else b""
+            noted[PartitionId(shares.operator, part.partition)] = batch, rows
+        with self._noted(noted):
+            super().apply(shares, answers)
 
     def open_source(self, partition: PartitionId, source: str, session: Session) -> int:
-        with self._noted(partition, Batch(source, -1, sparse=True, session=session), b""):
+        with self._noted({partition: (Batch(source, -1, sparse=True, session=session), b"")}):
             return super().open_source(partition, source, session)
 
     @contextlib.contextmanager
-    def _noted(self, *what: Any) -> Iterator[None]:
+    def _noted(self, what: dict[PartitionId, tuple[Batch, bytes]]) -> Iterator[None]:
         job = self.loop.job
         assert job is not None
         job.notes["applies"] = what
@@ -334,15 +337,17 @@ class World:
         applies = None if job is None else job.notes.get("applies")
         if applies is None or not any(key == layout.SEQUENCE for key, _ in mutations.puts):
             return
-        assert job is not None
-        partition, batch, rows = applies
-        epoch = self.nodes[process.name].lifecycle(partition).epoch
+        node = self.nodes[process.name]
+        partition = next(slot.id for slot in node._registry.slots() if slot.store is store)
+        batch, rows = applies[partition]
+        epoch = node.lifecycle(partition).epoch
         self.log(f"{process.name} commits {batch.source} {batch.number} to {partition} at {epoch}")
         self.serving(partition)
         if batch.number < 0:
             self._check(lambda: self.oracle.taken(partition, process.name, epoch, batch, mutations))
         else:
-            now_us = job.notes["now_us"]
+            position = dict(mutations.puts)[layout.POSITION + batch.source.encode()]
+            now_us = layout.Position.decode(position).at_us
             self._check(lambda: self.oracle.committed(partition, process.name, epoch, batch, rows, now_us, mutations))
         self._check(lambda: self.oracle.changed(partition, self.nodes))
 

@@ -26,6 +26,7 @@ from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
 from tests.contract.backends import P, manifest_of, small
 from tests.unit.operators import Count
 
@@ -205,8 +206,13 @@ def test_a_partition_whose_newest_checkpoint_cannot_be_read_is_left_out(tmp_path
     """Its state of an hour ago beside that of now is of no time at all."""
     store, node = counted(tmp_path, 3)
     rows = pa.RecordBatch.from_pylist([{"k": "a", "v": 1}])
-    node.batches.apply(
-        PartitionId("Op", 0), 1, Batch("s", 0), rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes()
+    apply_to(
+        node,
+        PartitionId("Op", 0),
+        1,
+        Batch("s", 0),
+        rows.schema.serialize().to_pybytes(),
+        rows.serialize().to_pybytes(),
     )
     node.checkpointer.take(PartitionId("Op", 0), store)
     node.close()

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Moved, NotOwner, Unavailable
 from stateflow.replica.applying import Answer, Applier
+from stateflow.replica.gathering import gathered
 from stateflow.runtime.host import Applied
+from stateflow.runtime.outcomes import Answers
 from stateflow.runtime.positions import Batch, Share
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.shares import Shares
 from stateflow.types import PartitionId, ReplicaInfo
 
 SOON_S = 0.01
 LONG_S = 30.0
+MUCH = 1000
+SCHEMA = pa.schema([("v", pa.int64())])
 
 
 class Node:
@@ -26,15 +33,18 @@ class Node:
 
     def __init__(self, here: dict[int, Any], hold_s: float = LONG_S) -> None:
         self.settings = SimpleNamespace(
-            hold_timeout_s=hold_s, waiting_bytes_max=100, stop_timeout_s=LONG_S, acknowledge="sync"
+            hold_timeout_s=hold_s, waiting_bytes_max=2 * MUCH, stop_timeout_s=LONG_S, acknowledge="sync"
         )
         self.here = here
-        self.rows: list[tuple[int, bytes]] = []
-        self.batches = self
+        self.rows: list[tuple[int, list[int]]] = []
+        self.batches = self.hands = self
 
-    def apply(self, partition: PartitionId, epoch: int, batch: Batch, schema: bytes, rows: bytes, after: Any) -> Any:
-        self.rows.append((partition.partition, rows))
-        return self.here[partition.partition]
+    def apply(self, shares: Shares, answers: Answers) -> None:
+        for number, part in enumerate(shares.parts):
+            answers.begun(number)
+            rows = [] if shares.rows is None else shares.rows.slice(part.start, part.stop - part.start)["v"].to_pylist()
+            self.rows.append((part.partition, rows))
+            answers.told(number, self.here[part.partition])
 
     def lifecycle(self, partition: PartitionId) -> Any:
         return SimpleNamespace(epoch=6)
@@ -65,7 +75,11 @@ class Sender:
 
 
 def share(number: int, rows: bytes, whole: bool = True) -> Share:
-    return Share(PartitionId("Op", number), 1, Batch("s", 0), b"", rows, None, whole)
+    return Share(PartitionId("Op", number), 1, Batch("s", 0), SCHEMA.serialize().to_pybytes(), rows, None, whole)
+
+
+def message(*values: int) -> bytes:
+    return cast(bytes, pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA).serialize().to_pybytes())
 
 
 def applied(rows: int) -> Applied:
@@ -89,16 +103,24 @@ def serve(node: Node, sender: Sender, changed: Any = None) -> Applier:
 
 def test_pieces_are_joined_whatever_comes_between_them() -> None:
     node = Node({0: applied(1), 1: applied(2)})
-    sender = Sender([[share(0, b"a", False), share(1, b"x")], [share(0, b"b", False)], [share(0, b"c")]])
+    whole = message(1, 2)
+    sender = Sender(
+        [
+            [share(0, whole[:10], False), share(1, message(3))],
+            [share(0, whole[10:20], False)],
+            [share(0, whole[20:]), share(2, b""), share(3, message(4))],
+        ]
+    )
+    node.here |= {2: applied(0), 3: applied(1)}
     applier = serve(node, sender)
-    assert node.rows == [(1, b"x"), (0, b"abc")]
-    assert [partition.partition for partition, _ in sender.answers] == [1, 0]
+    assert node.rows == [(1, [3]), (0, [1, 2]), (2, []), (3, [4])]
+    assert [partition.partition for partition, _ in sender.answers] == [1, 0, 2, 3]
     (sample,) = applier.samples.after(0)
-    assert (sample.operator, sample.rows, sample.held_ms) == ("Op", 3, 0.0)
+    assert (sample.operator, sample.rows, sample.held_ms) == ("Op", 4, 0.0)
 
 
 def test_a_share_that_moved_says_where_it_went() -> None:
-    sender = Sender([[share(0, b"a")]])
+    sender = Sender([[share(0, message(1))]])
     serve(Node({0: ReplicaInfo("b", "s", "b:1")}), sender)
     ((_, answer),) = sender.answers
     assert isinstance(answer, Moved)
@@ -106,7 +128,7 @@ def test_a_share_that_moved_says_where_it_went() -> None:
 
 
 def test_a_share_whose_partition_does_not_come_is_sent_back() -> None:
-    sender = Sender([[share(0, b"a"), share(1, b"b")]])
+    sender = Sender([[share(0, message(1)), share(1, message(2))]])
     applier = serve(Node({0: None, 1: applied(1)}, hold_s=SOON_S), sender)
     assert [partition.partition for partition, _ in sender.answers] == [1, 0]
     assert isinstance(sender.answers[1][1], NotOwner)
@@ -121,16 +143,34 @@ def test_a_share_whose_partition_comes_is_applied_then() -> None:
             node.here[0] = applied(3)
             return True
 
-    sender = Sender([[share(0, b"a")]])
+    sender = Sender([[share(0, message(1))]])
     serve(node, sender, lambda _: Arrives())
     assert [answer for _, answer in sender.answers] == [applied(3)]
 
 
 def test_rows_that_would_wait_beyond_the_limit_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="would wait here"):
-        serve(Node({}), Sender([[share(0, b"." * 51, False)]]))
+        serve(Node({}), Sender([[share(0, b"." * (MUCH + 1), False)]]))
     with pytest.raises(InvalidArgument, match="would wait here"):
-        serve(Node({0: None}), Sender([[share(0, b"." * 51)]]))
+        serve(Node({0: None}), Sender([[share(0, message(*range(MUCH)))]]))
+
+
+def test_rows_that_cannot_be_read_are_no_matter_of_others() -> None:
+    node = Node({0: applied(1), 2: applied(1)})
+    sender = Sender([[share(0, message(1)), share(1, b"none"), share(2, message(2))]])
+    serve(node, sender)
+    assert node.rows == [(0, [1]), (2, [2])]
+    said = {partition.partition: answer for partition, answer in sender.answers}
+    assert isinstance(said[1], InvalidArgument)
+    assert (said[0], said[2]) == (applied(1), applied(1))
+
+
+def test_what_a_client_tells_a_successor_is_kept_by_the_part_it_came_with() -> None:
+    first = share(0, message(1))
+    shares, places, wrong = gathered([first._replace(batch=replace(first.batch, known=b"k")), share(1, b"")])
+    assert (places, wrong) == ([0, 1], {})
+    assert [(part.known, part.start, part.stop) for part in shares.parts] == [(b"k", 0, 1), (b"", 1, 1)]
+    assert shares.batch.known == b""
 
 
 def test_a_rest_that_does_not_come_is_not_waited_for() -> None:

@@ -23,6 +23,7 @@ from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
 from tests.contract.backends import Wrapper
 from tests.unit.operators import Count
 
@@ -161,4 +162,4 @@ def test_a_replica_that_did_not_publish_last_drops_nothing(tmp_path: Path) -> No
 def send(node: ReplicaNode, number: int) -> None:
     schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
     rows = pa.RecordBatch.from_pylist([{"k": "a", "v": number}], schema=schema).serialize().to_pybytes()
-    node.batches.apply(PartitionId("Op", 0), 1, Batch("s", number), schema.serialize().to_pybytes(), rows)
+    apply_to(node, PartitionId("Op", 0), 1, Batch("s", number), schema.serialize().to_pybytes(), rows)

@@ -63,7 +63,7 @@ def test_batches_are_watched_on_after_any_error(monkeypatch: pytest.MonkeyPatch)
         failing = Failing(NO_ROOM, RuntimeError("a fault"))
         node = SimpleNamespace(
             settings=ReplicaSettings(batch_timeout_s=LONG_S),
-            batches=SimpleNamespace(overdue=failing, in_hand=list),
+            batches=SimpleNamespace(hands=SimpleNamespace(overdue=failing, in_hand=list)),
             served_at=0.0,
         )
         applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
@@ -81,7 +81,7 @@ def test_the_thread_of_a_batch_that_was_taken_away_is_left_although_its_seal_can
 
     async def run() -> None:
         held = threading.Event()
-        batches = SimpleNamespace(take_away=Failing(NO_ROOM), refusal=lambda _: None)
+        batches = SimpleNamespace(hands=SimpleNamespace(take_away=Failing(NO_ROOM)), refusal=lambda _: None)
         node = SimpleNamespace(settings=ReplicaSettings(), batches=batches)
         applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
         hand.taken = taken

@@ -24,6 +24,7 @@ from stateflow.settings import ReplicaSettings
 from stateflow.state import encode_row_key, scan_entries
 from stateflow.testing import OperatorHarness
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
 
 P = PartitionId("Mortal", 0)
 SCHEMA = pa.schema({"k": pa.string(), "n": pa.int64()})
@@ -69,7 +70,7 @@ class Served:
         watermark_us = None if watermark_s is None else watermark_s * 1_000_000
         batch = Batch("s", self.sent, watermark_us=watermark_us)
         self.sent += 1
-        self.node.batches.apply(P, 1, batch, SCHEMA.serialize().to_pybytes(), data if rows else b"")
+        apply_to(self.node, P, 1, batch, SCHEMA.serialize().to_pybytes(), data if rows else b"")
 
     def read(self, name: str, *keys: str) -> list[tuple[Any, Any, Any]]:
         return list(self.node.reader.scan(P, name, [encode_row_key(key) for key in keys]))

@@ -20,6 +20,7 @@ from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import RocksEngine
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
 from tests.unit.operators import Count
 
 P = PartitionId("Op", 0)
@@ -82,7 +83,7 @@ def rows(*values: int) -> bytes:
 
 
 def send(node: ReplicaNode, number: int) -> Applied:
-    applied = node.batches.apply(P, 1, Batch("s", number), bytes(SCHEMA.serialize()), rows(number))
+    applied = apply_to(node, P, 1, Batch("s", number), bytes(SCHEMA.serialize()), rows(number))
     assert isinstance(applied, Applied)
     return applied
 

@@ -20,6 +20,7 @@ from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.slot import Incoming, Slot
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
 from tests.unit.operators import Count
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -44,7 +45,7 @@ def node(tmp_path: Path) -> Iterator[ReplicaNode]:
 
 def send(node: ReplicaNode, number: int, epoch: int = 1) -> Any:
     rows = pa.RecordBatch.from_pylist([{"k": "a", "v": 1}], schema=SCHEMA).serialize().to_pybytes()
-    return node.batches.apply(P, epoch, Batch("s", number), SCHEMA.serialize().to_pybytes(), rows)
+    return apply_to(node, P, epoch, Batch("s", number), SCHEMA.serialize().to_pybytes(), rows)
 
 
 def registry(node: ReplicaNode) -> PartitionRegistry:

@@ -35,6 +35,7 @@ from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Seal, SnapshotInfo
 from stateflow.settings import ReplicaSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from tests.applying import apply_to
 from tests.unit.operators import BadEnds, BadStart, Count, Gate
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -85,7 +86,7 @@ class Two:
         rows = [{"k": f"k{value % 3}", "v": value} for value in values]
         data = pa.RecordBatch.from_pylist(rows, schema=SCHEMA).serialize().to_pybytes()
         batch = Batch("s", self.sent if number is None else number)
-        outcome = node.batches.apply(P, epoch, batch, SCHEMA.serialize().to_pybytes(), data)
+        outcome = apply_to(node, P, epoch, batch, SCHEMA.serialize().to_pybytes(), data)
         if isinstance(outcome, Applied) and number is None:
             self.sent += 1
         return outcome
@@ -531,6 +532,7 @@ from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
 from tests.unit.operators import Count
 
 folder = Path(sys.argv[1])
@@ -540,7 +542,7 @@ node.create(describe(Count, 1, "Op"), [0], 1)
 young = gc.get_count()[0]
 before = set(sys.modules)
 schema, rows = (folder / "schema").read_bytes(), (folder / "rows").read_bytes()
-node.batches.apply(PartitionId("Op", 0), 1, Batch("s", 0), schema, rows)
+apply_to(node, PartitionId("Op", 0), 1, Batch("s", 0), schema, rows)
 print(sorted({name.partition(".")[0] for name in set(sys.modules) - before}), young < 5000)
 node.close()
 """

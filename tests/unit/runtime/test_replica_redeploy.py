@@ -18,6 +18,7 @@ from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from tests.applying import apply_to
 
 SETTINGS = ReplicaSettings(block_cache_bytes=8 << 20, write_buffer_bytes=8 << 20, change_log_bytes_max=1 << 20)
 SCHEMA = pa.schema([("k", pa.string())])
@@ -90,7 +91,7 @@ class Cluster:
             data = pa.RecordBatch.from_pylist([{"k": f"k{partition}"}], schema=SCHEMA).serialize().to_pybytes()
             batch = Batch("s", self._batches, sparse=True)
             self._batches += 1
-            self.node.batches.apply(PartitionId("Op", partition), 1, batch, SCHEMA.serialize().to_pybytes(), data)
+            apply_to(self.node, PartitionId("Op", partition), 1, batch, SCHEMA.serialize().to_pybytes(), data)
 
     def read(self, state: str) -> list[Any]:
         return [value for number in (0, 1) for _, _, value in self.node.reader.scan(PartitionId("Op", number), state)]

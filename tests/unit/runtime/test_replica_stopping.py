@@ -20,11 +20,14 @@ from stateflow.runtime import registry
 from stateflow.runtime.environment import WorkLock
 from stateflow.runtime.host import Applied, PartitionHost
 from stateflow.runtime.operator import BatchOperator, describe
+from stateflow.runtime.outcomes import Answers
 from stateflow.runtime.positions import Batch, Share
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.shares import Shares
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 P = PartitionId("Sums", 0)
@@ -66,7 +69,7 @@ def message(rows: list[tuple[str, int]]) -> bytes:
 def applied_to(host: PartitionHost | ReplicaNode, number: int) -> Any:
     batch, schema = Batch("s", number), SCHEMA.serialize().to_pybytes()
     if isinstance(host, ReplicaNode):
-        return host.batches.apply(P, 1, batch, schema, message(ROWS))
+        return apply_to(host, P, 1, batch, schema, message(ROWS))
     return host.apply(batch, schema, message(ROWS), 0)
 
 
@@ -222,13 +225,17 @@ class Node:
     def __init__(self) -> None:
         self.applied: list[int] = []
         self.entered, self.go_on = threading.Event(), threading.Event()
-        self.batches = self  # of which the applier asks nothing else
+        self.batches = self.hands = self  # of which the applier asks nothing else
 
-    def apply(self, partition: PartitionId, *_: Any) -> Applied:
-        self.applied.append(partition.partition)
-        self.entered.set()
-        assert self.go_on.wait(LONG_S)
-        return Applied(b"", False, 1)
+    def apply(self, shares: Shares, answers: Answers) -> None:
+        for number, part in enumerate(shares.parts):
+            if not answers.goes_on():
+                return
+            answers.begun(number)
+            self.applied.append(part.partition)
+            self.entered.set()
+            assert self.go_on.wait(LONG_S)
+            answers.told(number, Applied(b"", False, 1))
 
     def in_hand(self) -> list[Any]:
         """As between two parts of a call."""

@@ -29,6 +29,7 @@ from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import BaseFile, Kept, Seal
 from stateflow.types import ReplicaInfo
+from tests.applying import apply_to
 from tests.unit.runtime.test_replica import SCHEMA, P, Two
 
 C = ReplicaInfo("c", "site", "c:1")
@@ -268,12 +269,12 @@ def test_without_a_checkpoint_nothing_is_taken_over(two: Two, checkpoints: Check
 
 def test_a_sparse_source_may_skip_but_not_what_was_acknowledged(two: Two) -> None:
     schema = SCHEMA.serialize().to_pybytes()
-    two.a.batches.apply(P, 1, Batch("x", 3, sparse=True), schema, b"")
-    two.a.batches.apply(P, 1, Batch("x", 7, sparse=True), schema, b"", 3)
+    apply_to(two.a, P, 1, Batch("x", 3, sparse=True), schema, b"")
+    apply_to(two.a, P, 1, Batch("x", 7, sparse=True), schema, b"", 3)
     with pytest.raises(PositionGap) as caught:
-        two.a.batches.apply(P, 1, Batch("x", 12, sparse=True), schema, b"", 9)
+        apply_to(two.a, P, 1, Batch("x", 12, sparse=True), schema, b"", 9)
     assert caught.value.where["expected"] == 8
-    again = two.a.batches.apply(P, 1, Batch("x", 5, sparse=True, rewind=True), schema, b"")
+    again = apply_to(two.a, P, 1, Batch("x", 5, sparse=True, rewind=True), schema, b"")
     assert again is not None
     assert position(two, "x") == 7
 

@@ -23,6 +23,7 @@ from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.watchdog import in_operator, stalled_s
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.applying import apply_to
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 P = PartitionId("Adds", 0)
@@ -69,8 +70,8 @@ def node(tmp_path: Path) -> Iterator[ReplicaNode]:
 
 def send(node: ReplicaNode, number: int, partition: PartitionId = P, **values: int) -> Applied:
     rows = pa.RecordBatch.from_pylist([{"k": k, "v": v} for k, v in values.items()], schema=SCHEMA)
-    applied = node.batches.apply(
-        partition, 1, Batch("s", number), SCHEMA.serialize().to_pybytes(), rows.serialize().to_pybytes()
+    applied = apply_to(
+        node, partition, 1, Batch("s", number), SCHEMA.serialize().to_pybytes(), rows.serialize().to_pybytes()
     )
     assert isinstance(applied, Applied)
     return applied
@@ -88,7 +89,7 @@ def test_a_batch_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
 
     def disturb() -> None:
         while not over.is_set():
-            for hand in node.batches.in_hand():
+            for hand in node.batches.hands.in_hand():
                 hand.interrupt()
             time.sleep(0.0003)
 
@@ -133,13 +134,13 @@ def test_what_was_taken_away_never_commits_and_its_partition_comes_back_with_it(
     thread = threading.Thread(target=work)
     thread.start()
     assert Waits.entered.wait(30)
-    (hand,) = node.batches.in_hand()
-    assert node.batches.overdue(3600) is None
-    assert node.batches.overdue(0) is hand
-    assert node.batches.take_away(hand)
+    (hand,) = node.batches.hands.in_hand()
+    assert node.batches.hands.overdue(3600) is None
+    assert node.batches.hands.overdue(0) is hand
+    assert node.batches.hands.take_away(hand)
     hand.left = True
-    assert node.batches.in_hand() == []
-    assert node.batches.is_stuck
+    assert node.batches.hands.in_hand() == []
+    assert node.batches.hands.is_stuck
     with pytest.raises(OperatorStuck, match="waits where it cannot be interrupted") as caught:
         send(node, 1, waits, a=7)
     assert "go_on.wait" in caught.value.where["traceback"]
@@ -149,7 +150,7 @@ def test_what_was_taken_away_never_commits_and_its_partition_comes_back_with_it(
     Waits.go_on.set()
     thread.join(30)
     assert len(raised) == 1
-    assert not node.batches.is_stuck
+    assert not node.batches.hands.is_stuck
     assert not send(node, 1, waits, a=7).replayed
     assert total(node, waits) == {"a": 12}
 
@@ -159,7 +160,7 @@ def test_a_batch_that_has_ended_is_neither_interrupted_nor_taken_away(node: Repl
     apply = Waits.process
 
     def look(self: Waits, row: Any, ctx: Context) -> Iterator[Any]:
-        hands.extend(node.batches.in_hand())
+        hands.extend(node.batches.hands.in_hand())
         yield from apply(self, row, ctx)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -168,7 +169,7 @@ def test_a_batch_that_has_ended_is_neither_interrupted_nor_taken_away(node: Repl
     (hand,) = hands
     hand.interrupt()
     assert not hand.interrupted
-    assert not node.batches.take_away(hand)
+    assert not node.batches.hands.take_away(hand)
     send(node, 1, PartitionId("Waits", 0), a=5)
 
 

@@ -1,0 +1,272 @@
+"""Commits of a replica's partitions as they are in its commit log: bytes of records, frames and segments. Pure.
+
+A *segment* is a file: ``magic | version u32 | number of its first frame u64 | crc``, then frames. A *frame* is what one
+write brought: ``magic | number u64 | length u32 | crc of the payload u32 | crc of this header``, and a payload of
+records: ``kind u8 | partition u32 | epoch u64 | sequence u64 | bytes of the operator's name u16 | bytes of the change
+set u32``, the name, the change set. All little endian, crc32.
+
+Frames are numbered without a gap, over all segments. A write that was cut off leaves the beginning of the last frame,
+or sectors of it. Whatever else cannot be read is damage.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from zlib import crc32
+
+from stateflow.errors import CommitLogDamaged
+from stateflow.types import PartitionId
+
+VERSION = 1
+SEGMENT_MAGIC, FRAME_MAGIC = b"SFcl", b"SFcf"
+#: a disk writes these whole, or not at all
+SECTOR = 512
+FRAME_BYTES_MAX = (1 << 32) - 1
+_SEGMENT = struct.Struct("<4sIQ")
+_FRAME = struct.Struct("<4sQII")
+_RECORD = struct.Struct("<BIQQHI")
+_CRC = struct.Struct("<I")
+SEGMENT_HEADER, FRAME_HEADER = _SEGMENT.size + _CRC.size, _FRAME.size + _CRC.size
+COMMITTED, GONE = 1, 2
+
+
+class Commit(NamedTuple):
+    """Of a batch to one partition. ``change_set``: as :meth:`~stateflow.changes.ChangeSet.encode` has it."""
+
+    partition: PartitionId
+    epoch: int
+    sequence: int
+    change_set: bytes
+
+
+class Gone(NamedTuple):
+    """Of this partition nothing counts that was logged before: it was deleted, or its database has it, or evidence."""
+
+    partition: PartitionId
+
+
+Record = Commit | Gone
+
+
+def segment_header(first: int) -> bytes:
+    """Args: first: number of its first frame."""
+    header = _SEGMENT.pack(SEGMENT_MAGIC, VERSION, first)
+    return header + _CRC.pack(crc32(header))
+
+
+def encode(number: int, records: Iterable[Record]) -> bytes:
+    """A frame."""
+    parts: list[bytes] = []
+    for record in records:
+        name = record.partition.operator.encode()
+        if isinstance(record, Commit):
+            numbers, data, kind = (record.epoch, record.sequence), record.change_set, COMMITTED
+        else:
+            numbers, data, kind = (0, 0), b"", GONE
+        parts += [_RECORD.pack(kind, record.partition.partition, *numbers, len(name), len(data)), name, data]
+    payload = b"".join(parts)
+    header = _FRAME.pack(FRAME_MAGIC, number, len(payload), crc32(payload))
+    return b"".join((header, _CRC.pack(crc32(header)), payload))
+
+
+@dataclass(slots=True)
+class Segment:
+    """What a segment holds. ``end``: bytes that can be read; ``first``, ``after``: numbers of its first frame, and of
+    the one behind its last; ``torn``: behind its end is what a write left that was cut off."""
+
+    first: int
+    after: int
+    end: int
+    torn: bool
+    records: list[Record] = field(default_factory=list)
+
+
+def decode(name: str, data: bytes) -> Segment | None:
+    """None: its making was cut off, nothing was ever in it. Raises CommitLogDamaged.
+
+    The very last frame is a case of its own: one that is whole but for a bit is damaged; one of which a sector is zeros
+    is taken for a write that was cut off.
+    """
+    header = data[:SEGMENT_HEADER]
+    if not _is_sealed(header, SEGMENT_HEADER):
+        if len(data) < SEGMENT_HEADER or not any(data):
+            return None
+        raise _damaged(name, 0, "its header is not what was written")
+    magic, version, first = _SEGMENT.unpack_from(header)
+    if magic != SEGMENT_MAGIC or version != VERSION:
+        raise CommitLogDamaged(
+            f"it has version {version}, this program reads {VERSION}", remedy="run a newer stateflow", segment=name
+        )
+    found = Segment(first, first, SEGMENT_HEADER, False)
+    while found.end < len(data):
+        payload = _frame(data, found.end, found.after)
+        if payload is None:
+            _check_torn(name, data, found)
+            found.torn = True
+            break
+        found.records += _records(name, payload, found.end)
+        found.end += FRAME_HEADER + len(payload)
+        found.after += 1
+    return found
+
+
+def _is_sealed(header: bytes, size: int) -> bool:
+    return len(header) == size and crc32(header[: -_CRC.size]) == _CRC.unpack_from(header, size - _CRC.size)[0]
+
+
+def _header(data: bytes, at: int) -> tuple[int, int, int] | None:
+    """(number, length, crc) of the frame that begins there."""
+    header = data[at : at + FRAME_HEADER]
+    if not header.startswith(FRAME_MAGIC) or not _is_sealed(header, FRAME_HEADER):
+        return None
+    _, number, length, crc = _FRAME.unpack_from(header)
+    return number, length, crc
+
+
+def _frame(data: bytes, at: int, number: int) -> bytes | None:
+    """Payload of the frame that begins there, when it is whole and has this number."""
+    header = _header(data, at)
+    if header is None or header[0] != number:
+        return None
+    payload = data[at + FRAME_HEADER : at + FRAME_HEADER + header[1]]
+    return payload if len(payload) == header[1] and crc32(payload) == header[2] else None
+
+
+def _check_torn(name: str, data: bytes, found: Segment) -> None:
+    """Raises CommitLogDamaged unless what cannot be read may be the end of a write that was cut off."""
+    end, header = found.end, _header(data, found.end)
+    if header is not None and header[0] != found.after:
+        raise _damaged(name, end, f"frame {header[0]} comes where {found.after} should be")
+    at = data.find(FRAME_MAGIC, end + 1)
+    while at >= 0:
+        behind = _header(data, at)
+        if behind is not None and found.after < behind[0] and _frame(data, at, behind[0]) is not None:
+            raise _damaged(name, end, f"frame {found.after} is not what was written, and {behind[0]} comes behind it")
+        at = data.find(FRAME_MAGIC, at + 1)
+    if len(data) - end < FRAME_HEADER:
+        return
+    if header is not None and end + FRAME_HEADER + header[1] > len(data):
+        return
+    if not _lacks_a_sector(data, end):
+        raise _damaged(name, end, f"frame {found.after}, the last one, is not what was written")
+
+
+def _lacks_a_sector(data: bytes, start: int) -> bool:
+    """Was some sector from ``start`` on never written?"""
+    while start < len(data):
+        end = (start // SECTOR + 1) * SECTOR
+        if not any(data[start:end]):
+            return True
+        start = end
+    return False
+
+
+def _records(name: str, payload: bytes, offset: int) -> list[Record]:
+    """Its checksum has proved it. Raises CommitLogDamaged for what no replica wrote."""
+    records: list[Record] = []
+    at = 0
+    try:
+        while at < len(payload):
+            kind, number, epoch, sequence, named, size = _RECORD.unpack_from(payload, at)
+            at += _RECORD.size
+            if at + named + size > len(payload) or kind not in (COMMITTED, GONE):
+                raise ValueError("a record that is none")
+            partition = PartitionId(payload[at : at + named].decode(), number)
+            at += named
+            records.append(
+                Commit(partition, epoch, sequence, payload[at : at + size]) if kind == COMMITTED else Gone(partition)
+            )
+            at += size
+    except (struct.error, ValueError) as error:
+        raise _damaged(name, offset, f"a frame holds {error}") from error
+    return records
+
+
+class Logged:
+    """What a log holds of each partition: the newest of what was logged under one sequence, since it was gone last."""
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._commits: dict[PartitionId, dict[tuple[int, int], Commit]] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, Gone):
+            self._commits.pop(record.partition, None)
+        else:
+            self._commits.setdefault(record.partition, {})[record.epoch, record.sequence] = record
+
+    @property
+    def partitions(self) -> list[PartitionId]:
+        return list(self._commits)
+
+    def of(self, partition: PartitionId) -> list[Commit]:
+        """All, by epoch and sequence."""
+        commits = self._commits.get(partition, {})
+        return [commits[each] for each in sorted(commits)]
+
+    def lacking(self, partition: PartitionId, epoch: int, sequence: int) -> list[Commit]:
+        """What a database that is owned at ``epoch``, and ends at ``sequence``, is to be completed with, in order.
+        Raises CommitLogDamaged when the first of it, or one in the middle, is not there."""
+        lacking = [each for each in self.of(partition) if each.epoch == epoch and each.sequence > sequence]
+        for expected, commit in enumerate(lacking, sequence + 1):
+            if commit.sequence != expected:
+                raise CommitLogDamaged(
+                    f"commit {expected} is in neither database nor log, and {commit.sequence} is in the log",
+                    remedy="the partition is put aside, and goes to a standby or the newest checkpoint",
+                    partition=partition,
+                    epoch=epoch,
+                )
+        return lacking
+
+
+@dataclass(slots=True)
+class Found:
+    """A log as it was left. ``after``: number of the frame that comes next; ``segments``: their numbers, in order."""
+
+    logged: Logged
+    after: int
+    segments: list[int]
+
+
+def read(segments: Sequence[tuple[int, bytes]]) -> Found:
+    """Args: segments: (number, bytes), by number. Raises CommitLogDamaged when something between its first frame and
+    its last is missing, or is not what was written."""
+    logged, after = Logged(), 1
+    torn_in = ""
+    for position, (number, data) in enumerate(segments):
+        name = segment_name(number)
+        segment = decode(name, data)
+        if position and number != segments[position - 1][0] + 1:
+            raise _damaged(name, 0, "the segment before it is missing")
+        if segment is None:
+            if position + 1 < len(segments):
+                raise _damaged(name, 0, "it is empty, and others follow")
+            break
+        if segment.first == segment.after < after and position + 1 == len(segments):
+            break  # it failed to be made, and the one before it was gone on with
+        if position and segment.first != after:
+            raise _damaged(
+                torn_in or name, 0, f"it ends before frame {after}, the next segment begins with {segment.first}"
+            )
+        for record in segment.records:
+            logged.add(record)
+        after, torn_in = segment.after, name
+    return Found(logged, after, [number for number, _ in segments])
+
+
+def segment_name(number: int) -> str:
+    return f"{number:012d}.commits"
+
+
+def _damaged(name: str, offset: int, why: str) -> CommitLogDamaged:
+    return CommitLogDamaged(
+        f"the commit log is damaged: {why}",
+        remedy="put the file back as it was; or take the directory `commits` away, by which partitions may lack what "
+        "they acknowledged before a loss of power, and start the replica again",
+        segment=name,
+        offset=offset,
+    )

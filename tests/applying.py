@@ -1,0 +1,67 @@
+"""A batch of one partition, given to a replica without a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from stateflow.runtime.arrow import read_batch, read_schema
+from stateflow.runtime.host import Applied
+from stateflow.runtime.outcomes import Outcome
+from stateflow.runtime.positions import Batch
+from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.shares import Part, Shares, digest_of
+from stateflow.types import PartitionId
+
+
+class Told:
+    """Whoever asked: what came of each part, by number."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+
+    def begun(self, number: int) -> None: ...
+
+    def told(self, number: int, outcome: Outcome) -> None:
+        assert number not in self.outcomes, "it was told before"
+        self.outcomes[number] = outcome
+
+    def goes_on(self) -> bool:
+        return True
+
+    def applied(self) -> list[Applied]:
+        """Of all parts, in order."""
+        found = [self.outcomes[number] for number in range(len(self.outcomes))]
+        assert all(isinstance(each, Applied) for each in found), found
+        return found  # type: ignore[return-value]
+
+
+def shares_of(operator: str, batch: Batch, rows: dict[int, pa.RecordBatch], epoch: int = 1) -> Shares:
+    """By partition."""
+    parts, reached = [], 0
+    for partition, mine in rows.items():
+        parts.append(Part(partition, epoch, reached, reached := reached + mine.num_rows))
+    whole = pa.concat_batches(list(rows.values()))
+    return Shares(operator, batch, whole.schema.serialize().to_pybytes(), whole, parts)
+
+
+def apply_to(
+    node: ReplicaNode,
+    partition: PartitionId,
+    epoch: int,
+    batch: Batch,
+    schema: bytes,
+    rows: bytes,
+    after: int | None = None,
+) -> Any:
+    """Args: rows: a record batch message, ``b""`` for none. Raises what comes of it, where that is an error."""
+    read = read_batch(rows, read_schema(schema)) if rows else None
+    stop = 0 if read is None else read.num_rows
+    part = Part(partition.partition, epoch, 0, stop, after, digest_of(batch, schema, rows))
+    told = Told()
+    node.batches.apply(Shares(partition.operator, batch, schema, read, [part]), told)
+    outcome = told.outcomes[0]
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome

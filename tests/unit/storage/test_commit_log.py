@@ -1,0 +1,381 @@
+"""The log of a replica's commits: one write for many, kept until databases have them, found again after a crash."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from stateflow.storage.commit_log import SEGMENTS, CommitLog, recover
+from stateflow.storage.commit_records import SEGMENT_HEADER, Commit, segment_name
+from stateflow.storage.segments import DirectorySegments
+from stateflow.types import PartitionId
+
+P, Q = PartitionId("Op", 1), PartitionId("Op", 2)
+SMALL = SEGMENTS * 1000
+
+
+def commit(sequence: int, partition: PartitionId = P, epoch: int = 1, data: bytes = b"c" * 40) -> Commit:
+    return Commit(partition, epoch, sequence, b"%d:" % sequence + data)
+
+
+class Files:
+    """Of a disk that may refuse, keeps what was synced over a loss of power, and counts."""
+
+    def __init__(self) -> None:
+        self.data: dict[int, bytearray] = {}
+        self.synced: dict[int, int] = {}
+        self.refuses: str | None = None
+        self.writes = self.syncs = 0
+        self.active = 0
+
+    def _refused(self, what: str) -> None:
+        if self.refuses == what:
+            raise OSError(errno.ENOSPC, "no room")
+
+    def read(self) -> Sequence[tuple[int, bytes]]:
+        return [(number, bytes(self.data[number])) for number in sorted(self.data)]
+
+    def create(self, number: int, data: bytes) -> None:
+        self._refused("create")
+        self.data[number] = bytearray(data)
+        self._refused("name")
+        self.synced[number] = len(data)
+        self.active = number
+
+    def append(self, data: bytes, *, sync: bool = True) -> None:
+        self.writes += 1
+        self._refused("write")
+        file = self.data[self.active]
+        if self.refuses == "half":
+            file += data[: len(data) // 2]
+            raise OSError(errno.ENOSPC, "no room")
+        file += data
+        self._refused("sync")
+        if sync:
+            self.syncs += 1
+            self.synced[self.active] = len(file)
+
+    def truncate(self, size: int) -> None:
+        self._refused("truncate")
+        del self.data[self.active][size:]
+        self.synced[self.active] = min(size, self.synced[self.active])
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            del self.data[number]
+            self.synced.pop(number, None)
+
+    def close(self) -> None: ...
+
+    def lose_power(self, random: Random) -> None:
+        for number, file in self.data.items():
+            del file[random.randint(self.synced.get(number, 0), len(file)) :]
+            self.synced[number] = len(file)
+
+
+class Databases:
+    """Sequences of databases: ``has``, and ``durable``."""
+
+    def __init__(self) -> None:
+        self.has: dict[PartitionId, int] = {}
+        self.durable: dict[PartitionId, int] = {}
+        self.refuses: set[PartitionId] = set()
+        self.syncs: list[PartitionId] = []
+
+    def sync(self, partition: PartitionId) -> None:
+        self.syncs.append(partition)
+        if partition in self.refuses:
+            raise OSError(errno.EIO, "broken")
+        self.durable[partition] = self.has.get(partition, 0)
+
+
+def opened(
+    files: Files | DirectorySegments,
+    databases: Databases,
+    bytes_max: int = SMALL,
+    failed: Callable[[PartitionId, Exception], None] = lambda _partition, _error: None,
+) -> CommitLog:
+    return CommitLog(
+        files,
+        recover(files),
+        bytes_max,
+        mutex=threading.RLock,
+        sync=databases.sync,
+        aside=lambda work: work(),
+        on_failed=failed,
+    )
+
+
+def do(log: CommitLog, databases: Databases, *commits: Commit) -> None:
+    log.append(commits)
+    for each in commits:
+        databases.has[each.partition] = each.sequence
+        log.written(each.partition, each.sequence)
+
+
+def test_commits_of_many_partitions_are_one_write() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases, 1 << 20)
+    do(log, databases, *(commit(1, PartitionId("Op", number)) for number in range(500)))
+    assert (files.writes, files.syncs) == (1, 1)
+    assert databases.syncs == []
+    assert recover(files).logged.of(PartitionId("Op", 499)) == [commit(1)._replace(partition=PartitionId("Op", 499))]
+
+
+def test_real_files(tmp_path: Path) -> None:
+    files, databases = DirectorySegments(tmp_path / "commits"), Databases()
+    log = opened(files, databases)
+    for number in range(1, 140):
+        do(log, databases, commit(number), commit(number, Q))
+    assert log.size <= SMALL + 1000
+    log.close()
+    left = sorted(path.name for path in (tmp_path / "commits").iterdir())
+    again = DirectorySegments(tmp_path / "commits")
+    found = recover(again)
+    assert left == [segment_name(number) for number in found.segments]
+    assert found.logged.of(P)[-1] == commit(139)
+    assert found.logged.lacking(P, 1, databases.durable[P])[-1].sequence == 139
+    assert (tmp_path / "commits").stat().st_mode & 0o777 in (0o700, 0o755)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "commits").iterdir())
+    log = opened(again, databases)
+    assert [path.name for path in (tmp_path / "commits").iterdir()] == [segment_name(found.segments[-1] + 1)]
+    do(log, databases, commit(140))
+    assert recover(again).after == found.after + 1
+
+
+def test_what_databases_have_durably_goes_and_no_more() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    for number in range(1, 200):
+        do(log, databases, commit(number), commit(number, Q))
+        for partition in (P, Q):
+            first = log.logged(partition)[0].sequence
+            assert first <= databases.durable.get(partition, 0) + 1
+        assert log.size <= SMALL + 1000
+    assert 20 < len(databases.syncs) < 150
+
+
+def test_a_commit_that_its_database_does_not_have_yet_stays() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    log.append([commit(1, Q)])  # and its database refuses it
+    for number in range(1, 100):
+        do(log, databases, commit(number))
+    assert Q not in databases.syncs
+    assert log.logged(Q) == [commit(1, Q)]
+    assert log.lacking(Q, 1, 0) == [commit(1, Q)]
+    assert log.lacking(Q, 1, 1) == log.lacking(Q, 2, 0) == log.lacking(P, 1, 98) == []
+    log.written(Q, 1)  # whoever opens it again has completed it
+    databases.has[Q] = 1
+    for number in range(100, 200):
+        do(log, databases, commit(number))
+    assert databases.durable[Q] == 1
+    assert log.logged(Q) == []
+
+
+def test_one_that_cannot_be_synced_is_named_and_holds_up_no_other() -> None:
+    """It is told without a lock: whoever hears of it may call this log, and wait for whoever does."""
+    files, databases, named = Files(), Databases(), list[tuple[PartitionId, Exception]]()
+
+    def failed(partition: PartitionId, error: Exception) -> None:
+        named.append((partition, error))
+        kept = list[Commit]()
+        other = threading.Thread(target=lambda: kept.extend(log.logged(partition)))
+        other.start()
+        other.join(10)
+        assert kept == [commit(1, Q)]
+
+    log = opened(files, databases, failed=failed)
+    databases.refuses.add(Q)
+    do(log, databases, commit(1, Q))
+    number = 0
+    while not named:
+        number += 1
+        do(log, databases, commit(number))
+    assert named[0][0] == Q
+    assert "broken" in str(named[0][1])
+    assert databases.durable[P] > 0
+    assert log.logged(Q) == [commit(1, Q)]
+    log.forget([Q])
+    for later in range(number + 1, number + 100):
+        do(log, databases, commit(later))
+    assert log.size <= SMALL + 1000
+    assert {partition for partition, _ in named} == {Q}
+
+
+def test_what_was_forgotten_is_not_found_and_not_logged_again() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1), commit(1, Q))
+    log.append([commit(2, Q)])
+    log.forget([Q, PartitionId("Op", 9)])
+    assert recover(files).logged.partitions == [P]
+    assert (log.lacking(Q, 1, 0), log.logged(Q)) == ([], [])
+    for number in range(2, 200):  # segments are retired behind it
+        do(log, databases, commit(number))
+        assert recover(files).logged.of(Q) == []
+    do(log, databases, commit(1, Q, epoch=2))
+    assert recover(files).logged.of(Q) == [commit(1, Q, epoch=2)]
+
+
+def test_forgetting_what_is_not_there_writes_nothing() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1))
+    log.forget([Q])
+    assert files.writes == 1
+    log.forget([P], sync=False)
+    assert (files.writes, files.syncs) == (2, 1)
+
+
+@pytest.mark.parametrize("how", ["write", "half", "sync"])
+def test_behind_an_append_that_failed_all_goes_on(how: str) -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1))
+    files.refuses = how
+    with pytest.raises(OSError, match="no room"):
+        log.append([commit(2, data=b"failed"), commit(1, Q)])
+    assert log.lacking(P, 1, 1) == []
+    files.refuses = None
+    do(log, databases, commit(2))
+    assert recover(files).logged.of(P) == [commit(1), commit(2)]
+    assert recover(files).logged.of(Q) == []
+
+
+def test_an_append_that_failed_may_be_there_and_is_forgotten_all_the_same() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    files.refuses = "sync"
+    with pytest.raises(OSError, match="no room"):
+        log.append([commit(1, Q)])
+    assert recover(files).logged.of(Q) == [commit(1, Q)]
+    files.refuses = None
+    log.forget([Q])
+    assert recover(files).logged.of(Q) == []
+
+
+def test_what_cannot_be_cut_off_takes_no_more() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1))
+    files.refuses = "half"
+    with pytest.raises(OSError, match="no room"):
+        log.append([commit(2)])
+    files.refuses = "truncate"
+    for _ in range(2):
+        with pytest.raises(OSError, match="no room"):
+            log.append([commit(2)])
+    assert recover(files).logged.of(P) == [commit(1)]
+
+
+@pytest.mark.parametrize("how", ["create", "name"])
+def test_a_segment_that_cannot_be_made(how: str) -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    number, refused = 0, 0
+    files.refuses = how
+    while refused < 2:
+        try:
+            do(log, databases, commit(number + 1))
+        except OSError:
+            refused += 1
+        else:
+            number += 1
+        assert [each.sequence for each in recover(files).logged.of(P)] == list(range(1, number + 1))
+    files.refuses = None
+    do(log, databases, commit(number + 1))
+    assert recover(files).logged.of(P)[-1] == commit(number + 1)
+
+
+def test_at_the_limit_databases_are_synced_before_more_is_logged() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    asides: list[Callable[[], None]] = []
+    log._aside = asides.append  # nobody comes to retire
+    sizes = []
+    for number in range(1, 300):
+        do(log, databases, commit(number))
+        sizes.append(log.size)
+    assert max(sizes) <= SMALL + 1000
+    assert databases.durable[P] > 0
+    assert len(asides) > 1
+
+
+def test_a_frame_may_be_larger_than_a_segment() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    for number in range(1, 10):
+        do(log, databases, commit(number, data=bytes([number]) * 5 * SMALL))
+        assert recover(files).logged.of(P)[-1].sequence == number
+    assert databases.durable[P] >= 8
+    assert log.size <= 7 * SMALL
+
+
+def test_behind_its_end_nothing_is_removed() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1))
+    before = files.read()
+    log.close()
+    log._retire()
+    assert files.read() == before
+    assert len(before) == 1
+    assert len(before[0][1]) > SEGMENT_HEADER
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nothing_that_was_acknowledged_is_ever_lacking(seed: int) -> None:
+    """Appends that fail in every way, databases that refuse, partitions that leave and come back, kills, losses of
+    power: log and durable databases together have every commit that was acknowledged, under its own content."""
+    random = Random(seed)
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    partitions = [PartitionId("Op", number) for number in range(4)]
+    epoch = dict.fromkeys(partitions, 1)
+    said: dict[PartitionId, dict[int, Commit]] = {partition: {} for partition in partitions}
+    for step in range(200):
+        files.refuses = random.choice([None] * 12 + ["write", "half", "sync", "truncate", "create", "name"])
+        what = random.random()
+        try:
+            if what < 0.8:
+                chosen = random.sample(partitions, random.randint(1, 4))
+                commits = [
+                    commit(databases.has.get(each, 0) + 1, each, epoch[each], b"%d" % step * random.randint(0, 20))
+                    for each in chosen
+                ]
+                log.append(commits)
+                for each in commits:
+                    said[each.partition][each.sequence] = each
+                    if random.random() < 0.1:  # its database refuses, and is opened again
+                        lacking = log.lacking(each.partition, each.epoch, databases.has.get(each.partition, 0))
+                        assert lacking == [each]
+                    databases.has[each.partition] = each.sequence
+                    log.written(each.partition, each.sequence)
+            elif what < 0.85:
+                gone = random.choice(partitions)
+                log.forget([gone])
+                databases.has.pop(gone, None)
+                databases.durable.pop(gone, None)
+                said[gone] = {}
+        except OSError:
+            pass
+        if random.random() < 0.05:
+            files.refuses = None
+            if random.random() < 0.7:
+                files.lose_power(random)
+                databases.has = dict(databases.durable)
+            logged = recover(files).logged
+            for partition in partitions:
+                has = databases.has.get(partition, 0)
+                lacking = logged.lacking(partition, epoch[partition], has)
+                for each in lacking:
+                    assert said[partition].setdefault(each.sequence, each) == each
+                databases.has[partition] = databases.durable[partition] = has + len(lacking)
+                assert databases.has[partition] == len(said[partition])
+            log = opened(files, databases)
