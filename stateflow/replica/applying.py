@@ -1,4 +1,4 @@
-"""Serving calls of Apply streams: rows in, committed outputs back. Shares that come ahead of their partition are held."""
+"""Serving calls of Apply streams: rows in, committed outputs back. Shares ahead of their partition are held."""
 
 from __future__ import annotations
 
