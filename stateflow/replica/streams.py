@@ -53,12 +53,12 @@ class CallStream:
             if self._ended:
                 reading.cancel()
             await asyncio.wait((reading,))
-            if not reading.cancelled():
-                reading.result()
             for call in self._calls.values():
                 call.end()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+            if not reading.cancelled():
+                reading.result()
         finally:
             reading.cancel()
             for task in self._tasks:
@@ -98,8 +98,9 @@ class CallStream:
                 call=number,
             )
         self._newest = number
+        is_one_too_many = len(self._calls) >= CALLS_MAX
         call = self._calls[number] = _Call(self, number)
-        task = self._loop.create_task(self._serve(call))
+        task = self._loop.create_task(self._serve(call, is_one_too_many))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return call
@@ -116,9 +117,9 @@ class CallStream:
 
     # -- what comes of it ---------------------------------------------------------------------------------
 
-    async def _serve(self, call: _Call) -> None:
+    async def _serve(self, call: _Call, is_one_too_many: bool) -> None:
         try:
-            if len(self._calls) > CALLS_MAX:
+            if is_one_too_many:
                 what = f"{CALLS_MAX} batches of this stream are under way"
                 raise Unavailable(what, remedy="it is tried again")
             await self._applier.run(call)
