@@ -1,4 +1,4 @@
-"""Serving Apply streams: rows in, committed outputs back; shares that come ahead of their partition are held."""
+"""Serving calls of Apply streams: rows in, committed outputs back. Shares ahead of their partition are held."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
 
 
 class Exchange(Protocol):
-    """One Apply stream."""
+    """One call."""
 
-    async def receive(self) -> Collection[Share] | None:
-        """What comes next; None: that was all. Raises InvalidArgument."""
+    async def receive(self, patience_s: float | None = None) -> Collection[Share] | None:
+        """What comes next; None: that was all. Raises InvalidArgument; TimeoutError when its sender was silent for
+        ``patience_s`` although it was listened to."""
         ...
 
     async def answer(self, answers: Sequence[Answer]) -> None: ...
@@ -142,8 +143,7 @@ class Applier:
             return await call.exchange.receive()
         silence_s = self.node.settings.hold_timeout_s
         try:
-            async with asyncio.timeout(silence_s):
-                return await call.exchange.receive()
+            return await call.exchange.receive(silence_s)
         except TimeoutError as error:
             what = f"the rest of a batch's rows did not come within {silence_s:g} s"
             raise Unavailable(what, remedy="send the batch again") from error

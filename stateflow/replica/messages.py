@@ -37,7 +37,7 @@ def batch_of(header: rpb.ApplyHeader) -> Batch:
 
 
 class ShareReader:
-    """Turns one stream's requests into shares. The header of the first one counts for all."""
+    """Turns one call's requests into shares. The header of the first one counts for all."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
@@ -78,14 +78,14 @@ class ShareReader:
         self._operator, self._schema, self._known = header.operator, header.input_schema, header.known
 
 
-def responses_of(answers: Iterable[Answer], bytes_max: int) -> Iterator[rpb.ApplyResponse]:
+def responses_of(call: int, answers: Iterable[Answer], bytes_max: int) -> Iterator[rpb.ApplyResponse]:
     """As few messages as the limit allows; order kept."""
-    response, size = rpb.ApplyResponse(), 0
+    response, size = rpb.ApplyResponse(call=call), 0
     for partition, answer in answers:
         for result in _results_of(partition.partition, answer, bytes_max):
             if size and size + len(result.output) > bytes_max:
                 yield response
-                response, size = rpb.ApplyResponse(), 0
+                response, size = rpb.ApplyResponse(call=call), 0
             response.results.append(result)
             size += len(result.output) + 64
     if response.results:

@@ -73,7 +73,9 @@ async def serve(
         ended = await _first_to_end(tasks, stop)
         for task in tasks:
             task.cancel()
-        await server.stop(grace=2)
+        stopping = asyncio.ensure_future(server.stop(grace=2))
+        service.end_streams()  # else they last for as long as their clients
+        await stopping
     finally:
         await service.close()
     if ended is not None:

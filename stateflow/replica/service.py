@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from random import Random  # noqa: TID251 - the type; which one is handed in
 
 import grpc.aio
@@ -11,16 +11,17 @@ import grpc.aio
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError
-from stateflow.replica.applying import Answer, Applier
+from stateflow.replica.applying import Applier
 from stateflow.replica.changed import Changed
 from stateflow.replica.checkpoints import CheckpointShell
 from stateflow.replica.commands import commanded
 from stateflow.replica.feeding import Feeder
 from stateflow.replica.fencing import Fencer
 from stateflow.replica.membership import Member
-from stateflow.replica.messages import ShareReader, frames_of, responses_of, sample_to_pb
+from stateflow.replica.messages import frames_of, sample_to_pb
 from stateflow.replica.pulls import Pulls
 from stateflow.replica.sources import Sources
+from stateflow.replica.streams import CallStream
 from stateflow.replica.succession import Succession
 from stateflow.replica.threads import Threads
 from stateflow.replica.turns import free_caches
@@ -56,7 +57,6 @@ from stateflow.rpc.wire import (
 )
 from stateflow.runtime.control import Fenced
 from stateflow.runtime.garbage import Garbage
-from stateflow.runtime.positions import Share
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Kept
 from stateflow.types import PartitionId, ReplicaInfo
@@ -90,6 +90,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._succession = Succession(node, checkpoints, self.threads, self._pulls)
         self.applier = Applier(node, clock, changed.next, self._pulls.ask, garbage)
         self._sources = Sources(node, self.threads, self.applier.turns, self.applier.confirmations)
+        self._streams: set[CallStream] = set()
         self._freeing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -100,13 +101,14 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     # -- batches ------------------------------------------------------------------------------------------
 
     async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
+        stream = CallStream(self.applier, context.write, self.node.settings.chunk_bytes)
+        self._streams.add(stream)
         try:
-            await self.applier.run(_Exchange(requests, context, self.node.settings.chunk_bytes))
-        except StateflowError as error:  # of the call as a whole; what is wrong with a partition is its result
+            await stream.run(requests)
+        except StateflowError as error:  # what is wrong with a call is its answer
             await abort(context, error)
-
-    async def ApplyOne(self, request: rpb.ApplyRequest, context: grpc.aio.ServicerContext) -> None:
-        await self.Apply(_alone(request), context)
+        finally:
+            self._streams.discard(stream)
 
     # -- control ------------------------------------------------------------------------------------------
 
@@ -283,32 +285,14 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         if self.node.cache.has_left and (self._freeing is None or self._freeing.done()):
             self._freeing = self._loop.create_task(free_caches(self.node.cache, self.applier.turns))
 
+    def end_streams(self) -> None:
+        """Listen to no more batches; what came whole is answered."""
+        for stream in self._streams:
+            stream.end()
+
     async def close(self) -> None:
         await self.applier.close()
         await self._pulls.close()
         self.threads.close()
         self.checkpointing.close()
         self.node.close()
-
-
-class _Exchange:
-    def __init__(
-        self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext, bytes_max: int
-    ) -> None:
-        self._requests, self._context, self._bytes_max = requests, context, bytes_max
-        self._reader = ShareReader()
-
-    async def receive(self) -> list[Share] | None:
-        request = await anext(self._requests, None)
-        return None if request is None else self._reader.shares_of(request)
-
-    async def answer(self, answers: Sequence[Answer]) -> None:
-        for response in responses_of(answers, self._bytes_max):
-            await self._context.write(response)
-
-    async def give_sign_of_life(self) -> None:
-        await self._context.write(rpb.ApplyResponse())
-
-
-async def _alone(request: rpb.ApplyRequest) -> AsyncIterator[rpb.ApplyRequest]:
-    yield request

@@ -1,17 +1,17 @@
-"""The router's I/O: threads that stream to replicas, around :class:`~stateflow.router.session.BatchSession`."""
+"""The router's I/O around :class:`~stateflow.router.session.BatchSession`: what it wants sent goes to the replicas'
+streams, and answers are waited for by the thread that delivers the batch."""
 
 from __future__ import annotations
 
 import logging
 import queue
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import StateflowError, Unavailable
+from stateflow.errors import StateflowError
 from stateflow.router.session import BatchSession, Delivery, Refresh, RoutingTable, Send, Wait, table_of
-from stateflow.rpc.clients import Answer, ControllerClient, ReplicaClient
-from stateflow.rpc.wire import unexpected
+from stateflow.rpc.batches import Answers
+from stateflow.rpc.clients import ControllerClient, ReplicaClient
 from stateflow.runtime.positions import Batch
 from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.types import OperatorSpec
@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 READ_ATTEMPTS = 20
 #: a batch that waits for an owner says so this often
 SAY_EVERY_S = 5.0
-_Answer = Callable[[BatchSession, float], None]
+#: who answers what
+_Arrived = queue.SimpleQueue[tuple[str, Answers]]
 
 
 class Router:
@@ -80,16 +81,14 @@ class Router:
             settings.backoff_initial_s,
             settings.backoff_max_s,
         )
-        answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        arrived: _Arrived = queue.SimpleQueue()
         said_at = self.clock.monotonic()
         while True:
             wait: float | None = None
             for instruction in session.poll(self.clock.monotonic()):
                 match instruction:
                     case Send():
-                        threading.Thread(
-                            target=self._stream, args=(instruction, batch, schema, rows, after, answers), daemon=True
-                        ).start()
+                        self._send(instruction, batch, schema, rows, after, arrived)
                     case Refresh():
                         self._refresh(session)
                         wait = 0.0
@@ -99,14 +98,31 @@ class Router:
                 return session.delivery()
             said_at = self._say_what_it_waits_for(session, batch, said_at)
             try:
-                answers.get(timeout=settings.stall_s if wait is None else wait)(session, self.clock.monotonic())
+                self._hear(session, *arrived.get(timeout=settings.stall_s if wait is None else wait))
             except queue.Empty:
-                session.check_silence(self.clock.monotonic())
+                self._look_who_is_silent(session)
                 if wait is None:  # an owner that hangs, or was stopped, may have been replaced
                     self._refresh(session)
                     session.reroute(self.clock.monotonic())
-            while not answers.empty():
-                answers.get()(session, self.clock.monotonic())
+            while not arrived.empty():
+                self._hear(session, *arrived.get())
+
+    def _hear(self, session: BatchSession, address: str, answers: Answers) -> None:
+        now = self.clock.monotonic()
+        for partition, outcome in answers:
+            if not session.awaits(partition, address):
+                continue
+            if isinstance(outcome, StateflowError):
+                session.refused(partition, outcome, now)
+            else:
+                session.answered(partition, outcome.output, outcome.replayed, outcome.operator_us, outcome.commit_us)
+
+    def _look_who_is_silent(self, session: BatchSession) -> None:
+        for address in session.asked:
+            if (heard_at := ReplicaClient(address).heard_at) is not None:
+                session.heard(address, heard_at)
+        for address, since in session.check_silence(self.clock.monotonic()).items():
+            ReplicaClient(address).give_up(since)
 
     def _say_what_it_waits_for(self, session: BatchSession, batch: Batch, said_at: float) -> float:
         now = self.clock.monotonic()
@@ -137,44 +153,21 @@ class Router:
         except StateflowError as error:
             session.not_refreshed(error)
 
-    def _stream(
+    def _send(
         self,
         send: Send,
         batch: Batch,
         schema: bytes,
         rows: Mapping[int, bytes],
         after: Mapping[int, int] | None,
-        answers: queue.SimpleQueue[_Answer],
+        arrived: _Arrived,
     ) -> None:
-        parts = [partition for partition, _ in send.parts]
-        error: StateflowError
-        try:
-            replica = ReplicaClient(send.address)
-            chunk = self.settings.chunk_bytes
-            results = replica.apply(self.operator, batch, schema, send.parts, rows, chunk, after)
-            for partition, outcome in results:
-                if outcome is None:
-                    answers.put(lambda session, now: session.heard(send.address, now))
-                else:
-                    answers.put(_answer(send.address, partition, outcome))
-            error = Unavailable("the replica ended the stream without an answer", remedy="see its log")
-        except StateflowError as caught:
-            error = caught
-        except Exception as caught:  # noqa: BLE001 - it reaches the caller through the session
-            error = unexpected(caught)
-        answers.put(lambda session, now: session.unreachable(send.address, parts, error, now))
+        address, chunk_bytes = send.address, self.settings.chunk_bytes
 
+        def tell(answers: Answers) -> None:
+            arrived.put((address, answers))
 
-def _answer(address: str, partition: int, outcome: Answer | StateflowError) -> _Answer:
-    def answer(session: BatchSession, now: float) -> None:
-        if not session.awaits(partition, address):
-            return
-        if isinstance(outcome, StateflowError):
-            session.refused(partition, outcome, now)
-        else:
-            session.answered(partition, outcome.output, outcome.replayed, outcome.operator_us, outcome.commit_us)
-
-    return answer
+        ReplicaClient(address).apply(self.operator, batch, schema, send.parts, rows, chunk_bytes, after, tell)
 
 
 def backoff(attempts: int = READ_ATTEMPTS, initial_s: float = 0.01, longest_s: float = 0.5) -> Iterator[float | None]:

@@ -5,7 +5,8 @@ Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at 
 * output: done.
 * nothing, not even that it is being worked on, for as long as the batch may be without an owner: it fails.
 * none for a while: the table is asked for, and what has a new owner by now is sent there; the old answer is ignored.
-* moved: the table is corrected and the partition sent again at once, to its new owner.
+* moved: the table is corrected and the partition sent again at once, to its new owner; where that is no news, the
+  table is asked for.
 * refused, retryable (not owner, unavailable): the table is asked for again, and the partition sent after a back-off.
 * any other fault: the batch fails, after every outstanding answer is in; what was applied stays applied, and a
   retry of the batch finds it.
@@ -134,7 +135,7 @@ class BatchSession:
     replayed: int = 0
     _spent_us: dict[str, tuple[int, int]] = field(default_factory=dict)  # address → in operator, in commit
     _waiting: dict[int, float] = field(default_factory=dict)  # partition → not before
-    _outstanding: dict[int, str] = field(default_factory=dict)  # partition → address
+    _outstanding: dict[int, Route] = field(default_factory=dict)  # partition → by which it was sent
     _failing_since: dict[int, float] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)  # address → when last, or when it was sent something
     _tries: dict[int, int] = field(default_factory=dict)
@@ -174,7 +175,7 @@ class BatchSession:
         for partition in due:
             route = self.table.routes[partition]
             del self._waiting[partition]
-            self._outstanding[partition] = route.address
+            self._outstanding[partition] = route
             by_address.setdefault(route.address, []).append((partition, route.epoch))
         for address in by_address:
             self._heard[address] = now
@@ -193,31 +194,28 @@ class BatchSession:
     # -- answers ------------------------------------------------------------------------------------------
 
     def answered(self, partition: int, output: bytes, replayed: bool, operator_us: int = 0, commit_us: int = 0) -> None:
-        address = self._outstanding.pop(partition, None)
-        if address is not None:
+        sent = self._outstanding.pop(partition, None)
+        if sent is not None:
             self.outputs[partition] = output
             self.replayed += replayed
-            in_operator, in_commit = self._spent_us.get(address, (0, 0))
-            self._spent_us[address] = in_operator + operator_us, in_commit + commit_us
+            in_operator, in_commit = self._spent_us.get(sent.address, (0, 0))
+            self._spent_us[sent.address] = in_operator + operator_us, in_commit + commit_us
 
     def refused(self, partition: int, error: StateflowError, now: float) -> None:
-        if self._outstanding.pop(partition, None) is None:
+        sent = self._outstanding.pop(partition, None)
+        if sent is None:
             return
         if isinstance(error, Moved):
             where = error.where
             self.table.update(partition, Route(where["owner"], where["address"], int(where["epoch"])))
-            self._again(partition, error, now, at_once=self._tries.get(partition, 0) == 0)
+            leads_on = self.table.routes[partition] != sent
+            self._refresh_wanted |= not leads_on  # it told of nothing newer: whoever knows is asked
+            self._again(partition, error, now, at_once=leads_on and self._tries.get(partition, 0) == 0)
         elif error.retryable:
             self._refresh_wanted = True
             self._again(partition, error, now)
         else:
             self._fail(error)
-
-    def unreachable(self, address: str, parts: Iterable[int], error: StateflowError, now: float) -> None:
-        """The stream to ``address`` broke; those of its partitions without an answer go round again."""
-        for partition in parts:
-            if self._outstanding.get(partition) == address:
-                self.refused(partition, error, now)
 
     def refreshed(self, table: RoutingTable) -> None:
         """Partitions that have another owner now wait no longer: their pause was for the former one."""
@@ -230,27 +228,37 @@ class BatchSession:
 
     def awaits(self, partition: int, address: str) -> bool:
         """Is an answer from ``address`` outstanding? One from elsewhere comes too late: the partition went on."""
-        return self._outstanding.get(partition) == address
+        sent = self._outstanding.get(partition)
+        return sent is not None and sent.address == address
 
-    def heard(self, address: str, now: float) -> None:
-        """A replica says that it works on the batch."""
-        self._heard[address] = now
+    @property
+    def asked(self) -> set[str]:
+        """Addresses that answers are outstanding from."""
+        return {sent.address for sent in self._outstanding.values()}
 
-    def check_silence(self, now: float) -> None:
-        """Replicas that take longer say so every few seconds. One that says nothing has lost the batch."""
+    def heard(self, address: str, at: float) -> None:
+        """A replica gave a sign of life: it works on the batch."""
+        self._heard[address] = max(at, self._heard.get(address, at))
+
+    def check_silence(self, now: float) -> dict[str, float]:
+        """Replicas that take longer say so every few seconds. One that says nothing has lost the batch. Returns since
+        when, by address."""
         silence_s = max(self.timeout_s, SILENCE_S_MIN)
-        for partition, address in list(self._outstanding.items()):
-            since = self._heard[address]
+        silent: dict[str, float] = {}
+        for partition, sent in list(self._outstanding.items()):
+            since = self._heard[sent.address]
             if now - since > silence_s:
                 self._failing_since[partition] = since
-                what = f"{address} took the batch and said nothing for {now - since:.0f} s"
+                what = f"{sent.address} took the batch and said nothing for {now - since:.0f} s"
+                silent[sent.address] = since
                 self.refused(partition, Unavailable(what, remedy="see its log"), now)
+        return silent
 
     def reroute(self, now: float) -> None:
         """The table was refreshed while answers are long in coming: what was sent to a former owner, which may hang,
         goes to the new one. A batch that both apply is told apart by its position."""
-        for partition, address in list(self._outstanding.items()):
-            if self.table.routes[partition].address != address:
+        for partition, sent in list(self._outstanding.items()):
+            if self.table.routes[partition].address != sent.address:
                 del self._outstanding[partition]
                 self._waiting[partition] = now
 

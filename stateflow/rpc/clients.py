@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from itertools import chain
 from time import sleep
 from typing import Any, TypeVar
 
@@ -21,13 +20,13 @@ from stateflow.reports import Deployment, ReplicaStatistics
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.batches import Answers, Replies, requests_of
+from stateflow.rpc.link import Link
 from stateflow.rpc.reports import deployment_of, statistics_of
 from stateflow.rpc.wire import (
     CHANNEL_OPTIONS,
     answered,
-    error_of,
     next_of,
-    pieces,
     positions_of,
     remote_error,
     session_to_pb,
@@ -51,6 +50,9 @@ TOLD_AFTER_S = 1.0
 ASKED_AGAIN_S = 0.1
 _LOCK = threading.Lock()
 _STUBS: dict[tuple[str, object], Any] = {}
+_LINKS: dict[str, Link] = {}
+#: the threads of a stream stay with the process that opened it
+os.register_at_fork(after_in_child=_LINKS.clear)
 #: of thousands of partitions on a slow disk; a controller that has gone away is noticed by the connection
 DEPLOY_TIMEOUT_S = 3600.0
 #: who asks reads the answers itself, instead of waking a thread of the channel's for each
@@ -201,14 +203,14 @@ class ControllerClient:
         return deployment_of(self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Of one partition; see :class:`~stateflow.runtime.host.Applied`."""
-
-    output: bytes
-    replayed: bool
-    operator_us: int
-    commit_us: int
+def _link(address: str) -> Link:
+    """One Apply stream per address and process."""
+    with _LOCK:
+        if address not in _LINKS:
+            _LINKS[address] = Link(
+                address, lambda requests: _stub(replica_pb2_grpc.ReplicaServiceStub, address).Apply(requests)
+            )
+        return _LINKS[address]
 
 
 class ReplicaClient:
@@ -288,72 +290,23 @@ class ReplicaClient:
         operator: str,
         batch: Batch,
         schema: bytes,
-        parts: Iterable[tuple[int, int]],
+        parts: Collection[tuple[int, int]],
         rows: Mapping[int, bytes],
         chunk_bytes: int,
-        after: Mapping[int, int] | None = None,
-    ) -> Iterator[tuple[int, Answer | StateflowError | None]]:
-        """Send one batch's rows for these (partition, epoch); yields (partition, answer or error) as answers come, and
-        (-1, None) when the replica says that it works on it.
-        Raises Unavailable when the stream breaks."""
-        header = rpb.ApplyHeader(
-            operator=operator,
-            source=batch.source,
-            batch=batch.number,
-            input_schema=schema,
-            sparse=batch.sparse,
-            watermark_us=batch.watermark_us,
-            attempt=rpb.Attempt(**asdict(batch.attempt)),
-            event_us=batch.event_us,
-            rewind=batch.rewind,
-            session=None if batch.session is None else session_to_pb(batch.session),
-            known=batch.known,
-        )
-        stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
-        buffers: dict[int, list[bytes]] = {}
-        try:
-            requests = _requests(header, parts, rows, chunk_bytes, after)
-            first, second = next(requests), next(requests, None)
-            responses = stub.ApplyOne(first) if second is None else stub.Apply(chain((first, second), requests))
-            for response in responses:
-                if not response.results:
-                    yield -1, None
-                for result in answered(response, self.address).results:
-                    if result.HasField("fault"):
-                        yield result.partition, error_of(result.fault)
-                    elif not result.last:
-                        buffers.setdefault(result.partition, []).append(result.output)
-                    else:
-                        output = result.output
-                        if result.partition in buffers:
-                            output = b"".join([*buffers.pop(result.partition), output])
-                        answer = Answer(output, result.replayed, result.operator_us, result.commit_us)
-                        yield result.partition, answer
-        except grpc.RpcError as error:
-            raise remote_error(error, self.address) from error
+        after: Mapping[int, int] | None,
+        tell: Callable[[Answers], None],
+    ) -> None:
+        """Send one batch's rows for these (partition, epoch), and return at once. ``tell`` is called in another thread
+        as answers come, and hears of each partition once."""
+        requests = requests_of(operator, batch, schema, parts, rows, chunk_bytes, after)
+        replies = Replies(self.address, [partition for partition, _ in parts], tell)
+        _link(self.address).call(requests, replies)
 
+    @property
+    def heard_at(self) -> float | None:
+        """When anything came last of batches that were sent there, monotonic seconds; None: nothing is awaited."""
+        return _link(self.address).heard_at
 
-def _requests(
-    header: rpb.ApplyHeader,
-    parts: Iterable[tuple[int, int]],
-    rows: Mapping[int, bytes],
-    chunk_bytes: int,
-    after: Mapping[int, int] | None = None,
-) -> Iterator[rpb.ApplyRequest]:
-    request, size = rpb.ApplyRequest(header=header), 0
-    for partition, epoch in parts:
-        for piece, last in pieces(rows.get(partition, b""), chunk_bytes):
-            if size and size + len(piece) > chunk_bytes:
-                yield request
-                request, size = rpb.ApplyRequest(), 0
-            request.parts.append(
-                rpb.PartitionRows(
-                    partition=partition,
-                    epoch=epoch,
-                    rows=piece,
-                    last=last,
-                    after=after.get(partition) if after else None,
-                )
-            )
-            size += len(piece) + 32
-    yield request
+    def give_up(self, since: float) -> None:
+        """It is silent since then: whoever waits for an answer to a batch is told so, and batches go there anew."""
+        _link(self.address).give_up(since)

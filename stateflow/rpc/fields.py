@@ -217,6 +217,8 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "records": ANY,
     "keys": ANY,
     # numbers with a meaning
+    "ApplyRequest.call": COUNT,
+    "ApplyResponse.call": COUNT,
     "partition": PARTITION,
     "partitions": PARTITION,
     "OperatorSpec.partitions": PARTITIONS,

@@ -69,12 +69,16 @@ class PartitionRows(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., last: _Optional[bool] = ..., after: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("header", "parts")
+    __slots__ = ("call", "header", "parts", "last")
+    CALL_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    call: int
     header: ApplyHeader
     parts: _containers.RepeatedCompositeFieldContainer[PartitionRows]
-    def __init__(self, header: _Optional[_Union[ApplyHeader, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartitionRows, _Mapping]]] = ...) -> None: ...
+    last: bool
+    def __init__(self, call: _Optional[int] = ..., header: _Optional[_Union[ApplyHeader, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartitionRows, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class PartitionResult(_message.Message):
     __slots__ = ("partition", "output", "last", "replayed", "fault", "operator_us", "commit_us")
@@ -95,10 +99,16 @@ class PartitionResult(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., output: _Optional[bytes] = ..., last: _Optional[bool] = ..., replayed: _Optional[bool] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., operator_us: _Optional[int] = ..., commit_us: _Optional[int] = ...) -> None: ...
 
 class ApplyResponse(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("call", "results", "last", "fault")
+    CALL_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    call: int
     results: _containers.RepeatedCompositeFieldContainer[PartitionResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[PartitionResult, _Mapping]]] = ...) -> None: ...
+    last: bool
+    fault: _common_pb2.Fault
+    def __init__(self, call: _Optional[int] = ..., results: _Optional[_Iterable[_Union[PartitionResult, _Mapping]]] = ..., last: _Optional[bool] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
 
 class CreateRequest(_message.Message):
     __slots__ = ("spec", "partitions", "epoch", "total", "asked", "command")

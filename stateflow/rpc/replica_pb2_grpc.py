@@ -40,11 +40,6 @@ class ReplicaServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.ApplyRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.ApplyResponse.FromString,
                 _registered_method=True)
-        self.ApplyOne = channel.unary_stream(
-                '/stateflow.rpc.ReplicaService/ApplyOne',
-                request_serializer=stateflow_dot_rpc_dot_replica__pb2.ApplyRequest.SerializeToString,
-                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.ApplyResponse.FromString,
-                _registered_method=True)
         self.Create = channel.unary_unary(
                 '/stateflow.rpc.ReplicaService/Create',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.CreateRequest.SerializeToString,
@@ -161,14 +156,7 @@ class ReplicaServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Apply(self, request_iterator, context):
-        """Rows in, committed outputs back. One stream is one micro-batch (or one StreamClient send) for this replica.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ApplyOne(self, request, context):
-        """The same for a batch whose rows fit into one message: it needs no thread of its own at the sender.
+        """Rows in, committed outputs back. One stream for all batches of a process to this replica, each a call of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -320,11 +308,6 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.ApplyRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.ApplyResponse.SerializeToString,
             ),
-            'ApplyOne': grpc.unary_stream_rpc_method_handler(
-                    servicer.ApplyOne,
-                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.ApplyRequest.FromString,
-                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.ApplyResponse.SerializeToString,
-            ),
             'Create': grpc.unary_unary_rpc_method_handler(
                     servicer.Create,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.CreateRequest.FromString,
@@ -461,33 +444,6 @@ class ReplicaService:
             request_iterator,
             target,
             '/stateflow.rpc.ReplicaService/Apply',
-            stateflow_dot_rpc_dot_replica__pb2.ApplyRequest.SerializeToString,
-            stateflow_dot_rpc_dot_replica__pb2.ApplyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ApplyOne(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/stateflow.rpc.ReplicaService/ApplyOne',
             stateflow_dot_rpc_dot_replica__pb2.ApplyRequest.SerializeToString,
             stateflow_dot_rpc_dot_replica__pb2.ApplyResponse.FromString,
             options,

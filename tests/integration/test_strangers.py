@@ -89,6 +89,14 @@ def header(**more: Any) -> rpb.ApplyHeader:
     return rpb.ApplyHeader(**values | more)
 
 
+def asked(
+    replica: replica_pb2_grpc.ReplicaServiceStub, parts: list[rpb.PartitionRows], **more: Any
+) -> list[rpb.ApplyResponse]:
+    """What comes of one call, which is all of its stream."""
+    request = rpb.ApplyRequest(call=1, header=header(**more), parts=parts, last=True)
+    return list(replica.Apply(iter([request])))
+
+
 def message(rows: list[dict[str, Any]] = ROWS) -> bytearray:
     mine = [row for row in rows if partition_of(row["k"], 4) == 0]
     return bytearray(pa.RecordBatch.from_pylist(mine, SCHEMA).serialize().to_pybytes())
@@ -103,7 +111,7 @@ def test_a_forged_offset_ends_no_replica(replica: replica_pb2_grpc.ReplicaServic
     for wrong in (1 << 30, 100_000, (1 << 32) - 8):
         forged[at : at + 4] = wrong.to_bytes(4, "little")
         part = rpb.PartitionRows(partition=0, epoch=1, rows=bytes(forged), last=True)
-        (answer,) = replica.ApplyOne(rpb.ApplyRequest(header=header(), parts=[part]))
+        (answer,) = asked(replica, [part])
         error = error_of(answer.results[0].fault)
         assert isinstance(error, InvalidArgument)
         assert "rows cannot be read as Arrow" in str(error)
@@ -125,8 +133,11 @@ def test_a_header_that_cannot_be(
     replica: replica_pb2_grpc.ReplicaServiceStub, values: dict[str, Any], said: str
 ) -> None:
     part = rpb.PartitionRows(partition=0, epoch=1, rows=bytes(message()), last=True)
-    with refused("invalid_argument", said.strip("'")):
-        list(replica.ApplyOne(rpb.ApplyRequest(header=header(**values), parts=[part])))
+    (answer,) = asked(replica, [part], **values)
+    error = error_of(answer.fault)
+    assert (error.code, answer.last) == ("invalid_argument", True)
+    assert said.strip("'") in str(error)
+    assert str(error).isprintable()
 
 
 def test_rows_of_another_partition_are_refused(replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
@@ -134,7 +145,7 @@ def test_rows_of_another_partition_are_refused(replica: replica_pb2_grpc.Replica
     strange = [row for row in ROWS if partition_of(row["k"], 4) != 0][:1]
     both = pa.RecordBatch.from_pylist([*pa.ipc.read_record_batch(message(), SCHEMA).to_pylist(), *strange], SCHEMA)
     part = rpb.PartitionRows(partition=0, epoch=1, rows=both.serialize().to_pybytes(), last=True)
-    (answer,) = replica.ApplyOne(rpb.ApplyRequest(header=header(), parts=[part]))
+    (answer,) = asked(replica, [part])
     found = partition_of(strange[0]["k"], 4)
     assert f"the key belongs to partition {found} of 4" in str(error_of(answer.results[0].fault))
     assert not replica.Positions(rpb.PositionsRequest(operator="Tally", source="stranger", partitions=[0])).positions
@@ -144,12 +155,23 @@ def test_pieces_that_are_never_finished_are_bounded(replica: replica_pb2_grpc.Re
     """1.2 GB of them stayed with the replica for as long as the caller liked."""
 
     def pieces() -> Iterator[rpb.ApplyRequest]:
-        yield rpb.ApplyRequest(header=header())
+        yield rpb.ApplyRequest(call=1, header=header())
         for _ in range(1200):
-            yield rpb.ApplyRequest(parts=[rpb.PartitionRows(partition=0, epoch=1, rows=bytes(MIB))])
+            yield rpb.ApplyRequest(call=1, parts=[rpb.PartitionRows(partition=0, epoch=1, rows=bytes(MIB))])
 
-    with refused("invalid_argument", f"more than {8 * MIB} bytes of one batch's rows would wait here"):
-        list(replica.Apply(pieces()))
+    (answer,) = replica.Apply(pieces())
+    assert (answer.call, answer.last, answer.fault.code) == (1, True, "invalid_argument")
+    assert f"more than {8 * MIB} bytes of one batch's rows would wait here" in answer.fault.what
+
+
+@pytest.mark.parametrize("numbers", [[0], [1, 1], [2, 1]], ids=str)
+def test_requests_that_are_no_calls_end_their_stream(
+    replica: replica_pb2_grpc.ReplicaServiceStub, numbers: list[int]
+) -> None:
+    """So do those of a release in which a stream was one call."""
+    requests = [rpb.ApplyRequest(call=number, header=header(batch=number), last=True) for number in numbers]
+    with refused("invalid_argument", "no call of its stream", "the stateflow version that the replica has"):
+        list(replica.Apply(iter(requests)))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +304,7 @@ def test_asking_leaves_nothing(cluster: LocalCluster, replica: replica_pb2_grpc.
     def ask(operator: str) -> int:
         for begin in range(0, 60_000, 10_000):
             parts = [rpb.PartitionRows(partition=begin + n, epoch=9, last=True) for n in range(10_000)]
-            for answer in replica.ApplyOne(rpb.ApplyRequest(header=header(operator=operator), parts=parts)):
+            for answer in asked(replica, parts, operator=operator):
                 assert all(result.fault.code == "not_owner" for result in answer.results)
         return _resident_bytes(cluster)
 

@@ -122,7 +122,8 @@ class Network:
 
 
 class Call:
-    """One RPC, seen from both ends. Awaited for its one answer, or read message by message."""
+    """One RPC, seen from both ends. Awaited for its one answer, or read message by message. Of a stream
+    of requests these are written one by one."""
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class Call:
         requests: list[bytes],
         decode: Callable[[bytes], Any],
         timeout: float | None,
+        encode: Callable[[Any], bytes] = bytes,
     ) -> None:
         self.net, self.client, self.name, self.path, self.decode = net, client, name, path, decode
         self.link = net.link(client.name, name)
@@ -140,6 +142,9 @@ class Call:
         self.server: Process | None = None
         self.task: asyncio.Task[None] | None = None
         self.begun = self.over = self.given_up = False
+        self._encode = encode
+        self._came: deque[bytes] = deque()  # of a stream of requests, at the server
+        self._more: asyncio.Future[None] | None = None
         self._got: deque[Any] = deque()
         self._end: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -194,13 +199,31 @@ class Call:
                     context.send(encode(reply))
             else:
                 context.encode = encode
-                await handler.stream_stream(_each(requests, handler.request_deserializer), context)
+                assert call is not None
+                await handler.stream_stream(call._requests(handler.request_deserializer), context)
         except grpc.aio.AbortError:
             status = context.status
         except Exception as error:  # noqa: BLE001 - as gRPC does
             status = (grpc.StatusCode.UNKNOWN, repr(error), ())
         if call is not None:
             self.net.post(self, True, self.client, self._finished, *status)
+
+    async def _requests(self, decode: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+        """Without end: it is cancelled."""
+        while True:
+            while self._came:
+                yield decode(self._came.popleft())
+            self._more = self.net.loop.create_future()
+            await self._more
+
+    def _comes(self, message: bytes) -> None:
+        self._came.append(message)
+        if self.server is not None:
+            self.net.loop.ready.append(Handle(self._say_more, (), None, self.server))
+
+    def _say_more(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
 
     def cancel_server(self) -> None:
         """Cancels what it still does for this call; runs in no process, for none is asked."""
@@ -216,6 +239,10 @@ class Call:
             self.net.post(self, True, self.client, self.fail, grpc.StatusCode.UNAVAILABLE, "reset")
 
     # -- client's end -------------------------------------------------------------------------------------
+
+    def write(self, request: Any) -> None:
+        if not self.over:
+            self.net.post(self, False, None, self._comes, self._encode(request))
 
     def arrived(self, message: bytes) -> None:
         if not self.over:
@@ -328,9 +355,8 @@ class Channel:
     unary_stream = unary_unary
 
     def stream_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        def start(requests: Any, timeout: float | None = None) -> Call:
-            encoded = [request_serializer(request) for request in requests]
-            return Call(self._net, self._client, self._name, path, encoded, response_deserializer, timeout)
+        def start() -> Call:
+            return Call(self._net, self._client, self._name, path, [], response_deserializer, None, request_serializer)
 
         return start
 
@@ -362,8 +388,3 @@ class Methods:
 
 
 _UNARY = frozenset({"Create", "Fence", "Cancel", "Release", "Snapshot", "Inspect", "Register", "Heartbeat", "Migrate"})
-
-
-async def _each(requests: list[bytes], decode: Callable[[bytes], Any]) -> AsyncIterator[Any]:
-    for request in requests:
-        yield decode(request)

@@ -21,8 +21,8 @@ from stateflow.errors import (
 from stateflow.router.session import BatchSession, Refresh, RoutingTable, Send, Wait, table_of
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.clients import _requests
-from stateflow.rpc.wire import error_of, remote_error, session_to_pb, spec_to_pb
+from stateflow.rpc.batches import Answers, Replies, requests_of
+from stateflow.rpc.wire import remote_error, spec_to_pb
 from stateflow.runtime.positions import Batch
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim import parts
@@ -30,6 +30,7 @@ from tests.simulation.sim.controllers import Asked
 from tests.simulation.sim.flow import PARTITIONS, SCHEMA_BYTES, messages
 from tests.simulation.sim.loop import Process
 from tests.simulation.sim.oracle import Violation
+from tests.simulation.sim.streams import Streams
 from tests.simulation.sim.world import REPLICAS, SPEC, World
 
 
@@ -70,6 +71,7 @@ class Client:
         self._world, self._process, self._source, self._sink = world, process, source, sink
         self._table: RoutingTable | None = None
         self._controller = Asked(world)
+        self._streams = Streams(world)
 
     async def run(self) -> None:
         source, random = self._source, self._world.random
@@ -164,9 +166,7 @@ class Client:
             for instruction in session.poll(loop.time()):
                 match instruction:
                     case Send():
-                        loop.create_task(
-                            self._world.guarded(self._stream(instruction, batch, rows, after, session, answered))
-                        )
+                        self._stream(instruction, batch, rows, after, session, answered)
                     case Refresh():
                         await self._refresh(session)
                         wait = 0.0
@@ -197,7 +197,7 @@ class Client:
         else:
             session.refreshed(table)
 
-    async def _stream(
+    def _stream(
         self,
         send: Send,
         batch: Batch,
@@ -206,42 +206,22 @@ class Client:
         session: BatchSession,
         answered: asyncio.Event,
     ) -> None:
-        world = self._world
-        header = replica_header(batch)
-        stub = replica_pb2_grpc.ReplicaServiceStub(world.net.connect(send.address))
-        error: StateflowError = Unavailable("the stream ended without an answer", remedy="-")
-        outputs: dict[int, bytes] = {}
-        try:
-            async for response in stub.Apply(_requests(header, send.parts, rows, 1 << 20, after)):
-                for result in response.results:
-                    outputs[result.partition] = outputs.get(result.partition, b"") + result.output
-                    if result.HasField("fault"):
-                        session.refused(result.partition, error_of(result.fault), world.loop.time())
-                    elif result.last:
-                        if not batch.rewind:  # its output was given the first time
-                            world.answered(result.partition, batch, outputs[result.partition])
-                        session.answered(result.partition, outputs[result.partition], result.replayed)
-                answered.set()
-        except grpc.aio.AioRpcError as broken:
-            error = remote_error(broken, send.address)
-        session.unreachable(send.address, [partition for partition, _ in send.parts], error, world.loop.time())
-        answered.set()
+        world, address = self._world, send.address
 
+        def tell(answers: Answers) -> None:
+            for partition, outcome in answers:
+                if not isinstance(outcome, StateflowError) and not batch.rewind:  # else it was given the first time
+                    world.answered(partition, batch, outcome.output)
+                if not session.awaits(partition, address):
+                    continue
+                if isinstance(outcome, StateflowError):
+                    session.refused(partition, outcome, world.loop.time())
+                else:
+                    session.answered(partition, outcome.output, outcome.replayed)
+            answered.set()
 
-def replica_header(batch: Batch) -> Any:
-    from stateflow.rpc import replica_pb2 as rpb
-
-    return rpb.ApplyHeader(
-        operator="Flow",
-        source=batch.source,
-        batch=batch.number,
-        input_schema=SCHEMA_BYTES,
-        sparse=batch.sparse,
-        watermark_us=batch.watermark_us,
-        rewind=batch.rewind,
-        session=None if batch.session is None else session_to_pb(batch.session),
-        known=batch.known,
-    )
+        requests = requests_of("Flow", batch, SCHEMA_BYTES, send.parts, rows, 1 << 20, after)
+        self._streams.call(address, requests, Replies(address, [partition for partition, _ in send.parts], tell))
 
 
 class Mover:

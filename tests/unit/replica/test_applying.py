@@ -60,11 +60,12 @@ class Sender:
         self.requests, self.then = list(requests), then
         self.answers: list[Answer] = []
 
-    async def receive(self) -> Sequence[Share] | None:
+    async def receive(self, patience_s: float | None = None) -> Sequence[Share] | None:
         if self.requests:
             return self.requests.pop(0)
         if self.then is not None:
-            await self.then()
+            async with asyncio.timeout(patience_s):
+                await self.then()
         return None
 
     async def answer(self, answers: Sequence[Answer]) -> None:

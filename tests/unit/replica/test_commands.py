@@ -37,7 +37,7 @@ from tests.unit.operators import Count
 
 SERVICE = rpb.DESCRIPTOR.services_by_name["ReplicaService"]
 NOT_CONTROL = {
-    *("Apply", "ApplyOne", "Inspect", "Scan", "Stats", "Positions"),
+    *("Apply", "Inspect", "Scan", "Stats", "Positions"),
     *("Snapshot", "Fetch", "Follow", "Confirm"),  # of replicas among each other
     *("OpenSource", "Sources", "RetireSource"),  # of clients, for their sources
 }

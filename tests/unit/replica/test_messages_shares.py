@@ -73,7 +73,8 @@ def test_answers_cross_in_pieces_and_in_order() -> None:
         (PartitionId("Op", 1), fault),
         (PartitionId("Op", 2), Applied(b"", False, 0)),
     ]
-    responses = list(responses_of(answers, 4))
+    responses = list(responses_of(7, answers, 4))
+    assert {(response.call, response.last) for response in responses} == {(7, False)}
     assert all(sum(len(result.output) for result in response.results) <= 4 for response in responses)
     found = [result for response in responses for result in response.results]
     assert [(result.partition, result.last) for result in found] == [

@@ -34,6 +34,13 @@ def sends(instructions: list[object]) -> dict[str, tuple[tuple[int, int], ...]]:
     return {each.address: each.parts for each in instructions if isinstance(each, Send)}
 
 
+def down(s: BatchSession, address: str, parts: list[int], now: float) -> None:
+    """The stream to a replica broke."""
+    for partition in parts:
+        if s.awaits(partition, address):
+            s.refused(partition, DOWN, now)
+
+
 def test_one_send_per_replica_with_the_epochs_believed() -> None:
     s = session([0, 1, 2, 3])
     assert sends(s.poll(0.0)) == {"a": ((0, 1), (2, 1)), "b": ((1, 1), (3, 1))}
@@ -99,6 +106,8 @@ def test_redirects_in_a_circle_back_off_and_end() -> None:
                 case Send(address):
                     sent += 1
                     s.refused(0, moved("ca"["ca".index(address) ^ 1], 2), now)
+                case Refresh():
+                    s.refreshed(table())
                 case Wait(seconds):
                     now += seconds
     with pytest.raises(Unavailable, match="no owner answered"):
@@ -113,6 +122,24 @@ def test_an_old_redirect_does_not_undo_a_newer_one() -> None:
     s.poll(0.0)
     s.refused(0, moved("b", 3), 0.0)
     assert s.table.routes[0] == Route("c", "c", 5)
+
+
+def test_a_redirect_that_tells_of_nothing_newer_has_the_controller_asked() -> None:
+    s = session([0])
+    s.table.update(0, Route("c", "c", 5))
+    s.poll(0.0)
+    s.refused(0, moved("b", 3), 0.0)
+    assert s.poll(0.0) == [Refresh()]
+    s.refreshed(s.table)
+    assert s.poll(0.0) == [Wait(0.5)], "and c is not asked again and again"
+
+
+def test_a_redirect_that_another_batch_followed_already_is_followed_at_once() -> None:
+    s = session([0])
+    s.poll(0.0)
+    s.table.update(0, Route("c", "c", 5))
+    s.refused(0, moved("b", 3), 0.0)
+    assert sends(s.poll(0.0)) == {"c": ((0, 5),)}
 
 
 # -- refusals -----------------------------------------------------------------------------------------------
@@ -200,7 +227,7 @@ def test_a_broken_stream_concerns_only_those_without_an_answer() -> None:
     s = session([0, 2, 1])
     s.poll(0.0)
     s.answered(0, b"x", False)
-    s.unreachable("a", [0, 2], DOWN, 0.0)
+    down(s, "a", [0, 2], 0.0)
     assert s.poll(0.0) == [Refresh()]
     s.refreshed(s.table)
     s.answered(1, b"y", False)
@@ -215,7 +242,7 @@ def test_the_end_of_an_old_stream_does_not_concern_the_new_owner() -> None:
     s.poll(0.0)
     s.refused(0, moved("c", 2), 0.0)
     s.poll(0.0)
-    s.unreachable("a", [0], DOWN, 0.0)
+    down(s, "a", [0], 0.0)
     assert s.poll(0.0) == [], "still outstanding at c"
     s.answered(0, b"x", False)
     assert s.result() == {0: b"x"}
@@ -240,7 +267,7 @@ def test_time_out() -> None:
             match instruction:
                 case Send():
                     tries += 1
-                    s.unreachable("a", [0], DOWN, now)
+                    down(s, "a", [0], now)
                 case Refresh():
                     s.not_refreshed(DOWN)
                 case Wait(seconds):
@@ -257,11 +284,11 @@ def test_time_out() -> None:
 def test_a_timeout_of_zero_fails_at_the_second_try() -> None:
     s = session([0], timeout_s=0.0)
     s.poll(0.0)
-    s.unreachable("a", [0], DOWN, 0.0)
+    down(s, "a", [0], 0.0)
     s.refreshed(s.table)
     assert not s.done
     s.poll(1.0)
-    s.unreachable("a", [0], DOWN, 1.0)
+    down(s, "a", [0], 1.0)
     assert s.done
 
 
@@ -384,7 +411,7 @@ def test_it_always_ends_and_answers_for_every_partition(script: list[tuple[int, 
             case "not_owner":
                 s.refused(partition, NOT_OWNER, now)
             case "down":
-                s.unreachable(send.address, [p for p, _ in send.parts], DOWN, now)
+                down(s, send.address, [p for p, _ in send.parts], now)
                 streams.remove(send)
             case "fatal":
                 fatal = fatal or partition in s._outstanding
@@ -423,9 +450,9 @@ def test_a_replica_that_says_nothing_any_more_fails_the_batch_in_the_end() -> No
     for now in (5.0, 10.0, 15.0):
         s.heard("a", now)
         s.check_silence(now)
-    s.check_silence(20.0)
+    assert s.check_silence(20.0) == {}
     assert not s.done
-    s.check_silence(20.5)
+    assert s.check_silence(20.5) == {"b": 0.0}
     s.answered(0, b"", False)
     assert s.done
     with pytest.raises(Unavailable, match="b took the batch and said nothing for 20 s"):

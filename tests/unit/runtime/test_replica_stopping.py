@@ -261,7 +261,7 @@ class Sender:
         self.requests = list(requests)
         self.said: list[Applied | StateflowError] = []
 
-    async def receive(self) -> list[Share] | None:
+    async def receive(self, patience_s: float | None = None) -> list[Share] | None:
         return self.requests.pop(0) if self.requests else None
 
     async def answer(self, answers: Sequence[Answer]) -> None:

@@ -1,0 +1,214 @@
+"""The replica's end of an Apply stream: its calls are worked on side by side, and answered as they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from stateflow.errors import InvalidArgument, StateflowError, Unavailable
+from stateflow.replica.applying import Answer, Applier
+from stateflow.replica.messages import ShareReader, responses_of
+from stateflow.replica.watching import BEAT_S
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import fault_of, unexpected
+from stateflow.runtime.positions import Share
+
+log = logging.getLogger(__name__)
+#: of requests that were read and not taken up; then no more are read, until some are
+READ_BYTES_MAX = 8 << 20
+#: what a request takes beside its bytes
+REQUEST_BYTES = 1_000
+#: of one stream at a time
+CALLS_MAX = 4096
+
+
+class CallStream:
+    """A call that waits, for its partition or for the rest of its rows, holds up no other.
+
+    Args:
+        write: sends a response; one at a time.
+        bytes_max: of outputs in one response.
+    """
+
+    def __init__(self, applier: Applier, write: Callable[[rpb.ApplyResponse], Awaitable[None]], bytes_max: int) -> None:
+        self._applier, self._write, self.bytes_max = applier, write, bytes_max
+        self._writing = asyncio.Lock()
+        self._calls: dict[int, _Call] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._newest = 0
+        self._unread = 0  # bytes
+        self._room = asyncio.Event()
+        self._room.set()
+        self._loop = asyncio.get_running_loop()
+        self._read_at = self._said_at = self._loop.time()
+        self._reading: asyncio.Task[None] | None = None
+        self._ended = False
+
+    async def run(self, requests: AsyncIterator[rpb.ApplyRequest]) -> None:
+        """Until all came and is answered. Raises InvalidArgument for a request that belongs to no call."""
+        reading = self._reading = self._loop.create_task(self._read(requests))
+        try:
+            if self._ended:
+                reading.cancel()
+            await asyncio.wait((reading,))
+            for call in self._calls.values():
+                call.end()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            if not reading.cancelled():
+                reading.result()
+        finally:
+            reading.cancel()
+            for task in self._tasks:
+                task.cancel()
+
+    def end(self) -> None:
+        """Read no more: what came whole is answered."""
+        self._ended = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+    # -- what comes ---------------------------------------------------------------------------------------
+
+    async def _read(self, requests: AsyncIterator[rpb.ApplyRequest]) -> None:
+        async for request in requests:
+            self._read_at = self._loop.time()
+            call = self._call_of(request)
+            if call is None:
+                continue
+            size = request.ByteSize() + REQUEST_BYTES
+            self._unread += size
+            call.put(request, size)
+            if self._unread > READ_BYTES_MAX:
+                self._room.clear()
+                await self._room.wait()
+                self._read_at = self._loop.time()
+
+    def _call_of(self, request: rpb.ApplyRequest) -> _Call | None:
+        """None: its call is over, as one that was refused before all of it came."""
+        number = request.call
+        if 0 < number <= self._newest and not request.HasField("header"):
+            return self._calls.get(number)
+        if number <= self._newest:
+            raise InvalidArgument(
+                "a batch came that is no call of its stream",
+                remedy="use the stateflow version that the replica has; a later call has a larger number",
+                call=number,
+            )
+        self._newest = number
+        is_one_too_many = len(self._calls) >= CALLS_MAX
+        call = self._calls[number] = _Call(self, number)
+        task = self._loop.create_task(self._serve(call, is_one_too_many))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return call
+
+    def taken(self, size: int) -> None:
+        """So many bytes that were read are taken up."""
+        self._unread -= size
+        if self._unread <= READ_BYTES_MAX:
+            self._room.set()
+
+    def silent_s(self) -> float:
+        """For how long nothing came although it was read."""
+        return self._loop.time() - self._read_at if self._room.is_set() else 0.0
+
+    # -- what comes of it ---------------------------------------------------------------------------------
+
+    async def _serve(self, call: _Call, is_one_too_many: bool) -> None:
+        try:
+            if is_one_too_many:
+                what = f"{CALLS_MAX} batches of this stream are under way"
+                raise Unavailable(what, remedy="it is tried again")
+            await self._applier.run(call)
+            error = None
+        except StateflowError as caught:
+            error = caught
+        except Exception as caught:
+            log.exception("a batch failed")
+            error = unexpected(caught)
+        finally:
+            del self._calls[call.number]
+            call.let_go()
+        if not call.told_last:
+            fault = None if error is None else fault_of(error)
+            with contextlib.suppress(Unavailable):
+                await self.say(rpb.ApplyResponse(call=call.number, last=True, fault=fault))
+
+    async def say(self, response: rpb.ApplyResponse) -> None:
+        """Raises Unavailable when its sender is gone."""
+        self._said_at = self._loop.time()
+        async with self._writing:
+            try:
+                await self._write(response)
+            except Exception as error:
+                raise Unavailable("who sent the batch is gone", remedy="nobody waits for it") from error
+
+    async def give_sign_of_life(self) -> None:
+        """Whatever was said of one call tells of all of them."""
+        if self._loop.time() - self._said_at > BEAT_S / 2:
+            await self.say(rpb.ApplyResponse())
+
+
+class _Call:
+    """One exchange. ``told_last``: its sender knows that nothing more comes."""
+
+    def __init__(self, stream: CallStream, number: int) -> None:
+        self.number = number
+        self.told_last = False
+        self._stream = stream
+        self._reader = ShareReader()
+        self._came: asyncio.Queue[tuple[rpb.ApplyRequest, int] | None] = asyncio.Queue()
+        self._size = 0  # of the request in hand
+        self._all_came = False
+        self._unanswered = 0  # shares
+
+    def put(self, request: rpb.ApplyRequest, size: int) -> None:
+        self._came.put_nowait((request, size))
+
+    def end(self) -> None:
+        """No more will come."""
+        self._came.put_nowait(None)
+
+    def let_go(self) -> None:
+        """Of what came."""
+        self._stream.taken(self._size)
+        while not self._came.empty():
+            if (left := self._came.get_nowait()) is not None:
+                self._stream.taken(left[1])
+
+    async def receive(self, patience_s: float | None = None) -> list[Share] | None:
+        self._stream.taken(self._size)
+        self._size = 0
+        if self._all_came or (came := await self._next(patience_s)) is None:
+            return None
+        request, self._size = came
+        self._all_came = request.last
+        shares = self._reader.shares_of(request)
+        self._unanswered += sum(share.is_whole for share in shares)
+        return shares
+
+    async def _next(self, patience_s: float | None) -> tuple[rpb.ApplyRequest, int] | None:
+        if patience_s is None:
+            return await self._came.get()
+        while True:
+            left_s = patience_s - self._stream.silent_s()
+            if left_s <= 0 and self._came.empty():
+                raise TimeoutError
+            try:
+                async with asyncio.timeout(left_s):
+                    return await self._came.get()
+            except TimeoutError:
+                pass  # others may have come meanwhile, or nothing was read
+
+    async def answer(self, answers: Sequence[Answer]) -> None:
+        self._unanswered -= len(answers)
+        responses = list(responses_of(self.number, answers, self._stream.bytes_max))
+        responses[-1].last = self.told_last = self._all_came and not self._unanswered
+        for response in responses:
+            await self._stream.say(response)
+
+    async def give_sign_of_life(self) -> None:
+        await self._stream.give_sign_of_life()

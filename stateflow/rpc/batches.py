@@ -1,0 +1,115 @@
+"""A batch's rows on their way to a replica, as one call of its stream, and the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import answered, error_of, pieces, session_to_pb
+from stateflow.runtime.positions import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one partition; see :class:`~stateflow.runtime.host.Applied`."""
+
+    output: bytes
+    replayed: bool
+    operator_us: int
+    commit_us: int
+
+
+#: what partitions answer, or why they do not
+Answers: TypeAlias = list[tuple[int, Answer | StateflowError]]
+
+
+def requests_of(
+    operator: str,
+    batch: Batch,
+    schema: bytes,
+    parts: Iterable[tuple[int, int]],
+    rows: Mapping[int, bytes],
+    chunk_bytes: int,
+    after: Mapping[int, int] | None = None,
+) -> Iterator[rpb.ApplyRequest]:
+    """As few messages as the limit allows. Args: parts: (partition, epoch)."""
+    header = rpb.ApplyHeader(
+        operator=operator,
+        source=batch.source,
+        batch=batch.number,
+        input_schema=schema,
+        sparse=batch.sparse,
+        watermark_us=batch.watermark_us,
+        attempt=rpb.Attempt(**asdict(batch.attempt)),
+        event_us=batch.event_us,
+        rewind=batch.rewind,
+        session=None if batch.session is None else session_to_pb(batch.session),
+        known=batch.known,
+    )
+    request, size = rpb.ApplyRequest(header=header), 0
+    for partition, epoch in parts:
+        for piece, last in pieces(rows.get(partition, b""), chunk_bytes):
+            if size and size + len(piece) > chunk_bytes:
+                yield request
+                request, size = rpb.ApplyRequest(), 0
+            request.parts.append(
+                rpb.PartitionRows(
+                    partition=partition,
+                    epoch=epoch,
+                    rows=piece,
+                    last=last,
+                    after=after.get(partition) if after else None,
+                )
+            )
+            size += len(piece) + 32
+    request.last = True
+    yield request
+
+
+class Replies:
+    """Joins what comes in pieces; each partition of a call is told of once.
+
+    Args:
+        tell: called as answers come, in the stream's thread.
+    """
+
+    def __init__(self, address: str, partitions: Iterable[int], tell: Callable[[Answers], None]) -> None:
+        self._address, self._tell = address, tell
+        self._begun: dict[int, list[bytes]] = {partition: [] for partition in partitions}
+
+    def came(self, response: rpb.ApplyResponse) -> None:
+        try:
+            answered(response, self._address)
+        except Unavailable as error:
+            self.broke(error)
+            return
+        found: Answers = []
+        for result in response.results:
+            begun = self._begun.get(result.partition)
+            if begun is None:
+                continue
+            if result.HasField("fault"):
+                found.append((result.partition, error_of(result.fault)))
+            elif not result.last:
+                begun.append(result.output)
+                continue
+            else:
+                output = b"".join([*begun, result.output]) if begun else result.output
+                answer = Answer(output, result.replayed, result.operator_us, result.commit_us)
+                found.append((result.partition, answer))
+            del self._begun[result.partition]
+        if found:
+            self._tell(found)
+        if response.HasField("fault"):
+            self.broke(error_of(response.fault))
+        elif response.last:
+            what = f"{self._address} ended the call without an answer"
+            self.broke(Unavailable(what, remedy="see its log; it is sent again"))
+
+    def broke(self, error: StateflowError) -> None:
+        left, self._begun = list(self._begun), {}
+        if left:
+            self._tell([(partition, error) for partition in left])

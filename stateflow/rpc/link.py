@@ -1,0 +1,181 @@
+"""One Apply stream to a replica, which all threads of a process share; it is opened when it is wanted."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import grpc
+
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.calls import Calls
+from stateflow.rpc.wire import remote_error, unexpected
+
+#: a stream without calls is closed after so long: replicas serve a limited number
+IDLE_S = 60.0
+Requests = Iterator[rpb.ApplyRequest]
+
+
+class Reply(Protocol):
+    """Who waits for what comes of a call. Called from the stream's thread; may not block it."""
+
+    def came(self, response: rpb.ApplyResponse) -> None: ...
+
+    def broke(self, error: StateflowError) -> None:
+        """Nothing more comes."""
+        ...
+
+
+class Link:
+    """Thread-safe.
+
+    Args:
+        begin: opens a stream of these requests: an iterable of responses that can be cancelled.
+    """
+
+    def __init__(
+        self, address: str, begin: Callable[[Requests], Any], clock: Clock = SYSTEM_CLOCK, idle_s: float = IDLE_S
+    ) -> None:
+        self.address = address
+        self._begin, self._clock, self._idle_s = begin, clock, idle_s
+        self._lock = threading.Lock()
+        self._stream: _Stream | None = None
+
+    def call(self, requests: Requests, reply: Reply) -> None:
+        """Send the messages of one call, in order, and those of other calls between them. ``requests`` is iterated in
+        the stream's thread."""
+        try:
+            while not self._opened().take(requests, reply):
+                pass
+        except Exception as error:  # noqa: BLE001 - its caller waits for a reply
+            reply.broke(unexpected(error))
+
+    @property
+    def heard_at(self) -> float | None:
+        """When something came last, monotonic seconds; None: there is no stream."""
+        stream = self._stream
+        return None if stream is None else stream.calls.heard_at
+
+    def give_up(self, since: float) -> None:
+        """Of a stream that is silent since then: its calls fail, and the next one gets a new stream."""
+        with self._lock:
+            stream = self._stream
+            if stream is None or stream.calls.heard_at > since:
+                return
+            self._stream = None
+        stream.cancel(Unavailable(f"{self.address} is silent", remedy="see whether it is well; it is sent again"))
+
+    def _opened(self) -> _Stream:
+        with self._lock:
+            if self._stream is None or self._stream.over:
+                self._stream = None
+                self._stream = _Stream(self.address, self._begin, self._clock, self._idle_s)
+            return self._stream
+
+
+class _Stream:
+    """One thread of gRPC's takes its requests, one of its own hands its responses out."""
+
+    def __init__(self, address: str, begin: Callable[[Requests], Any], clock: Clock, idle_s: float) -> None:
+        self.calls: Calls[Reply] = Calls()
+        self.over = False
+        self._address, self._clock, self._idle_s = address, clock, idle_s
+        self._lock = threading.Lock()
+        self._begun: queue.SimpleQueue[tuple[int, Requests] | None] = queue.SimpleQueue()
+        self._responses = begin(self._requests())
+        try:
+            threading.Thread(target=self._read, name=f"answers of {address}", daemon=True).start()
+        except BaseException:
+            self.cancel(Unavailable("no thread for answers", remedy="see how many threads this process has"))
+            raise
+
+    def take(self, requests: Requests, reply: Reply) -> bool:
+        """False: it is over."""
+        with self._lock:
+            if self.over:
+                return False
+            number = self.calls.begin(reply, self._clock.monotonic())
+        self._begun.put((number, requests))
+        return True
+
+    def cancel(self, error: StateflowError) -> None:
+        self._end(error)
+        self._responses.cancel()
+
+    # -- what is sent, in gRPC's thread -------------------------------------------------------------------
+
+    def _requests(self) -> Requests:
+        """One message of each call in turn, so that a large one does not hold up the others."""
+        turns: deque[tuple[int, Requests]] = deque()
+        while True:
+            while not turns or not self._begun.empty():
+                try:
+                    begun = self._begun.get(timeout=self._idle_s)
+                except queue.Empty:
+                    if self._rests():
+                        return
+                    continue
+                if begun is None:
+                    return
+                turns.append(begun)
+            number, requests = turns.popleft()
+            if (request := self._next(number, requests)) is not None:
+                request.call = number
+                if not request.last:
+                    turns.append((number, requests))
+                yield request
+
+    def _next(self, number: int, requests: Requests) -> rpb.ApplyRequest | None:
+        if not self.calls.is_open(number):
+            return None  # it was refused before all of it was sent
+        try:
+            return next(requests)
+        except BaseException as error:  # noqa: BLE001 - the call's, and not that of the others
+            with self._lock:
+                reply = self.calls.end(number)
+            if reply is not None:
+                reply.broke(unexpected(error))
+            return None
+
+    def _rests(self) -> bool:
+        """Nobody wants anything of it; no call is begun from now on."""
+        with self._lock:
+            self.over = self.over or not self.calls
+            return self.over
+
+    # -- what comes, in its own thread --------------------------------------------------------------------
+
+    def _read(self) -> None:
+        error: StateflowError = Unavailable(f"{self._address} ended the stream", remedy="see its log")
+        try:
+            for response in self._responses:
+                with self._lock:
+                    reply = self.calls.came(response.call, response.last, self._clock.monotonic())
+                if reply is not None:
+                    self._hand_out(response, reply)
+        except grpc.RpcError as caught:
+            error = remote_error(caught, self._address)
+        except Exception as caught:  # noqa: BLE001 - who waits for an answer is told
+            error = unexpected(caught)
+        self._end(error)
+
+    def _hand_out(self, response: rpb.ApplyResponse, reply: Reply) -> None:
+        try:
+            reply.came(response)
+        except Exception as error:  # noqa: BLE001 - the call's, and not that of the others
+            with self._lock:
+                self.calls.end(response.call)
+            reply.broke(unexpected(error))
+
+    def _end(self, error: StateflowError) -> None:
+        with self._lock:
+            self.over = True
+            left = self.calls.end_all()
+        self._begun.put(None)
+        for reply in left:
+            reply.broke(error)

@@ -1,0 +1,70 @@
+"""A batch as a call's messages, and what its answers mean: each partition is told of once."""
+
+from __future__ import annotations
+
+from stateflow.errors import NotOwner, StateflowError, Unavailable
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.batches import Answer, Answers, Replies, requests_of
+from stateflow.rpc.wire import fault_of
+from stateflow.runtime.positions import Batch
+
+FAULT = NotOwner("it went", remedy="refresh")
+
+
+def told(*responses: rpb.ApplyResponse, partitions: tuple[int, ...] = (0, 1)) -> Answers:
+    found: Answers = []
+    replies = Replies("there:1", partitions, found.extend)
+    for response in responses:
+        replies.came(response)
+    return found
+
+
+def result(partition: int, output: bytes = b"", last: bool = True) -> rpb.PartitionResult:
+    return rpb.PartitionResult(partition=partition, output=output, last=last, operator_us=3, commit_us=4)
+
+
+def test_rows_cross_in_pieces_and_the_last_message_says_so() -> None:
+    found = list(requests_of("Op", Batch("s", 3), b"", [(0, 1), (1, 2)], {0: bytes(10)}, 4, {1: 2}))
+    assert [request.last for request in found] == [False] * (len(found) - 1) + [True]
+    assert [request.HasField("header") for request in found] == [True] + [False] * (len(found) - 1)
+    parts = [part for request in found for part in request.parts]
+    assert [(part.partition, part.epoch, len(part.rows), part.last) for part in parts] == [
+        *((0, 1, 4, False), (0, 1, 4, False), (0, 1, 2, True)),
+        (1, 2, 0, True),
+    ]
+    assert [part.HasField("after") for part in parts] == [False, False, False, True]
+
+
+def test_outputs_are_joined() -> None:
+    came = [
+        rpb.ApplyResponse(call=1, results=[result(1, b"x"), result(0, b"a", False)]),
+        rpb.ApplyResponse(call=1, results=[result(0, b"b")], last=True),
+    ]
+    assert told(*came) == [(1, Answer(b"x", False, 3, 4)), (0, Answer(b"ab", False, 3, 4))]
+
+
+def test_a_fault_of_a_partition_is_its_own_and_that_of_a_call_is_of_all_that_are_left() -> None:
+    of_one = rpb.PartitionResult(partition=0, fault=fault_of(FAULT))
+    ((partition, error), *others) = told(rpb.ApplyResponse(call=1, results=[of_one]))
+    assert (partition, str(error), others) == (0, str(FAULT), [])
+    found = told(rpb.ApplyResponse(call=1, results=[result(1)], fault=fault_of(FAULT), last=True))
+    assert found[0] == (1, Answer(b"", False, 3, 4))
+    assert [(number, str(error)) for number, error in found[1:]] == [(0, str(FAULT))]
+
+
+def test_a_call_that_ends_without_an_answer_is_sent_again() -> None:
+    found = told(rpb.ApplyResponse(call=1, results=[result(1)], last=True))
+    assert isinstance(found[1][1], Unavailable)
+
+
+def test_what_was_not_asked_for_is_not_told_of() -> None:
+    assert told(rpb.ApplyResponse(call=1, results=[result(7), result(0), result(0, b"again")])) == [
+        (0, Answer(b"", False, 3, 4))
+    ]
+
+
+def test_an_answer_that_cannot_be_ends_the_call() -> None:
+    found = told(rpb.ApplyResponse(call=1, results=[result(1 << 31)]))
+    errors = [error for _, error in found]
+    assert all(isinstance(error, StateflowError) and "answers what cannot be" in str(error) for error in errors)
+    assert [number for number, _ in found] == [0, 1]
