@@ -70,6 +70,11 @@ class ReplicaSettings(CheckedSettings):
     acknowledge: str = Field(
         default="wal", pattern="^(wal|fsync|standby)$", description="standby: only what a standby has durably, too"
     )
+    commit_log_bytes_max: int = Field(
+        default=128 << 20,
+        ge=4096,
+        description="of commits in the log that makes them durable; beyond it they wait for databases to be synced",
+    )
     change_log_bytes_max: int = Field(
         default=256 << 20, ge=1 << 20, description="per follower; beyond it the base is sent again"
     )

@@ -179,7 +179,7 @@ class Batches:
                 staged.append((member, member.host.stage(member.ran, rows)))
             except BaseException as error:  # noqa: BLE001 - it is told
                 outcomes.append((member, self._ended(member, error)))
-        for member, commit in staged:
+        for member, commit in self._logged(staged, outcomes):
             self.hands.take_up(member.hand, self._clock.monotonic())
             try:
                 outcome: Outcome = member.host.write(member.ran, commit)
@@ -194,6 +194,23 @@ class Batches:
         for member, outcome in outcomes:
             judged = self._judged(member.slot, outcome) if isinstance(outcome, BaseException) else outcome
             answers.told(member.number, judged)
+
+    def _logged(
+        self, staged: list[tuple[Member, Commit]], outcomes: list[tuple[Member, Outcome]]
+    ) -> list[tuple[Member, Commit]]:
+        """Those that are to be written: all of them, durable with one write where there is a log; or none."""
+        log = self._registry.commits.log
+        if log is None or not staged:
+            return staged
+        self.hands.take_up(staged[0][0].hand, self._clock.monotonic())
+        try:
+            log.append([commit.staged.logged for _, commit in staged if commit.staged.logged is not None])
+            return staged
+        except BaseException as error:  # noqa: BLE001 - it is told
+            for member, _ in staged:
+                member.host.rollback()
+                outcomes.append((member, self._ended(member, error)))
+            return []
 
     def _ended(self, member: Member, outcome: Outcome) -> Outcome:
         try:
@@ -293,7 +310,7 @@ class Batches:
                 cached_keys=self._settings.cached_keys,
                 cache=self._cache,
                 max_value_bytes=self._settings.value_bytes_max,
-                sync=self._settings.acknowledge != "wal",
+                log=self._registry.commits.log,
                 on_commit=partial(self._committed, slot),
                 clock=self._clock,
                 retention=self._retention,

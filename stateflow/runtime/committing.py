@@ -9,23 +9,24 @@ from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import Unavailable
 from stateflow.runtime import layout
 from stateflow.storage import PartitionStore
+from stateflow.storage.commit_log import CommitLog
+from stateflow.storage.commit_records import Commit
 from stateflow.types import PartitionId
 
 
 class Staged(NamedTuple):
-    """A commit to be written, under its sequence."""
+    """A commit to be written, under its sequence. ``logged``: as it goes into the commit log, where there is one."""
 
-    sequence: int
-    source: str
-    number: int
-    mutations: Mutations
+    changes: ChangeSet
+    logged: Commit | None
 
 
 class Committer:
     """Of one partition, at one epoch. Not thread-safe but for :meth:`end`.
 
     Args:
-        sync: each commit survives a power loss once it is done.
+        log: each commit survives a power loss once it is in there, which is before :meth:`write`. None: where that is
+            asked for.
         on_commit: called after each with its sequence and a thunk that encodes its change set, so that encoding costs
             nothing when nobody follows.
     """
@@ -35,11 +36,11 @@ class Committer:
         partition: PartitionId,
         store: PartitionStore,
         epoch: int,
-        sync: bool,
+        log: CommitLog | None,
         on_commit: Callable[[int, Callable[[], bytes]], None] | None,
     ) -> None:
         self._partition, self._store, self._epoch = partition, store, epoch
-        self._sync, self._on_commit = sync, on_commit
+        self._log, self._on_commit = log, on_commit
         self._ended = False
         #: of the last commit
         self.sequence = read_sequence(store)
@@ -49,11 +50,13 @@ class Committer:
         self.unsaved: list[tuple[bytes, bytes]] = []
 
     def commit(self, source: str, number: int, mutations: Mutations, *, sync: bool = False) -> None:
-        """:meth:`stage` and :meth:`write`."""
-        self.write(self.stage(source, number, mutations), sync=sync)
+        """:meth:`stage`, :meth:`log` and :meth:`write`. Args: sync: it survives a power loss."""
+        staged = self.stage(source, number, mutations)
+        self.log(staged)
+        self.write(staged, sync=sync)
 
     def stage(self, source: str, number: int, mutations: Mutations) -> Staged:
-        """What is to be written next. Nothing is, before :meth:`write`; it may be let be.
+        """What is to be logged and written next. Nothing is, before :meth:`write`; it may be let be until it is logged.
 
         Args: source, number: the batch it is of, as followers are told. Raises Unavailable behind :meth:`end`, and
         when it :attr:`is_unsure`.
@@ -68,24 +71,36 @@ class Committer:
             )
         sequence = self.sequence + 1
         mutations.puts += [*self.unsaved, (layout.SEQUENCE, sequence.to_bytes(8, "big"))]
-        return Staged(sequence, source, number, mutations)
+        operator, partition = self._partition.operator, self._partition.partition
+        changes = ChangeSet(operator, partition, self._epoch, sequence, source, number, mutations)
+        if self._log is None:
+            return Staged(changes, None)
+        return Staged(changes, Commit(self._partition, self._epoch, sequence, changes.encode()))
+
+    def log(self, staged: Staged) -> None:
+        """Into the log, where there is one; or with others, by whoever has them."""
+        if self._log is not None and staged.logged is not None:
+            self._log.append([staged.logged])
 
     def write(self, staged: Staged, *, sync: bool = False) -> None:
         """Whoever calls this says :meth:`known` when all of it is known in memory, too. Raises Unavailable behind
-        :meth:`end`."""
-        if self._ended:
+        :meth:`end`, unless it is logged: then it is committed, and its database is to have it.
+
+        Args: sync: it survives a power loss, which what is logged does anyway.
+        """
+        changes, logged = staged
+        if self._ended and logged is None:
             raise self._closed()
-        sequence, source, number, mutations = staged
         self.is_unsure = True
-        self._store.apply(mutations, sync=sync or self._sync)
-        self.sequence = sequence
+        if self._log is None or logged is None:
+            self._store.apply(changes.mutations, sync=sync)
+        else:
+            self._store.apply(changes.mutations)
+            self._log.written(self._partition, changes.sequence)
+        self.sequence = changes.sequence
         self.unsaved = []
         if self._on_commit is not None:
-            operator, partition = self._partition.operator, self._partition.partition
-            self._on_commit(
-                sequence,
-                lambda: ChangeSet(operator, partition, self._epoch, sequence, source, number, mutations).encode(),
-            )
+            self._on_commit(self.sequence, changes.encode if logged is None else lambda: logged.change_set)
 
     def _closed(self) -> Unavailable:
         return Unavailable(

@@ -23,11 +23,12 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     registry.undeployed(operator, epoch)
     slots = [slot for slot in registry.slots() if slot.id.operator == operator]
     _leave_evidence(registry, operator, epoch)
-    dropped = sum(_drop_slot(registry, slot, epoch) for slot in slots)
+    dropped = [slot.id for slot in slots if _drop_slot(registry, slot, epoch)]
+    registry.commits.forget(dropped)  # nothing is created at these epochs before the next start, which logs anew
     registry.unlearn(operator)
     if dropped:
-        log.warning("%s was undeployed: %d partitions are deleted", operator, dropped)
-    return dropped
+        log.warning("%s was undeployed: %d partitions are deleted", operator, len(dropped))
+    return len(dropped)
 
 
 def _leave_evidence(registry: PartitionRegistry, operator: str, epoch: int) -> None:

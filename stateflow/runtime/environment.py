@@ -3,6 +3,7 @@ forget, on a power loss, whatever was not synced."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -17,6 +18,7 @@ from stateflow.errors import DataDirLocked, InvalidArgument
 from stateflow.private import UMASK, keep_private
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore, RocksEngine
+from stateflow.storage.segments import DirectorySegments, SegmentFiles
 
 
 class Closable(Protocol):
@@ -67,17 +69,31 @@ class Environment:
     def __init__(self, settings: ReplicaSettings) -> None:
         self._engine = RocksEngine(settings.block_cache_bytes, settings.write_buffer_bytes)
 
-    def open(self, directory: Path, *, create: bool = False) -> PartitionStore:
-        """A partition's database. Raises StateMissing, DataDirLocked."""
-        return self._engine.open(directory, create=create)
+    def open(self, directory: Path, *, create: bool = False, up_to_damage: bool = False) -> PartitionStore:
+        """A partition's database. Raises StateMissing, StateDamaged, DataDirLocked.
+
+        Args: up_to_damage: what it has logged behind damage is dropped, which a loss of power leaves.
+        """
+        return self._engine.open(directory, create=create, up_to_damage=up_to_damage)
 
     def expect(self, databases: int) -> None:
         """So many are to be open at a time. Raises TooFewFiles."""
         self._engine.expect(databases)
 
-    def open_read_only(self, directory: Path) -> PartitionStore:
+    def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> PartitionStore:
         """A snapshot of one, with nothing written."""
-        return self._engine.open_read_only(directory)
+        return self._engine.open_read_only(directory, up_to_damage=up_to_damage)
+
+    def sync_database(self, directory: Path) -> None:
+        """What was written to the database there is durable, whether somebody has it open or not."""
+        for path in sorted(directory.glob("*.log")):  # in order: a later one says nothing without the former
+            with contextlib.suppress(FileNotFoundError):  # it is in a sorted file by now
+                self.sync([path])
+        self.sync([directory])
+
+    def segments(self, directory: Path) -> SegmentFiles:
+        """Of the commit log there."""
+        return DirectorySegments(directory)
 
     def copy(self, directory: Path, to: Path) -> None:
         """A partition's database that nobody has open, as another one. Sorted files never change and are shared.
@@ -147,11 +163,11 @@ class Environment:
         """One that was never given before."""
         return uuid.uuid4().hex
 
-    def write_durably(self, path: Path, text: str) -> None:
+    def write_durably(self, path: Path, content: str | bytes) -> None:
         """All of it, or what was there before; the former, power loss or not, once this returns."""
         temporary = path.with_suffix(".new")
-        with temporary.open("w") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

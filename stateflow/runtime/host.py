@@ -42,6 +42,7 @@ from stateflow.state import (
     declarations_of,
 )
 from stateflow.storage import PartitionStore
+from stateflow.storage.commit_log import CommitLog
 from stateflow.types import PartitionId
 
 #: stored cells of states with a ttl that each batch looks at, beside two for each of its rows
@@ -81,7 +82,7 @@ class Ran(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """``output``: with what was there of it before."""
+    """To be logged, and then written. ``output``: with what was there of it before."""
 
     output: bytes
     advance: Advance
@@ -92,7 +93,7 @@ class PartitionHost:
     """Not thread-safe: one batch at a time.
 
     Args:
-        on_commit: see :class:`~stateflow.runtime.committing.Committer`, as ``sync``.
+        on_commit: see :class:`~stateflow.runtime.committing.Committer`, as ``log``.
         clock: of what a batch takes; what time it is comes with each batch.
         deployed: what is decided of its states now; another object when that has changed.
         partitions: of the operator. A key that belongs to another one is refused, when it is first met.
@@ -108,7 +109,7 @@ class PartitionHost:
         cached_keys: int = 262_144,
         cache: CachePool | None = None,
         max_value_bytes: int = MAX_VALUE_BYTES,
-        sync: bool = False,
+        log: CommitLog | None = None,
         on_commit: Callable[[int, Callable[[], bytes]], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         retention: Retention = Retention(),  # noqa: B008 - frozen
@@ -133,7 +134,7 @@ class PartitionHost:
         self.key = key_columns(operator)
         self._reader: RowReader | None = None  # whose keys are of the types that are stored
         self._sources = Sources(partition, store, retention)
-        self._committer = Committer(partition, store, epoch, sync, on_commit)
+        self._committer = Committer(partition, store, epoch, log, on_commit)
         #: the newest processing time of a batch here
         self.latest_us = 0
         #: that the operator took for the last one
@@ -230,7 +231,13 @@ class PartitionHost:
         if isinstance(ran, Applied):
             return ran
         (encoded,) = encode([ran.outputs])
-        return self.write(ran, self.stage(ran, encoded))
+        commit = self.stage(ran, encoded)
+        try:
+            self._committer.log(commit.staged)
+        except BaseException:
+            self.rollback()
+            raise
+        return self.write(ran, commit)
 
     def run(
         self,

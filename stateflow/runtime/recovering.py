@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from stateflow.errors import DecodeError, StateDamaged, StateMissing
+from stateflow.errors import CommitLogDamaged, DecodeError, StateDamaged, StateMissing
 from stateflow.runtime import layout
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.registry import PART, RECEIVED, UNFINISHED, PartitionRegistry
 from stateflow.runtime.transfer import Kept
+from stateflow.storage.commit_records import Commit
 from stateflow.storage.faults import damage
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -28,6 +30,7 @@ class Recovery:
     def run(self) -> None:
         """Find what is here. Nothing that might be state is removed: what cannot be used is put aside, and said."""
         registry = self._registry
+        registry.commits.find()
         registry.evidence.say()
         for folder in sorted(path for path in (registry.root / "operators").glob("*") if path.is_dir()):
             # what is seen here may not be durable yet: the process may have been killed before it saw to that
@@ -45,41 +48,44 @@ class Recovery:
                     registry.environment.remove_tree(rest)
                 self._recover(PartitionId(folder.name, int(home.name[1:])), home)
         registry.expect(0)
+        registry.commits.begin()
 
     def _recover(self, partition: PartitionId, home: Path) -> None:
-        """Of the copies on disk the newest that is this replica's own counts.
+        """Of the copies on disk the newest that is this replica's own counts. It has all that was logged, then.
 
         They are only looked at here, which takes a third of what opening them takes: that is done when they are needed.
         """
         registry = self._registry
-        found: list[tuple[layout.Ownership, bool, Path, int, bytes | None]] = []
+        found: list[_Copy] = []
         for directory in sorted(path for path in home.iterdir() if path.is_dir() and path.name != RECEIVED):
             if (directory / UNFINISHED).exists():
                 registry.remove(directory)
                 continue
             try:
-                ownership, sequence, schema = self._look_at(directory)
-            except (StateMissing, StateDamaged, DecodeError) as error:
+                copy = self._look_at(partition, directory)
+            except (StateMissing, StateDamaged, DecodeError, CommitLogDamaged) as error:
                 if _held_nothing(directory):
                     registry.remove(directory)
                 else:
                     registry.put_aside(partition, directory, str(error))
                 continue
-            incoming = registry.is_incoming(directory)
-            if ownership is not None and ownership.replica == registry.info.name:
-                found.append((ownership, not incoming, directory, sequence, schema))
-            elif incoming:
+            if self._is_ours(copy.ownership):
+                found.append(copy)
+            elif copy.incoming:
                 registry.remove(directory)
             else:
-                owner = "nobody" if ownership is None else repr(ownership.replica)
+                owner = "nobody" if copy.ownership is None else repr(copy.ownership.replica)
                 registry.put_aside(partition, directory, f"it says that it is {owner}'s copy")
+        found.sort(key=lambda copy: (copy.epoch, not copy.incoming))  # a copy of what is sealed comes before that
+        while found and not self._complete(partition, found[-1]):
+            found.pop()
         if not found:
             return
-        found.sort(key=lambda copy: (copy[0].epoch, copy[1]))  # a copy of what is sealed comes before that
-        *older, (ownership, _, directory, sequence, schema) = found
-        for _, _, superseded, *_ in older:  # as is done when a newer copy is owned
-            registry.remove(superseded)
-        slot = registry.slot(partition)
+        *older, newest = found
+        for copy in older:  # as is done when a newer copy is owned
+            registry.remove(copy.directory)
+        slot, ownership = registry.slot(partition), newest.ownership
+        assert ownership is not None
         successor = ReplicaInfo(ownership.target, ownership.target_site, ownership.target_address)
         slot.lifecycle.recover(
             State(ownership.state),
@@ -87,21 +93,76 @@ class Recovery:
             ownership.move_id,
             successor if ownership.state == State.SEALED else None,
         )
-        slot.directory, slot.schema = directory, schema
+        slot.directory, slot.schema = newest.directory, newest.schema
         if ownership.state == State.SEALED and ownership.move_id:
-            slot.kept = Kept(ownership.move_id, ownership.epoch, sequence)
+            slot.kept = Kept(ownership.move_id, ownership.epoch, newest.sequence)
 
-    def _look_at(self, directory: Path) -> tuple[layout.Ownership | None, int, bytes | None]:
+    def _is_ours(self, ownership: layout.Ownership | None) -> bool:
+        return ownership is not None and ownership.replica == self._registry.info.name
+
+    def _complete(self, partition: PartitionId, copy: _Copy) -> bool:
+        """False: it was put aside."""
+        registry = self._registry
+        try:
+            registry.commits.complete(partition, copy.directory, copy.lacking, up_to_damage=copy.up_to_damage)
+            if copy.lacking:
+                copy.schema = self._read(copy.directory, up_to_damage=False).schema
+            return True
+        except StateDamaged as error:
+            registry.put_aside(partition, copy.directory, str(error))
+            return False
+
+    def _look_at(self, partition: PartitionId, directory: Path) -> _Copy:
+        """Raises StateMissing, StateDamaged, DecodeError, CommitLogDamaged."""
+        commits = self._registry.commits
+        damaged: StateDamaged | None = None
+        try:
+            copy = self._read(directory, up_to_damage=False)
+        except StateDamaged as error:
+            if not commits.knows(partition, directory):
+                raise
+            damaged = error  # perhaps only what a loss of power left of its own log
+            try:
+                copy = self._read(directory, up_to_damage=True)
+            except (StateMissing, StateDamaged, DecodeError):
+                raise damaged from None
+        ownership = copy.ownership
+        if ownership is not None and self._is_ours(ownership) and ownership.state == State.OWNED:
+            copy.lacking = commits.lacking(partition, directory, ownership.epoch, copy.sequence)
+        if damaged is not None and not copy.lacking:
+            raise damaged
+        return copy
+
+    def _read(self, directory: Path, *, up_to_damage: bool) -> _Copy:
         """Whose a copy is, its sequence and its states. Raises StateMissing, StateDamaged, DecodeError."""
-        store = self._registry.environment.open_read_only(directory)
+        store = self._registry.environment.open_read_only(directory, up_to_damage=up_to_damage)
         try:
             record = store.get(layout.OWNERSHIP)
             ownership = layout.Ownership.decode(record) if record else None
-            return ownership, read_sequence(store), store.get(layout.SCHEMA)
+            schema, incoming = store.get(layout.SCHEMA), self._registry.is_incoming(directory)
+            return _Copy(directory, ownership, incoming, read_sequence(store), schema, up_to_damage)
         except Exception as error:
             raise damage(error) or error from error
         finally:
             store.close()
+
+
+@dataclass(slots=True)
+class _Copy:
+    """Of a partition. ``lacking``: what its database is to be completed with, and ``up_to_damage``: it cannot be opened
+    but so."""
+
+    directory: Path
+    ownership: layout.Ownership | None
+    incoming: bool
+    sequence: int
+    schema: bytes | None
+    up_to_damage: bool
+    lacking: list[Commit] = field(default_factory=list)
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self.ownership is None else self.ownership.epoch
 
 
 def _held_nothing(directory: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from stateflow.clock import Clock
 from stateflow.errors import (
     REPORT_LINE,
+    CommitLogDamaged,
     DecodeError,
     InvariantBroken,
     OperatorNotDeployed,
@@ -28,6 +29,7 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.runtime import layout
+from stateflow.runtime.commits import Commits
 from stateflow.runtime.environment import Environment
 from stateflow.runtime.evidence import Evidence
 from stateflow.runtime.identity import identify
@@ -65,8 +67,8 @@ class PartitionRegistry:
     Raises DataDirLocked when another process does, InvalidArgument when it is another replica's.
 
     Layout: ``LOCK``, ``REPLICA`` (see :mod:`stateflow.runtime.identity`), ``TERM``, ``operators/<name>/operator.json``,
-    ``…/p00003/<copy>/`` (RocksDB; ``<copy>.part/`` while it is not whole), ``snapshots/<id>/`` (hard links that serve a
-    transfer; emptied at start).
+    ``…/p00003/<copy>/`` (RocksDB; ``<copy>.part/`` while it is not whole), ``commits/`` (see
+    :mod:`stateflow.runtime.commits`), ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
     """
 
     def __init__(
@@ -103,6 +105,9 @@ class PartitionRegistry:
         self.environment.remove_tree(self.snapshots)
         self.snapshots.mkdir(parents=True)
         self.evidence = Evidence(root, self.environment)
+        self.commits = Commits(
+            root, settings, self.environment, lambda partition: self.look(partition).directory, self._lose_unsynced
+        )
 
     def recover_operator(self, folder: Path) -> None:
         """Its description and code. Without them its partitions are here all the same: the controller knows it, too."""
@@ -138,6 +143,7 @@ class PartitionRegistry:
 
     def put_aside(self, partition: PartitionId, directory: Path, why: str) -> None:
         """A copy of it that cannot be used. Nothing that might be state is removed."""
+        self.commits.put_aside(partition, directory)
         kept = self.evidence.put_aside(directory, partition.operator, directory.parent.name)
         log.error("%s is not served from %s, which is put aside as %s: %s", partition, directory.name, kept, why)
 
@@ -161,10 +167,14 @@ class PartitionRegistry:
             if directory is not None:
                 try:
                     self.put_aside(slot.id, directory, str(why))
-                except OSError as error:  # a disk that can be written no more: it stays where it is, and is still lost
+                    self.commits.forget([slot.id])
+                except (OSError, CommitLogDamaged) as error:  # it stays where it is, and is still lost
                     log.error("%s cannot be put aside: %s (%s)", directory, error, why)
         self.on_change(slot.id)
         self.on_lost()
+
+    def _lose_unsynced(self, partition: PartitionId, why: StateDamaged) -> None:
+        self.lose(self.slot(partition), why)
 
     def read_term(self) -> tuple[str, int]:
         """The greatest term of a controller that was heard here, and of which ledger. Raises DecodeError."""
@@ -386,7 +396,7 @@ class PartitionRegistry:
                         raise Unavailable("the replica stops", remedy="it is asked for again", partition=slot.id)
                     if slot.directory is None:
                         raise StateMissing("the partition is not here", remedy="ask its owner", partition=slot.id)
-                    store = slot.store = self.environment.open(slot.directory)
+                    store = slot.store = self.commits.open(slot.id, slot.lifecycle.epoch, slot.directory)
         return store
 
     def close_store(self, slot: Slot) -> None:
@@ -451,6 +461,7 @@ class PartitionRegistry:
                     self.remove(slot.restoring.directory)
                 if slot.store is not None:
                     slot.store.close()
+        self.commits.close()
         self._claim.close()
 
     def _free(self, held: contextlib.ExitStack) -> Iterator[Slot]:

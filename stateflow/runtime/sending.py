@@ -224,6 +224,7 @@ class Sender:
         if slot.host is not None:
             slot.host.let_go(self._registry.environment.aside)
             slot.host = None
+        self._registry.commits.left(slot.id)
         self._registry.on_change(slot.id)
 
     def _end(self, slot: Slot, changes: ChangeLog, kept: Kept) -> None:

@@ -226,5 +226,6 @@ class Successor:
             slot.host = slot.kept = slot.since = None
             for follower in list(slot.logs):
                 self._registry.drop_log(slot, follower)
+            self._registry.commits.left(partition)
         self._registry.on_change(partition)
         return True

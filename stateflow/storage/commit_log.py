@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from stateflow.errors import Unavailable
 from stateflow.storage.commit_records import (
     FRAME_BYTES_MAX,
     SEGMENT_HEADER,
@@ -49,8 +50,8 @@ class CommitLog:
         found: what was there; its segments are removed.
         bytes_max: with so much in it an append syncs databases first.
         mutex: makes re-entrant locks.
-        sync: what the database of a partition holds is durable behind it. Raises what the disk says. Called without a
-            lock.
+        sync: what the database of a partition holds is durable behind it; False: it is on its way out, and is forgotten
+            when that is done. Raises what the disk says. Called without a lock.
         aside: runs something in a thread of its own.
         on_failed: called, without a lock, with each partition whose database cannot be synced, and why. Its commits
             stay here until it is forgotten.
@@ -63,7 +64,7 @@ class CommitLog:
         bytes_max: int,
         *,
         mutex: Callable[[], AbstractContextManager[Any]],
-        sync: Callable[[PartitionId], None],
+        sync: Callable[[PartitionId], bool],
         aside: Callable[[Callable[[], None]], None],
         on_failed: Callable[[PartitionId, Exception], None],
     ) -> None:
@@ -85,10 +86,12 @@ class CommitLog:
 
     def append(self, commits: Sequence[Commit]) -> None:
         """One write. They are durable when this returns. When it raises, which is what the disk says, they may be there
-        at the next start, or not; in either case they may be logged again."""
+        at the next start, or not; in either case they may be logged again. Raises Unavailable behind the end."""
         if self.size > self._bytes_max:
             self._retire()
         with self._mutex:
+            if self._closed:
+                raise Unavailable("the replica stops", remedy="send the batch again; it was not applied")
             full = self._write(commits, sync=True)
             for commit in commits:
                 self._unwritten.setdefault(commit.partition, []).append(commit)
@@ -123,7 +126,7 @@ class CommitLog:
         with self._mutex:
             # an append that failed may be there all the same
             gone = [Gone(each) for each in partitions if self._torn or self._has(each)]
-            if not gone:
+            if not gone or self._closed:
                 return
             self._write(gone, sync=sync)
             for each in partitions:
@@ -179,7 +182,8 @@ class CommitLog:
                         del durable[partition]  # whoever writes it is not done yet, or has failed
             for partition in list(durable):
                 try:
-                    self._sync(partition)
+                    if not self._sync(partition):
+                        del durable[partition]
                 except Exception as error:  # noqa: BLE001 - one that cannot be synced holds up no other
                     log.error(
                         "%s cannot be synced, and what was logged of it stays in the commit log: %s", partition, error

@@ -70,24 +70,28 @@ class RocksEngine:
         """So many are to be open at a time, with those that are. Raises TooFewFiles when that cannot be."""
         self._files = files.file_limits(databases, files.limit())
 
-    def open_read_only(self, directory: Path) -> RocksStore:
+    def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> RocksStore:
         """As its files are, with nothing written: for what is only looked at, or others hold hard links of. Raises what
         ``open`` raises."""
-        return self._open(directory, AccessType.read_only(), create=False)
+        return self._open(directory, AccessType.read_only(), create=False, up_to_damage=up_to_damage)
 
-    def open(self, directory: Path, *, create: bool = False) -> RocksStore:
-        """Raises StateMissing when there is no database and ``create`` is false, DataDirLocked when another process has
+    def open(self, directory: Path, *, create: bool = False, up_to_damage: bool = False) -> RocksStore:
+        """Args: up_to_damage: what is in its write-ahead log behind damage is dropped: somebody else has it.
+
+        Raises StateMissing when there is no database and ``create`` is false, DataDirLocked when another process has
         it open, StateDamaged when something of it is missing or not what was written, and what the disk says."""
         if create:
             directory.mkdir(parents=True, exist_ok=True)
-        return self._open(directory, AccessType.read_write(), create=create)
+        return self._open(directory, AccessType.read_write(), create=create, up_to_damage=up_to_damage)
 
-    def _open(self, directory: Path, access: AccessType, *, create: bool) -> RocksStore:
+    def _open(self, directory: Path, access: AccessType, *, create: bool, up_to_damage: bool) -> RocksStore:
         if not create and not (directory / "CURRENT").exists():
             raise StateMissing("there is no partition database", remedy="restore it from a checkpoint", path=directory)
         if not create and not any(directory.glob("*.log")):
             raise StateDamaged("its write-ahead log is missing", remedy=DAMAGED, path=directory)
         strict, lenient = DBRecoveryMode.absolute_consistency(), DBRecoveryMode.tolerate_corrupted_tail_records()
+        if up_to_damage:
+            strict = DBRecoveryMode.point_in_time()
         try:
             try:
                 return RocksStore(Rdict(str(directory), options=self._options(create, strict), access_type=access))

@@ -27,7 +27,9 @@ def test_the_sample_has_every_participant_fault_and_moment() -> None:
 
 
 @pytest.mark.processes
-def test_a_sample_of_the_matrix_is_good() -> None:
+@pytest.mark.parametrize("acknowledge", ["wal", "fsync"])
+def test_a_sample_of_the_matrix_is_good(acknowledge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEFLOW_REPLICA_ACKNOWLEDGE", acknowledge)
     with matrix() as local:
         outcomes = [run_cell(local, cell, number) for number, cell in enumerate(sample())]
     problems = {str(outcome.cell): outcome.problem for outcome in outcomes if outcome.problem}

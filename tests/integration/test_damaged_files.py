@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -189,3 +191,45 @@ def test_an_operators_description_that_cannot_be_read_costs_nothing(cluster: Loc
     assert len(lines) == 1, lines
     assert "Traceback" not in _log(local)[said:]
     assert file.exists(), "it has it again from the controller"
+
+
+def test_with_a_commit_log_what_databases_have_logged_may_be_damaged_and_it_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATEFLOW_REPLICA_ACKNOWLEDGE", "fsync")
+    local = LocalCluster(Tally, sites={"cloud": 1}, partitions=2, data_dir=tmp_path, checkpoint_interval_s=0)
+    with local:
+        stream = local.stream("Tally", source="s")
+        rows: list[dict[str, Any]] = [{"k": f"k{number}", "v": 1} for number in range(20)]
+        for _ in range(8):
+            stream.send(rows)
+        local.kill("cloud-0")
+        flip("*.log", 0.5)(_copy(local, 0))
+        length_of_a_record(_copy(local, 1))
+        local.restart("cloud-0")
+        stream.send(rows)
+        assert set(read(local.cluster, "Tally", "n").values()) == {9}
+        assert not (tmp_path / "cloud-0" / "evidence").exists()
+        assert len([line for line in _log(local).splitlines() if "commits from the commit log" in line]) == 2
+        stream.send(rows)
+        local.kill("cloud-0")
+
+        commits = tmp_path / "cloud-0" / "commits"
+        before = {path: path.read_bytes() for path in commits.iterdir()}
+        flip("*.commits", 0.3)(commits)
+        arguments = ["replica", "--site", "cloud", "--name", "cloud-0", "--data-dir", str(tmp_path / "cloud-0")]
+        done = subprocess.run(
+            [sys.executable, "-m", "stateflow", *arguments, "--controller", local.address],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("commit_log_damaged: the commit log is damaged: frame "), line
+        assert "comes behind it (segment=" in line
+        for path, data in before.items():
+            path.write_bytes(data)
+        local.restart("cloud-0")
+        assert set(read(local.cluster, "Tally", "n").values()) == {10}

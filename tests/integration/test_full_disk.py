@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -20,13 +21,9 @@ SIZE = 24 << 20
 
 def fill(disk: Path) -> Path:
     ballast = disk / "ballast"
-    with ballast.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-                file.flush()
-        except OSError:
-            pass
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
     return ballast
 
 
@@ -56,7 +53,11 @@ def test_a_disk_that_may_not_be_written_is_one_line(mount: Mount) -> None:
     assert line.startswith("invalid_argument: the data directory cannot be used: Read-only file system"), line
 
 
-def test_a_disk_that_fills_up_loses_nothing_and_serves_again_when_there_is_room(mount: Mount) -> None:
+@pytest.mark.parametrize("acknowledge", ["wal", "fsync"])
+def test_a_disk_that_fills_up_loses_nothing_and_serves_again_when_there_is_room(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch, acknowledge: str
+) -> None:
+    monkeypatch.setenv("STATEFLOW_REPLICA_ACKNOWLEDGE", acknowledge)
     disk = mount("small")
     local = LocalCluster(Tally, sites={"cloud": 1}, partitions=2, data_dir=disk / "cluster", checkpoint_interval_s=0)
     model = Model()

@@ -24,6 +24,7 @@ from stateflow.router import reached
 from stateflow.runtime import layout
 from stateflow.runtime.authority import Authority
 from stateflow.runtime.batches import Batches
+from stateflow.runtime.commits import Commits
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.environment import Environment as RealEnvironment
 from stateflow.runtime.host import PartitionHost
@@ -230,12 +231,17 @@ def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
 
 def acknowledged_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
     """``acknowledge="fsync"`` that does not sync."""
-    apply = disk.Store.apply
+    append = disk.Segments.append
+    patch.setattr(disk.Segments, "append", lambda self, data, *, sync=True: append(self, data, sync=False))
 
-    def lazy(self: disk.Store, mutations: Mutations, *, sync: bool = False) -> None:
-        apply(self, mutations, sync=sync and any(key == layout.OWNERSHIP for key, _ in mutations.puts))
 
-    patch.setattr(disk.Store, "apply", lazy)
+def databases_are_not_completed(patch: pytest.MonkeyPatch) -> None:
+    """What was logged, and a loss of power took of a database, stays gone."""
+    patch.setattr(Commits, "lacking", lambda *_: [])
+
+
+def the_log_goes_before_databases_are_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(disk.Environment, "sync_database", lambda _self, _directory: None)
 
 
 def ownership_is_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -366,6 +372,8 @@ RARE = {a_name_is_whose_asks_last: 800, a_registration_is_believed_whenever_it_c
         lost_from_change_sets(layout.POSITION),
         dirty_set_race,
         acknowledged_before_it_is_written,
+        databases_are_not_completed,
+        the_log_goes_before_databases_are_synced,
         ownership_is_not_synced,
         directories_are_not_synced,
         take_over_before_the_lease_has_lapsed,
@@ -392,6 +400,8 @@ RARE = {a_name_is_whose_asks_last: 800, a_registration_is_believed_whenever_it_c
         "forgotten position",
         "dirty-set race while copying",
         "fsync without sync",
+        "databases are not completed",
+        "the log goes before databases are synced",
         "ownership is not synced",
         "directories are not synced",
         "take-over before the lease has lapsed",

@@ -1,17 +1,19 @@
 """A computer whose power may fail: files and databases that keep what was synced, and by luck more.
 
 Files and directories are inodes. A file keeps what it held at its last sync, a directory the entries it had at its
-own: a name that was made or renamed since may be gone, or the old one back. A database has a log and immutable files,
-as RocksDB does: a write is in the log when it returns, and outlives its process; it outlives power once it, a later
-synced write or a flush was synced. What is left of the log is always a prefix of it.
+own: a name that was made or renamed since may be gone, or the old one back. What was appended since then is kept up to
+anywhere, and sectors of it may be missing. A database has a log and immutable files, as RocksDB does: a write is in the
+log when it returns, and outlives its process; it outlives power once it, a later synced write or a flush was synced.
+What is left of the log is a prefix of it; or of each of its files, where what is committed is in another log first.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import io
+import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -22,10 +24,14 @@ import msgpack
 from stateflow.changes import Mutations
 from stateflow.errors import DataDirLocked, StateDamaged, StateMissing
 from stateflow.runtime.registry import INCOMING, UNFINISHED
+from stateflow.storage.commit_records import FRAME_MAGIC, Commit, decode, segment_header, segment_name
 from stateflow.storage.store import prefix_end
 from tests.simulation.sim.loop import Crashed, Mutex, Process
 
 SSTS_MAX = 4
+#: writes to one file of a database's log
+LOG_FILE_RECORDS = 3
+SECTOR = 512
 
 
 @dataclass(slots=True)
@@ -38,9 +44,28 @@ class File:
 
 @dataclass(slots=True)
 class Log:
+    """``files``: where each of its files after the first begins; ``hole_at``: there some are missing, and others come
+    behind them."""
+
     records: list[Any] = field(default_factory=list)
     synced: int = 0
     damaged_at: int | None = None
+    files: list[int] = field(default_factory=list)
+    hole_at: int | None = None
+
+    def lose_power(self, random: Random) -> None:
+        kept: list[Any] = []
+        for start, end in itertools.pairwise([0, *self.files, len(self.records)]):
+            keep = random.randint(max(start, min(self.synced, end)), end)
+            if self.hole_at is None and len(kept) < start < keep:
+                self.hole_at = len(kept)
+            kept += self.records[start:keep]
+        self.records, self.synced, self.files = kept, len(kept), []
+
+    @property
+    def readable(self) -> int:
+        """Records before the first damage."""
+        return min(at for at in (self.hole_at, self.damaged_at, len(self.records)) if at is not None)
 
 
 @dataclass(slots=True)
@@ -87,27 +112,38 @@ class Disk:
                 kept[name] = node
         directory.entries, directory.durable = kept, dict(kept)
         if directory.log is not None:
-            log = directory.log
-            keep = self.random.randint(log.synced, len(log.records))
-            del log.records[keep:]
-            log.synced = keep
+            directory.log.lose_power(self.random)
         for node in kept.values():
             if isinstance(node, Dir):
                 self._forget(node)
+            elif node.synced and node.data != node.synced and node.data.startswith(node.synced):
+                node.data = node.synced = node.synced + self._torn(len(node.synced), node.data[len(node.synced) :])
             elif node.data != node.synced:
                 whole = node.data if self.random.random() < 0.5 else b""
                 node.data = node.synced = whole[: self.random.randint(0, len(whole))] or node.synced
+
+    def _torn(self, at: int, appended: bytes) -> bytes:
+        """What is left of it: a part, perhaps with a sector of zeros."""
+        left = appended[: self.random.randint(0, len(appended))]
+        if left and self.random.random() < 0.3:
+            start = (at + self.random.randrange(len(left))) // SECTOR * SECTOR
+            start, end = max(0, start - at), min(len(left), start + SECTOR - at)
+            left = left[:start] + bytes(end - start) + left[end:]
+        return left
 
 
 class Environment:
     """Stands in for stateflow.runtime.environment.Environment, for one process on one disk.
 
-    ``wrote`` is told of every write to a database, when it is in its log.
+    ``wrote`` is told of every write to a database, when it is in its log; ``logged`` of what is in the commit log.
+
+    Args: logs: there is a commit log, and what databases log may have holes.
     """
 
-    def __init__(self, process: Process, disk: Disk) -> None:
-        self.process, self.disk = process, disk
+    def __init__(self, process: Process, disk: Disk, *, logs: bool = False) -> None:
+        self.process, self.disk, self.logs = process, disk, logs
         self.wrote: Callable[[Store, Mutations], None] = lambda _store, _mutations: None
+        self.logged: Callable[[Commit], None] = lambda _commit: None
 
     @property
     def home(self) -> Path:
@@ -139,7 +175,7 @@ class Environment:
         self.disk.root.durable = dict(self.disk.root.entries)  # whoever made the data directory saw to that
         return SimpleNamespace(close=lambda: None)
 
-    def open(self, directory: Path, *, create: bool = False) -> Store:
+    def open(self, directory: Path, *, create: bool = False, up_to_damage: bool = False) -> Store:
         node = directory.find()
         if not isinstance(node, Dir) or "CURRENT" not in node.entries:
             if not create:
@@ -151,7 +187,11 @@ class Environment:
             raise DataDirLocked("it is open", remedy="-", path=directory)
         self.write()
         if "CURRENT" in node.entries:
-            check(node)
+            check(node, up_to_damage)
+        if node.log is not None and up_to_damage:
+            del node.log.records[node.log.readable :]
+            node.log.damaged_at = node.log.hole_at = None
+            node.log.files, node.log.synced = [], 0
         return Store(self, node)
 
     def copy(self, directory: Path, to: Path) -> None:
@@ -170,12 +210,30 @@ class Environment:
     def expect(self, databases: int) -> None:
         pass
 
-    def open_read_only(self, directory: Path) -> Store:
-        return self.open(directory)
-
-    def write_durably(self, path: Path, text: str) -> None:
+    def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> Store:
+        if not up_to_damage:
+            return self.open(directory)
+        node = directory.directory()
         self.write()
-        file = self.disk.new(text.encode())
+        check(node, up_to_damage)
+        copy = Dir(dict(node.entries), next_file=node.next_file)
+        if node.log is not None:
+            copy.log = Log(node.log.records[: node.log.readable])
+        return Store(self, copy)
+
+    def sync_database(self, directory: Path) -> None:
+        node = directory.directory()
+        self.write()
+        if node.log is not None:
+            node.log.synced = len(node.log.records)
+        self.write()
+
+    def segments(self, directory: Path) -> Segments:
+        return Segments(self, directory)
+
+    def write_durably(self, path: Path, content: str | bytes) -> None:
+        self.write()
+        file = self.disk.new(content if isinstance(content, bytes) else content.encode())
         file.synced = file.data
         parent = path.parent.directory()
         parent.entries[path.name] = file
@@ -391,14 +449,63 @@ class _Appending:
         return len(self._file.data)
 
 
-def check(directory: Dir) -> None:
+class Segments:
+    """Of a commit log. A write to one may be cut off by the end of the process, too."""
+
+    def __init__(self, environment: Environment, directory: Path) -> None:
+        self._environment, self._directory = environment, directory
+        self._file: File | None = None
+
+    def read(self) -> list[tuple[int, bytes]]:
+        paths = sorted(self._directory.glob("*.commits"))
+        return [(int(path.stem), path.read_bytes()) for path in paths]
+
+    def create(self, number: int, data: bytes) -> None:
+        self._directory.mkdir(exist_ok=True)
+        path = self._directory / segment_name(number)
+        path.write_bytes(data)
+        self._environment.sync([path, self._directory, self._directory.parent])
+        self._file = path.file()
+
+    def append(self, data: bytes, *, sync: bool = True) -> None:
+        file, environment = self._file, self._environment
+        assert file is not None
+        assert file.data.startswith(file.synced)
+        for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+            environment.write()
+            file.data += part
+        number = int.from_bytes(data[len(FRAME_MAGIC) : len(FRAME_MAGIC) + 8], "little")
+        segment = decode("-", segment_header(number) + data)
+        assert segment is not None
+        for record in segment.records:
+            if isinstance(record, Commit):
+                environment.logged(record)
+        environment.write()
+        if sync:
+            file.synced = file.data
+            environment.write()
+
+    def truncate(self, size: int) -> None:
+        raise AssertionError("nothing refuses here")
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            (self._directory / segment_name(number)).unlink()
+            self._environment.sync([self._directory])
+
+    def close(self) -> None:
+        self._file = None
+
+
+def check(directory: Dir, up_to_damage: bool = False) -> None:
     """Raises StateDamaged, as a database does that verifies its log and compares its files with its manifest."""
     current = directory.entries["CURRENT"]
     assert isinstance(current, File)
     manifest = directory.entries[current.data.decode()]
     assert isinstance(manifest, File)
     missing = [name for name in manifest.data.decode().split() if name not in directory.entries]
-    if missing or (directory.log is not None and directory.log.damaged_at is not None):
+    log = directory.log
+    if missing or (log is not None and log.readable < len(log.records) and not up_to_damage):
         raise StateDamaged("its files are not what was written", remedy="-", missing=missing)
 
 
@@ -487,6 +594,9 @@ class Store:
         log = self._dir.log
         assert log is not None
         record = tuple(mutations.clears), tuple(mutations.deletes), tuple(mutations.puts)
+        begun = len(log.records) - (log.files[-1] if log.files else 0)
+        if self._environment.logs and INCOMING not in self._dir.entries and begun >= LOG_FILE_RECORDS:
+            log.files.append(len(log.records))
         log.records.append(record)
         if sync:
             log.synced = len(log.records)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
 from reconfig.work import ReconfigurationState
+from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
 from stateflow.replica.membership import say_opening
@@ -70,6 +71,7 @@ REPLICA = {
         hold_timeout_s=5.0,
         transfer_timeout_s=10.0,
         acknowledge=acknowledge,
+        commit_log_bytes_max=16 << 10,
         debug_validate=True,
     )
     for acknowledge in ("wal", "fsync", "standby")
@@ -306,8 +308,13 @@ class World:
         """Args: asks_for: the name that it registers under."""
         name = process.name
         info = ReplicaInfo(asks_for, asks_for.rpartition("-")[0], f"{name}:1")
-        environment = Environment(process, self.disks[name])
-        environment.wrote = lambda store, mutations: self._wrote(process, store, mutations)
+        environment = Environment(process, self.disks[name], logs=self.acknowledge != "wal")
+        if environment.logs:
+            environment.logged = lambda commit: self._wrote(
+                process, commit.partition, ChangeSet.decode(commit.change_set).mutations
+            )
+        else:
+            environment.wrote = lambda store, mutations: self._wrote(process, store, mutations)
         node = Node(self, process, info, environment)
         service = ReplicaService(node, None, Clock(process), self.net.connect)  # type: ignore[arg-type]
         if self._slow.random() < SLOW_STARTS:
@@ -332,13 +339,13 @@ class World:
 
     # -- what the oracle is told --------------------------------------------------------------------------
 
-    def _wrote(self, process: Process, store: Store, mutations: Any) -> None:
+    def _wrote(self, process: Process, where: PartitionId | Store, mutations: Mutations) -> None:
         job = self.loop.job
         applies = None if job is None else job.notes.get("applies")
         if applies is None or not any(key == layout.SEQUENCE for key, _ in mutations.puts):
             return
         node = self.nodes[process.name]
-        partition = next(slot.id for slot in node._registry.slots() if slot.store is store)
+        partition = next(slot.id for slot in node._registry.slots() if slot.id == where or slot.store is where)
         batch, rows = applies[partition]
         epoch = node.lifecycle(partition).epoch
         self.log(f"{process.name} commits {batch.source} {batch.number} to {partition} at {epoch}")
@@ -346,7 +353,11 @@ class World:
         if batch.number < 0:
             self._check(lambda: self.oracle.taken(partition, process.name, epoch, batch, mutations))
         else:
-            position = dict(mutations.puts)[layout.POSITION + batch.source.encode()]
+            written, source = dict(mutations.puts), batch.source.encode()
+            if layout.OUTPUT + source not in written or layout.POSITION + source not in written:
+                self.fail(Violation(f"a commit to {partition} without its output or position"))
+                return
+            position = written[layout.POSITION + source]
             now_us = layout.Position.decode(position).at_us
             self._check(lambda: self.oracle.committed(partition, process.name, epoch, batch, rows, now_us, mutations))
         self._check(lambda: self.oracle.changed(partition, self.nodes))

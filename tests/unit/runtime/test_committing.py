@@ -33,7 +33,7 @@ def test_sequence_of_an_empty_store() -> None:
 
 def test_each_commit_is_one_write_under_the_next_sequence_and_told() -> None:
     store, told = MemoryStore(), list[ChangeSet]()
-    committer = Committer(P, store, 7, False, lambda _, encode: told.append(ChangeSet.decode(encode())))
+    committer = Committer(P, store, 7, None, lambda _, encode: told.append(ChangeSet.decode(encode())))
     for number in range(2):
         committer.commit("s", number, put(b"%d" % number))
         committer.known()
@@ -47,12 +47,12 @@ def test_each_commit_is_one_write_under_the_next_sequence_and_told() -> None:
     for each in told:
         follower.apply(each.mutations)
     assert dict(follower.scan(b"")) == dict(store.scan(b""))
-    assert Committer(P, store, 8, False, None).sequence == 2
+    assert Committer(P, store, 8, None, None).sequence == 2
 
 
 def test_what_is_unsaved_goes_with_the_next_commit_and_with_no_other() -> None:
     store = MemoryStore()
-    committer = Committer(P, store, 1, False, None)
+    committer = Committer(P, store, 1, None, None)
     committer.unsaved = [(layout.SCHEMA, b"declared")]
     assert store.get(layout.SCHEMA) is None
     committer.commit("s", 0, put(b"0"))
@@ -62,7 +62,7 @@ def test_what_is_unsaved_goes_with_the_next_commit_and_with_no_other() -> None:
 
 def test_behind_a_write_that_failed_nothing_is_committed() -> None:
     store = Refusing()
-    committer = Committer(P, store, 1, False, None)
+    committer = Committer(P, store, 1, None, None)
     store.refuses = True
     with pytest.raises(OSError, match="no room"):
         committer.commit("s", 0, put(b"0"))
@@ -75,7 +75,7 @@ def test_behind_a_write_that_failed_nothing_is_committed() -> None:
 
 def test_behind_its_end_nothing_is_committed() -> None:
     store = MemoryStore()
-    committer = Committer(P, store, 1, False, None)
+    committer = Committer(P, store, 1, None, None)
     committer.end()
     with pytest.raises(Unavailable, match="closed here meanwhile"):
         committer.commit("s", 0, put(b"0"))

@@ -2,7 +2,8 @@
 
 A consumer reads timed records in batches, counts them per key in a partition on RocksDB, checkpoints now and then and
 delivers the outputs. It is crashed before and after every step it takes, with its disk or without, and started again
-until it has read everything.
+until it has read everything. With a commit log it also loses its power: what was not synced since its database was
+opened is gone, and what was being appended to the log is torn.
 """
 
 from __future__ import annotations
@@ -19,10 +20,16 @@ import pytest
 
 from stateflow import Context, Operator, state
 from stateflow.changes import Mutations
+from stateflow.errors import StateDamaged
+from stateflow.runtime.commits import FOLDER, Commits
+from stateflow.runtime.committing import read_sequence
+from stateflow.runtime.environment import Environment
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.positions import Batch
+from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore, RocksEngine
+from stateflow.storage.segments import DirectorySegments
 from stateflow.types import PartitionId
 
 ID = PartitionId("Counted", 0)
@@ -80,6 +87,40 @@ class Crashing:
     def close(self) -> None: ...
 
 
+class Segments(DirectorySegments):
+    """Of a commit log, whose process may crash before, within and behind each write to it."""
+
+    def __init__(self, directory: Path, steps: Steps) -> None:
+        super().__init__(directory)
+        self._steps = steps
+
+    def append(self, data: bytes, *, sync: bool = True) -> None:
+        self._steps.step()
+        try:
+            self._steps.step()
+        except Crash:
+            super().append(data[: len(data) // 2])
+            raise
+        super().append(data, sync=sync)
+        self._steps.step()
+
+
+class Machine(Environment):
+    def __init__(self, steps: Steps) -> None:
+        super().__init__(SETTINGS)
+        self._steps = steps
+
+    def segments(self, directory: Path) -> Segments:
+        return Segments(directory, self._steps)
+
+
+SETTINGS = ReplicaSettings(acknowledge="fsync", block_cache_bytes=8 << 20, write_buffer_bytes=8 << 20)
+
+
+def no_loss(partition: PartitionId, why: StateDamaged) -> None:
+    raise AssertionError(f"{partition}: {why}")
+
+
 #: batches of (time, key); a checkpoint is taken where it says so
 SCRIPT: list[Any] = [
     [(90, "a"), (95, "b")],
@@ -92,10 +133,12 @@ SCRIPT: list[Any] = [
 
 
 class Consumer:
-    """What is durable: the source, the disk (``live``), the checkpoints, and what was delivered downstream."""
+    """What is durable: the source, the disk (``live``, and the commit log where there is one), the checkpoints, and
+    what was delivered downstream."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, logged: bool = False) -> None:
+        self.root, self.logged = root, logged
+        root.mkdir(exist_ok=True)
         self.delivered: dict[int, list[dict[str, Any]]] = {}
 
     def run(self, steps: Steps) -> None:
@@ -104,9 +147,12 @@ class Consumer:
         checkpoints = sorted(self.root.glob("checkpoint-*"))
         if not live.exists() and checkpoints:
             shutil.copytree(checkpoints[-1], live)
+        commits = self._completed(live, steps) if self.logged else None
         store = RocksEngine(8 << 20, 8 << 20).open(live, create=not live.exists())
+        shutil.rmtree(self.root / "synced", ignore_errors=True)
+        shutil.copytree(live, self.root / "synced")
         try:
-            host = PartitionHost(Counted, ID, Crashing(store, steps), 1)
+            host = PartitionHost(Counted, ID, Crashing(store, steps), 1, log=None if commits is None else commits.log)
             done = host.position("s")
             batch = -1
             for entry in SCRIPT:
@@ -126,6 +172,20 @@ class Consumer:
                 steps.step()
         finally:
             store.close()
+            if commits is not None:
+                commits.close()
+
+    def _completed(self, live: Path, steps: Steps) -> Commits:
+        """As at the start of a replica."""
+        commits = Commits(self.root, SETTINGS, Machine(steps), lambda _: live, no_loss)
+        commits.find()
+        if live.exists():
+            store = RocksEngine(8 << 20, 8 << 20).open_read_only(live)
+            sequence = read_sequence(store)
+            store.close()
+            commits.complete(ID, live, commits.lacking(ID, live, 1, sequence), up_to_damage=False)
+        commits.begin()
+        return commits
 
     def _checkpoint(self, store: PartitionStore, batch: int, steps: Steps) -> None:
         steps.step()
@@ -136,6 +196,12 @@ class Consumer:
 
     def lose_the_disk(self) -> None:
         shutil.rmtree(self.root / "live", ignore_errors=True)
+        shutil.rmtree(self.root / FOLDER, ignore_errors=True)
+
+    def lose_power(self) -> None:
+        if (self.root / "synced").exists():
+            shutil.rmtree(self.root / "live")
+            shutil.copytree(self.root / "synced", self.root / "live")
 
     def result(self) -> tuple[dict[int, list[dict[str, Any]]], dict[str, tuple[int, list[int]]]]:
         store = RocksEngine(8 << 20, 8 << 20).open(self.root / "live")
@@ -150,8 +216,8 @@ def rows_schema() -> list[tuple[str, pa.DataType]]:
     return [("k", pa.string()), ("at", pa.int64()), ("n", pa.int64())]
 
 
-def uninterrupted(root: Path) -> tuple[Any, int]:
-    consumer, steps = Consumer(root), Steps(None)
+def uninterrupted(root: Path, logged: bool = False) -> tuple[Any, int]:
+    consumer, steps = Consumer(root, logged), Steps(None)
     consumer.run(steps)
     return consumer.result(), steps.taken
 
@@ -168,30 +234,36 @@ def test_the_cut_itself(tmp_path: Path) -> None:
     assert found == {"a": (4, [90, 110, 111, 130]), "b": (2, [95, 112])}
 
 
-@pytest.mark.parametrize("disk", ["kept", "lost"])
-def test_a_crash_at_every_step(tmp_path: Path, disk: str) -> None:
-    wanted, steps = uninterrupted(tmp_path / "reference")
-    assert steps >= 4 * 4 + 2 * 2
+@pytest.mark.parametrize(
+    ("disk", "logged"), [("kept", False), ("lost", False), ("kept", True), ("lost", True), ("power", True)]
+)
+def test_a_crash_at_every_step(tmp_path: Path, disk: str, logged: bool) -> None:
+    wanted, steps = uninterrupted(tmp_path / "reference", logged)
+    assert steps >= 4 * (4 + 3 * logged) + 2 * 2
     fired = Counter(row["at"] for out in wanted[0].values() for row in out)
     assert set(fired.values()) == {1}
     for crash_at in range(1, steps + 1):
-        consumer = Consumer(tmp_path / f"crash-{crash_at}")
+        consumer = Consumer(tmp_path / f"crash-{crash_at}", logged)
         with pytest.raises(Crash):
             consumer.run(Steps(crash_at))
         if disk == "lost":
             consumer.lose_the_disk()
+        elif disk == "power":
+            consumer.lose_power()
         consumer.run(Steps(None))
         assert consumer.result() == wanted, f"crashed at step {crash_at}"
 
 
-def test_crashes_at_two_steps(tmp_path: Path) -> None:
-    wanted, steps = uninterrupted(tmp_path / "reference")
+@pytest.mark.parametrize("logged", [False, True])
+def test_crashes_at_two_steps(tmp_path: Path, logged: bool) -> None:
+    wanted, steps = uninterrupted(tmp_path / "reference", logged)
     for first, second in itertools.product(range(1, steps + 1, 3), range(1, steps + 1, 4)):
-        consumer = Consumer(tmp_path / f"crash-{first}-{second}")
+        consumer = Consumer(tmp_path / f"crash-{first}-{second}", logged)
         for crash_at in (first, second):
             try:
                 consumer.run(Steps(crash_at))
             except Crash:
-                consumer.lose_the_disk() if crash_at % 2 else None
+                if crash_at % 2:
+                    consumer.lose_power() if logged else consumer.lose_the_disk()
         consumer.run(Steps(None))
         assert consumer.result() == wanted, f"crashed at steps {first} and {second}"

@@ -85,13 +85,17 @@ class Databases:
         self.has: dict[PartitionId, int] = {}
         self.durable: dict[PartitionId, int] = {}
         self.refuses: set[PartitionId] = set()
+        self.leaving: set[PartitionId] = set()
         self.syncs: list[PartitionId] = []
 
-    def sync(self, partition: PartitionId) -> None:
+    def sync(self, partition: PartitionId) -> bool:
         self.syncs.append(partition)
+        if partition in self.leaving:
+            return False
         if partition in self.refuses:
             raise OSError(errno.EIO, "broken")
         self.durable[partition] = self.has.get(partition, 0)
+        return True
 
 
 def opened(
@@ -206,6 +210,22 @@ def test_one_that_cannot_be_synced_is_named_and_holds_up_no_other() -> None:
         do(log, databases, commit(later))
     assert log.size <= SMALL + 1000
     assert {partition for partition, _ in named} == {Q}
+
+
+def test_what_was_logged_of_one_that_is_put_aside_stays_until_that_is_done() -> None:
+    """Whoever puts it aside reads it from the log."""
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1, Q))
+    databases.leaving.add(Q)
+    for number in range(1, 100):
+        do(log, databases, commit(number))
+    assert log.logged(Q) == [commit(1, Q)]
+    log.forget([Q])
+    do(log, databases, *(commit(number) for number in range(100, 200)))
+    do(log, databases, commit(200))
+    assert log.logged(Q) == []
+    assert log.size <= 2 * SMALL
 
 
 def test_what_was_forgotten_is_not_found_and_not_logged_again() -> None:

@@ -68,6 +68,38 @@ def test_a_damaged_log_is_refused(killed: Path, tmp_path: Path, damage: str) -> 
         RocksEngine().open_read_only(tmp_path / "db")
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_up_to_its_damage_a_log_can_be_read_where_that_is_asked_for(killed: Path, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(killed, tmp_path / "db")
+    log = _log(tmp_path / "db")
+    log.write_bytes(DAMAGES[damage](log.read_bytes()))
+    found = []
+    for opened in (RocksEngine().open_read_only, RocksEngine().open):
+        store = opened(tmp_path / "db", up_to_damage=True)
+        last = int.from_bytes(store.get(b"ms") or b"", "big")
+        found.append(last)
+        assert [key for key, _ in store.scan(b"k")] == [b"k%05d" % number for number in range(last + 1)]
+        store.close()
+    assert found[0] == found[1] < BATCHES - 1
+    RocksEngine().open(tmp_path / "db").close()
+
+
+def test_of_two_logs_the_second_one_says_nothing_without_the_whole_first(killed: Path, tmp_path: Path) -> None:
+    """A loss of power may leave that, where neither was synced: the system writes in any order."""
+    shutil.copytree(killed, tmp_path / "db")
+    first = _log(tmp_path / "db")
+    data = first.read_bytes()
+    first.write_bytes(data[: _record(data, 3) + 100])
+    first.with_name("000099.log").write_bytes(data[_record(data, 4) :])
+    with pytest.raises(StateDamaged):
+        RocksEngine().open(tmp_path / "db")
+    store = RocksEngine().open(tmp_path / "db", up_to_damage=True)
+    last = int.from_bytes(store.get(b"ms") or b"", "big")
+    assert 0 < last < BATCHES - 10
+    assert [key for key, _ in store.scan(b"k")] == [b"k%05d" % number for number in range(last + 1)]
+    store.close()
+
+
 def test_a_log_that_is_gone_is_refused(killed: Path, tmp_path: Path) -> None:
     shutil.copytree(killed, tmp_path / "db")
     _log(tmp_path / "db").unlink()
