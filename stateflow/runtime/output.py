@@ -13,7 +13,7 @@ import msgpack
 import pyarrow as pa
 
 from stateflow.errors import DecodeError
-from stateflow.runtime.arrow import read_batch, read_schema
+from stateflow.runtime.arrow import BatchReader, read_schema
 
 _MARK = b"\x00"
 VERSION = 1
@@ -47,8 +47,8 @@ class OutputReader:
     """Rows of outputs, as dictionaries. Args: side: tag → schema."""
 
     def __init__(self, schema: pa.Schema, side: Mapping[str, pa.Schema]) -> None:
-        self._schema = schema
-        self._side = side
+        self._main = BatchReader(schema)
+        self._side = {tag: BatchReader(each) for tag, each in side.items()}
 
     @classmethod
     def of(cls, schema: bytes, side: Iterable[tuple[str, bytes]]) -> OutputReader:
@@ -60,27 +60,30 @@ class OutputReader:
             return earlier or later
         (main, side), (more, more_side) = split_output(earlier), split_output(later)
         joined = {
-            tag: _append(side.get(tag, b""), more_side.get(tag, b""), schema)
-            for tag, schema in self._side.items()
+            tag: _append(side.get(tag, b""), more_side.get(tag, b""), reader)
+            for tag, reader in self._side.items()
             if tag in side or tag in more_side
         }
-        return join_output(_append(main, more, self._schema), joined)
+        return join_output(_append(main, more, self._main), joined)
 
     def rows(self, outputs: Iterable[bytes]) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
         """(main rows, tag → rows), in the order of ``outputs``."""
-        main: list[dict[str, Any]] = []
-        side: dict[str, list[dict[str, Any]]] = {tag: [] for tag in self._side}
-        for output in outputs:
-            message, messages = split_output(output)
-            main += read_batch(message, self._schema).to_pylist()
-            for tag, emitted in messages.items():
-                side[tag] += read_batch(emitted, self._side[tag]).to_pylist()
-        return main, side
+        split = [split_output(output) for output in outputs]
+        side = {
+            tag: _rows(reader, [messages[tag] for _, messages in split if tag in messages])
+            for tag, reader in self._side.items()
+        }
+        return _rows(self._main, [message for message, _ in split]), side
 
 
-def _append(one: bytes, two: bytes, schema: pa.Schema) -> bytes:
+def _rows(reader: BatchReader, messages: Iterable[bytes]) -> list[dict[str, Any]]:
+    batches = [reader.read(message) for message in messages if message]
+    return pa.Table.from_batches(batches, reader.schema).to_pylist() if batches else []
+
+
+def _append(one: bytes, two: bytes, reader: BatchReader) -> bytes:
     if not one or not two:
         return one or two
-    table = pa.Table.from_batches([read_batch(one, schema), read_batch(two, schema)])
+    table = pa.Table.from_batches([reader.read(one), reader.read(two)])
     message: bytes = table.combine_chunks().to_batches()[0].serialize().to_pybytes()
     return message
