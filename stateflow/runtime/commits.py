@@ -147,7 +147,7 @@ class Commits:
             self.log.forget(partitions)
 
     def left(self, partition: PartitionId) -> None:
-        """Its database says, durably, that another replica owns it: what was logged of it counts no more."""
+        """It is another replica's, or another copy here, durably: what was logged of it counts no more."""
         if self.log is not None:
             try:
                 self.log.forget([partition], sync=False)

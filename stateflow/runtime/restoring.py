@@ -225,6 +225,7 @@ class Restorer:
             host, store = slot.host, slot.store
             old = slot.replace(restoring.directory, restoring.store)
             slot.host = slot.restoring = None
+            self._registry.commits.left(partition)
             slot.checkpointed = (
                 ("", 0, 0)
                 if restoring.adoption is None

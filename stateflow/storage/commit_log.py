@@ -36,7 +36,7 @@ SEGMENTS = 4
 
 @dataclass(slots=True)
 class _Segment:
-    """``last``: of each partition in it the sequence that was logged last."""
+    """``last``: of each partition that it is kept for the greatest sequence that was logged."""
 
     number: int
     size: int = SEGMENT_HEADER
@@ -96,7 +96,7 @@ class CommitLog:
             for commit in commits:
                 self._unwritten.setdefault(commit.partition, []).append(commit)
         if full:
-            self._aside(self._retire)
+            self._aside(self._retire_aside)
 
     def written(self, partition: PartitionId, sequence: int) -> None:
         """Its database has everything up to there, though perhaps not durably. By whoever writes to it, and nobody else
@@ -162,55 +162,58 @@ class CommitLog:
         self._torn = False
         self._next += 1
         active.size += len(data)
-        active.last |= {each.partition: each.sequence for each in records if isinstance(each, Commit)}
+        for each in records:
+            if isinstance(each, Commit):
+                active.last[each.partition] = max(each.sequence, active.last.get(each.partition, 0))
         return full
+
+    def _retire_aside(self) -> None:
+        try:
+            self._retire()
+        except OSError as error:  # the segments stay, and it is tried again with the next one that is full
+            log.error("segments of the commit log cannot be removed: %s", error)
 
     def _retire(self) -> None:
         """Sync what full segments have logged, and remove them. Takes no lock of a partition: whoever holds one may
-        wait for this."""
+        wait for this. Raises OSError."""
         failed: list[tuple[PartitionId, Exception]] = []
-        with self._retiring:
-            with self._mutex:
-                if self._closed:
-                    return
-                full = self._segments[:-1] if self.size <= self._bytes_max else self._roll()
-                durable: dict[PartitionId, int] = {}
+        try:
+            with self._retiring:
+                full = self._synced(failed)
                 for segment in full:
-                    durable |= segment.last
-                for partition, last in list(durable.items()):
-                    if any(commit.sequence <= last for commit in self._unwritten.get(partition, ())):
-                        del durable[partition]  # whoever writes it is not done yet, or has failed
-            for partition in list(durable):
-                try:
-                    if not self._sync(partition):
-                        del durable[partition]
-                except Exception as error:  # noqa: BLE001 - one that cannot be synced holds up no other
-                    log.error(
-                        "%s cannot be synced, and what was logged of it stays in the commit log: %s", partition, error
-                    )
-                    failed.append((partition, error))
-                    del durable[partition]
-            with self._mutex:
-                done = 0
-                for segment in full:
-                    segment.last = {p: last for p, last in segment.last.items() if durable.get(p, -1) < last}
-                while done < len(full) and not full[done].last:
-                    done += 1
-                self._segments = self._segments[done:]
-            self._files.remove([segment.number for segment in full[:done]])
-        for partition, why in failed:
-            self._on_failed(partition, why)
+                    if segment.last:
+                        break
+                    self._files.remove([segment.number])
+                    with self._mutex:
+                        self._segments.remove(segment)
+        finally:
+            for partition, why in failed:
+                self._on_failed(partition, why)
 
-    def _roll(self) -> list[_Segment]:
-        """All that is there may go. Called with the lock held."""
-        active = self._segments[-1]
-        if active.size > SEGMENT_HEADER:
-            if self._torn:
-                self._files.truncate(active.size)
-                self._torn = False
-            self._files.create(active.number + 1, segment_header(self._next))
-            self._segments.append(_Segment(active.number + 1))
-        return self._segments[:-1]
+    def _synced(self, failed: list[tuple[PartitionId, Exception]]) -> list[_Segment]:
+        """Segments that are full, with what they are still kept for."""
+        with self._mutex:
+            full = [] if self._closed else self._segments[:-1]
+            last: dict[PartitionId, int] = {}
+            for partition, sequence in (each for segment in full for each in segment.last.items()):
+                last[partition] = max(sequence, last.get(partition, 0))
+        synced: set[PartitionId] = set()
+        for partition, sequence in last.items():
+            if any(commit.sequence <= sequence for commit in self._unwritten.get(partition, ())):
+                continue  # whoever writes it is not done yet, or has failed
+            try:
+                if self._sync(partition):
+                    synced.add(partition)
+            except Exception as error:  # noqa: BLE001 - one that cannot be synced holds up no other
+                log.error(
+                    "%s cannot be synced, and what was logged of it stays in the commit log: %s", partition, error
+                )
+                failed.append((partition, error))
+        with self._mutex:
+            for segment in full:
+                for partition in synced & segment.last.keys():
+                    del segment.last[partition]
+        return full
 
 
 def recover(files: SegmentFiles) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable, Sequence
@@ -180,6 +181,42 @@ def test_a_commit_that_its_database_does_not_have_yet_stays() -> None:
         do(log, databases, commit(number))
     assert databases.durable[Q] == 1
     assert log.logged(Q) == []
+
+
+def test_one_that_was_restored_to_a_smaller_sequence_keeps_no_segment_for_ever() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    do(log, databases, commit(1000))
+    for number in range(1, 100):
+        do(log, databases, commit(number, epoch=2))
+        assert log.size <= SMALL + 1000
+    assert log.logged(P)[0].epoch == 2
+
+
+def test_segments_that_cannot_be_removed_are_removed_later_and_in_order() -> None:
+    files, databases = Files(), Databases()
+    log = opened(files, databases)
+    real, asked = files.remove, list[int]()
+
+    def refused(numbers: Sequence[int]) -> None:
+        asked.extend(numbers)
+        raise OSError(errno.EIO, "broken")
+
+    files.remove = refused  # type: ignore[method-assign]
+    number = 0
+    while len(asked) < 3:
+        number += 1
+        with contextlib.suppress(OSError):  # at the limit whoever appends is told
+            log.append([commit(number)])
+            databases.has[P] = number
+            log.written(P, number)
+        assert recover(files).logged.of(P)[0].sequence == 1
+    assert set(asked) == {1}
+    files.remove = real  # type: ignore[method-assign]
+    for later in range(number + 1, number + 100):
+        do(log, databases, commit(later))
+    assert log.size <= SMALL + 1000
+    assert recover(files).logged.of(P)[-1].sequence == number + 99
 
 
 def test_one_that_cannot_be_synced_is_named_and_holds_up_no_other() -> None:
