@@ -1,0 +1,135 @@
+"""The router over real streams: what one batch waits for holds up no other, and a silent stream is replaced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from stateflow.errors import NotOwner, Unavailable
+from stateflow.router import Router, session
+from stateflow.router.session import Route, RoutingTable
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.wire import fault_of
+from stateflow.runtime.operator import describe
+from stateflow.runtime.positions import Batch
+from stateflow.settings import RouterSettings
+from tests.unit.operators import Count
+
+LONG_S = 30.0
+Serve = Callable[[int, Iterator[rpb.ApplyRequest]], Iterator[rpb.ApplyResponse]]
+
+
+class Replica(replica_pb2_grpc.ReplicaServiceServicer):
+    """``serve``: what it does with its streams, which are numbered from 0."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.serve, self.streams = serve, 0
+
+    def Apply(self, requests: Iterator[rpb.ApplyRequest], context: Any) -> Iterator[rpb.ApplyResponse]:
+        number, self.streams = self.streams, self.streams + 1
+        yield from self.serve(number, requests)
+
+
+def answer(request: rpb.ApplyRequest) -> rpb.ApplyResponse:
+    """All of a call, each output is the rows."""
+    results = [rpb.PartitionResult(partition=x.partition, output=x.rows, last=True) for x in request.parts]
+    return rpb.ApplyResponse(call=request.call, results=results, last=True)
+
+
+@pytest.fixture
+def routed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Serve], tuple[Router, Replica]]]:
+    """A router of 2 partitions, which one replica has."""
+    servers: list[grpc.Server] = []
+
+    def start(serve: Serve) -> tuple[Router, Replica]:
+        server, replica = grpc.server(ThreadPoolExecutor(4)), Replica(serve)
+        replica_pb2_grpc.add_ReplicaServiceServicer_to_server(replica, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        servers.append(server)
+        routes = [Route("a", f"127.0.0.1:{port}", 1)] * 2
+        asked = describe(Count, 2), RoutingTable("Count", 1, routes)
+        monkeypatch.setattr(Router, "_ask", lambda *_: asked)
+        settings = RouterSettings(stall_s=0.05, unavailable_timeout_s=0.3, backoff_initial_s=0.01)
+        return Router("nowhere:1", "Count", settings), replica
+
+    yield start
+    for server in servers:
+        server.stop(None).wait(LONG_S)
+
+
+def test_a_batch_that_waits_holds_up_no_other(routed: Callable[[Serve], tuple[Router, Replica]]) -> None:
+    sent = threading.Event()
+
+    def late(_: int, requests: Iterator[rpb.ApplyRequest]) -> Iterator[rpb.ApplyResponse]:
+        first = next(requests)
+        sent.set()
+        yield answer(next(requests))
+        yield answer(first)
+
+    router, replica = routed(late)
+    router.settings = RouterSettings()
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(router.send, Batch("s", 0), b"", {0: b"early"})
+        assert sent.wait(LONG_S)
+        assert router.send(Batch("t", 0), b"", {1: b"late"}) == {1: b"late"}
+        assert waiting.result(LONG_S) == {0: b"early"}
+    assert replica.streams == 1
+
+
+def test_a_stream_that_breaks_is_opened_anew_for_the_same_batch(
+    routed: Callable[[Serve], tuple[Router, Replica]],
+) -> None:
+    def broken(stream: int, requests: Iterator[rpb.ApplyRequest]) -> Iterator[rpb.ApplyResponse]:
+        for request in requests:
+            if stream == 0:
+                return
+            yield answer(request)
+
+    router, replica = routed(broken)
+    router.settings = RouterSettings(backoff_initial_s=0.01)
+    assert router.send(Batch("s", 0), b"", {0: b"x", 1: b""}) == {0: b"x", 1: b""}
+    assert replica.streams == 2
+
+
+def test_a_call_that_is_refused_goes_out_again_on_the_same_stream(
+    routed: Callable[[Serve], tuple[Router, Replica]],
+) -> None:
+    def refuses(_: int, requests: Iterator[rpb.ApplyRequest]) -> Iterator[rpb.ApplyResponse]:
+        fault = fault_of(NotOwner("it went", remedy="refresh"))
+        yield rpb.ApplyResponse(call=next(requests).call, fault=fault, last=True)
+        for request in requests:
+            yield answer(request)
+
+    router, replica = routed(refuses)
+    router.settings = RouterSettings(backoff_initial_s=0.01)
+    assert router.send(Batch("s", 0), b"", {0: b"x", 1: b"y"}) == {0: b"x", 1: b"y"}
+    assert replica.streams == 1
+
+
+def test_a_silent_stream_fails_its_batch_and_the_next_gets_another(
+    routed: Callable[[Serve], tuple[Router, Replica]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SILENCE_S_MIN", 0.3)
+    over = threading.Event()
+
+    def silent(stream: int, requests: Iterator[rpb.ApplyRequest]) -> Iterator[rpb.ApplyResponse]:
+        for request in requests:
+            if stream == 0:
+                over.wait(LONG_S)
+                return
+            yield answer(request)
+
+    router, replica = routed(silent)
+    with pytest.raises(Unavailable, match="took the batch and said nothing"):
+        router.send(Batch("s", 0), b"", {0: b"x"})
+    router.settings = RouterSettings(unavailable_timeout_s=LONG_S)
+    assert router.send(Batch("s", 0), b"", {0: b"x"}) == {0: b"x"}
+    assert replica.streams == 2
+    over.set()
