@@ -1,6 +1,7 @@
 """T3: does it scale with replicas, keys and state?
 
 * ``replicas``: rows a second of 1 and 2 replicas, per record and vectorised.
+* ``workers``: of one replica with 1 and 2 workers, an operator that takes 50 µs of processor time for a row.
 * ``keys``: rows a second, resident memory and bytes a key, from a thousand keys to ten million.
 * ``state``: the same, from 10 MB to 4 GB of state in incompressible values.
 
@@ -21,28 +22,30 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.operators import CountSum, CountSumColumns
+from benchmarks.operators import BUSY_US, Busy, CountSum, CountSumColumns
 from benchmarks.record import Correctness, Record, Target, ratio, spread
 from benchmarks.state_large import VALUE_BYTES, Archive
 from stateflow import Operator
 from stateflow.partitioner import partition_of
 from stateflow.router import Router
+from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.operator import output_schema
 from stateflow.runtime.positions import Batch
 from stateflow.testing import LocalCluster
 
-PARTS = ("replicas", "keys", "state")
+PARTS = ("replicas", "workers", "keys", "state")
 PARTITIONS = 8
 SENDERS = 2
 BATCH_ROWS = 20_000
 PREPARED = 8  # batches of a sender, sent over and over
 REPLICA_COUNTS = (1, 2)
+WORKER_COUNTS = (1, 2)
+WORKERS_BOUND = 1.8
 REPLICA_KEYS = 100_000
 KEYS, KEYS_QUICK = (10**3, 10**4, 10**5, 10**6, 10**7), (10**3, 10**4, 10**5)
 STATE_MB, STATE_QUICK_MB = (10, 100, 1_000, 4_000), (10, 100)
 MB = 1_000_000
-Message = tuple[bytes, dict[int, bytes]]
 
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
@@ -92,6 +95,21 @@ def measure_replicas(
     return {"rows_per_s": figures, "2 replicas / 1": gains}, []
 
 
+def measure_workers(
+    quick: bool, seed: int, seconds: float, runs: int, checked: list[Correctness]
+) -> tuple[dict[str, Any], list[Target]]:
+    rates: dict[str, list[float]] = {}
+    for _, count in itertools.product(range(runs), WORKER_COUNTS):
+        with Rig(Busy, 1, REPLICA_KEYS, seed, rows=1_000, workers=count) as rig:
+            rates.setdefault(f"{count}", []).append(rig.rate(seconds))
+            checked.append(rig.correctness())
+        _say(f"  {BUSY_US} µs a row, {count} workers: {rates[f'{count}'][-1]:,.0f} rows/s")
+    figures = {count: spread(values) for count, values in rates.items()}
+    gain = ratio(figures["2"]["median"], figures["1"]["median"])
+    target = Target(f"2 workers / 1, {BUSY_US} µs a row", gain, WORKERS_BOUND)
+    return {"rows_per_s": figures, "2 workers / 1": gain}, [target]
+
+
 def measure_keys(
     quick: bool, seed: int, seconds: float, runs: int, checked: list[Correctness]
 ) -> tuple[dict[str, Any], list[Target]]:
@@ -134,6 +152,7 @@ class Rig:
     keys: int
     seed: int
     rows: int = BATCH_ROWS
+    workers: int = 1
     _counts: Any = field(init=False)
     _outputs: int = field(init=False, default=0)
     _expected: int = field(init=False, default=0)
@@ -145,7 +164,11 @@ class Rig:
         self._counts = np.zeros(self.keys, np.int64)
         self._mutex = threading.Lock()
         self._local = LocalCluster(
-            self.operator, sites={"cloud": self.replicas}, partitions=PARTITIONS, checkpoint_interval_s=0
+            self.operator,
+            sites={"cloud": self.replicas},
+            partitions=PARTITIONS,
+            checkpoint_interval_s=0,
+            workers=self.workers,
         ).start()
         return self
 
@@ -207,16 +230,16 @@ class Rig:
         counted = [rows for each in done for at, rows in each if began <= at < began + seconds]
         return sum(counted) / seconds
 
-    def _message(self, keys: Any) -> Message:
-        whole = pa.record_batch({"k": keys, "v": np.full(len(keys), 0.25)})
+    def _message(self, keys: Any) -> BatchRows:
         partitions = self._partition[keys]
-        parts = {
-            int(p): whole.filter(pa.array(partitions == p)).serialize().to_pybytes() for p in np.unique(partitions)
-        }
-        return whole.schema.serialize().to_pybytes(), parts
+        order = np.argsort(partitions, kind="stable")
+        visited, counts = np.unique(partitions, return_counts=True)
+        whole = pa.record_batch({"k": keys[order], "v": np.full(len(keys), 0.25)})
+        ends = np.cumsum(counts).tolist()
+        return BatchRows(whole.schema.serialize().to_pybytes(), whole, visited.tolist(), ends)
 
-    def _send(self, router: Router, batch: Batch, keys: Any, message: Message) -> None:
-        outputs = router.send(batch, *message)
+    def _send(self, router: Router, batch: Batch, keys: Any, message: BatchRows) -> None:
+        outputs = router.send(batch, message)
         rows = sum(read_batch(output, self._output_schema).num_rows for output in outputs.values())
         expected = len(np.unique(keys)) if self.operator is CountSumColumns else len(keys)
         with self._mutex:

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 
 from stateflow.moves import Order
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import PartitionId, ReplicaInfo, node_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,9 @@ def spread_standbys(
     replicas: Sequence[ReplicaInfo],
     near: Mapping[PartitionId, Sequence[str]] = MappingProxyType({}),
 ) -> list[tuple[PartitionId, str]]:
-    """(partition, replica) for every standby that lacks: never at the owner, another site preferred, then one that is
-    ``near``, having been owner or standby until now, the replica with the fewest copies for its weight."""
+    """(partition, replica) for every standby that lacks: never at the owner's node nor twice at one, another site
+    preferred, then one that is ``near``, having been owner or standby until now, the replica with the fewest copies for
+    its weight."""
     infos = {info.name: info for info in replicas if info.weight > 0}
     copies = dict.fromkeys(infos, 0)
     for names in existing.values():
@@ -118,7 +119,8 @@ def spread_standbys(
         have = list(existing.get(partition, ()))
         site = infos[owner].site if owner in infos else ""
         while len(have) < count:
-            free = [info for info in infos.values() if info.name != owner and info.name not in have]
+            taken = {node_of(owner), *map(node_of, have)}
+            free = [info for info in infos.values() if node_of(info.name) not in taken]
             if not free:
                 break
             chosen = min(free, key=partial(_cost, site, near.get(partition, ()), copies))

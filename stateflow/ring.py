@@ -100,13 +100,15 @@ def share_out(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]
     return dict(zip(given, ring.placed(keys, room), strict=True))
 
 
-def drain(replica: str, owners: Mapping[PartitionId, str], takers: Iterable[ReplicaInfo]) -> dict[PartitionId, str]:
-    """Partition → new owner, for all that a replica owns: each of ``takers`` gets what brings it to its share of what
-    they and the replica have together. Empty when there is nobody to move to."""
+def drain(
+    leaving: Collection[str], owners: Mapping[PartitionId, str], takers: Iterable[ReplicaInfo]
+) -> dict[PartitionId, str]:
+    """Partition → new owner, for all that these replicas own: each of ``takers`` gets what brings it to its share of
+    what they and those have together. Empty when there is nobody to move to."""
     takers = list(takers)
-    among = {replica, *(info.name for info in takers)}
+    among = {*leaving, *(info.name for info in takers)}
     moves = share_out({partition: owner for partition, owner in owners.items() if owner in among}, takers)
-    return {partition: target for partition, target in moves.items() if owners[partition] == replica}
+    return {partition: target for partition, target in moves.items() if owners[partition] in leaving}
 
 
 def newcomers(

@@ -50,8 +50,11 @@ def _plain(length: int) -> str:
 
 #: what becomes a path or a part of one is plain: no separator, no leading dot, nothing that a shell or a terminal minds
 _PLAIN_HOW = "use letters, digits, '.', '_' and '-', at most {}, starting with a letter or digit"
-#: of operators, replicas, sites and savepoints
-NAME = Grammar("name", re.compile(_plain(128)), _PLAIN_HOW.format(128))
+#: of operators, replicas, sites and savepoints; and of a node's workers, whose number follows behind WORKER
+NAME = Grammar("name", re.compile(_plain(128) + r"(?:~\d{1,3})?"), _PLAIN_HOW.format(128))
+#: a node's first worker has the node's name, the others have their number behind it
+WORKER = "~"
+WORKERS_MAX = 256
 #: of moves, restores, reconfigurations, sessions, incarnations and ledgers
 TOKEN = Grammar("id", re.compile(_plain(64)), _PLAIN_HOW.format(64))
 #: of snapshots: an operator, a partition, a move and a number
@@ -88,7 +91,24 @@ URL = Grammar(
 
 def check_name(kind: str, name: str) -> str:
     """Names become directory names and ledger ids, so they are kept plain. Raises InvalidArgument."""
+    if WORKER in name:  # a node gives its workers their names
+        raise InvalidArgument(f"{shown(name)} is not a valid {kind} name", remedy=NAME.how)
     return NAME.check(name, f"{kind} name")
+
+
+def worker_name(node: str, number: int) -> str:
+    """Of the worker ``number`` of a node, from 0: it is a replica."""
+    return f"{node}{WORKER}{number}" if number else node
+
+
+def node_of(replica: str) -> str:
+    """The node whose worker a replica is: what fails, moves and is listed as one."""
+    return replica.partition(WORKER)[0]
+
+
+def worker_of(replica: str) -> int:
+    """Its number in its node, from 0."""
+    return int(replica.partition(WORKER)[2] or 0)
 
 
 def shown(value: object) -> str:

@@ -21,7 +21,7 @@ from stateflow import ring
 from stateflow.errors import AlreadyThere, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
-from stateflow.types import PartitionId
+from stateflow.types import PartitionId, node_of, worker_of
 
 #: all other planning waits meanwhile, the replacement of dead replicas too
 LOADS_WITHIN_S = 1.0
@@ -63,20 +63,21 @@ class Reconfigurations:
             return await self._start_all(moves, options, Cause.REBALANCE, "")
 
     async def drain(self, replica: str, options: MoveOptions) -> list[Reconfiguration]:
-        """Everything leaves one replica. Raises UnknownSite, Unavailable when nobody else answers, or nobody at the
-        sites of an operator that it owns something of; then nothing moves."""
+        """Everything leaves one replica, or all workers of a node. Raises UnknownSite, Unavailable when nobody else
+        answers, or nobody at the sites of an operator that it owns something of; then nothing moves."""
         if replica not in self._context.cluster.replicas:
             self._context.check_site(replica)
             raise InvalidArgument(f"{replica!r} is a site", remedy="name one replica of it")
+        drained = {replica, *self._workers(replica)}
         async with self._context.planning:
             owners = self._owners(sorted(self._context.cluster.deployed))
-            others = [info for name, info in self._context.alive().items() if name != replica and info.weight > 0]
+            others = [info for name, info in self._context.alive().items() if name not in drained and info.weight > 0]
             if not others:
                 raise Unavailable("no other replica answers", remedy="start one", replica=replica)
             home = self._context.cluster.replicas[replica].site
             moves: dict[PartitionId, str] = {}
             for sites, theirs, able in ring.by_sites(owners, others, self._context.cluster.confined()):
-                leaving = sorted({partition.operator for partition, owner in theirs.items() if owner == replica})
+                leaving = sorted({partition.operator for partition, owner in theirs.items() if owner in drained})
                 if not leaving:
                     continue
                 if not able:
@@ -86,11 +87,16 @@ class Reconfigurations:
                         replica=replica,
                         sites=", ".join(sorted(sites)),
                     )
-                near = [info for info in able if info.site == home] or able
-                moves |= ring.drain(replica, theirs, near)
+                siblings = [info for info in able if node_of(info.name) == node_of(replica)]
+                near = siblings or [info for info in able if info.site == home] or able
+                moves |= ring.drain(drained, theirs, near)
             if not moves:
                 raise AlreadyThere("the replica owns nothing", remedy="it can be stopped", replica=replica)
             return await self._start_all(moves, options, Cause.DRAIN, "")
+
+    def _workers(self, node: str) -> list[str]:
+        """All of a node, where it is named and not one worker of it."""
+        return [name for name in self._context.cluster.replicas if node_of(name) == node]
 
     def _owners(self, operators: Iterable[str]) -> dict[PartitionId, str]:
         return {
@@ -113,10 +119,12 @@ class Reconfigurations:
         ]
 
     def _target(self, to: str, owner: str, coming: Mapping[str, int]) -> str:
-        """A replica by its name, or the one of a site with the fewest partitions for its weight."""
+        """A replica by its name, or the one of a site, or of a node, with the fewest partitions for its weight."""
         replicas, alive = self._context.cluster.replicas, self._context.members.alive
-        named = replicas.get(to)
-        here = [named] if named else [info for info in replicas.values() if info.site == to]
+        # a node's first worker has the node's name: it is told from the node by its number
+        exact = node_of(to) if to != node_of(to) and worker_of(to) == 0 else ""
+        named = [replicas[name] for name in ([exact] if exact else self._workers(to) or [to]) if name in replicas]
+        here = named or [info for info in replicas.values() if info.site == to]
         if not here:
             self._context.check_site(to)
         if any(info.name == owner for info in here):

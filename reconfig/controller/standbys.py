@@ -22,7 +22,7 @@ from reconfig.failover import Standby
 from reconfig.work import Copy, PlannedStandby, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, MoveAborted
 from stateflow.reports import Reconfiguration, StandbyReport
-from stateflow.types import PartitionId
+from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
 #: a partition whose standby failed gets the next one no sooner than this
@@ -48,7 +48,7 @@ class Standbys:
 
     async def _order(self, operator: str, count: int) -> None:
         deployed = self._context.cluster.operator(operator)
-        replicas = sum(map(deployed.may_be_at, self._context.alive().values()))
+        replicas = len({node_of(info.name) for info in self._context.alive().values() if deployed.may_be_at(info)})
         if count >= max(replicas, 1):
             at = f" at {', '.join(deployed.sites)}, to which it is confined" if deployed.sites else ""
             raise InvalidArgument(

@@ -65,6 +65,7 @@ def _absolute(target: str) -> str:
 def status(
     controller: Controller = LOCAL,
     watch: Annotated[bool, typer.Option("--watch", help="Live, until Ctrl-C.")] = False,
+    workers: Annotated[bool, typer.Option("--workers", help="Each worker of a node, too.")] = False,
     as_json: Json = False,
 ) -> None:
     """What runs where."""
@@ -72,9 +73,9 @@ def status(
     if as_json:
         emit(cluster.status().to_dict())
     elif watch:
-        show.watch_status(cluster.status)
+        show.watch_status(cluster.status, workers)
     else:
-        console.print(show.status(cluster.status()))
+        console.print(show.status(cluster.status(), workers))
 
 
 @app.command()

@@ -21,6 +21,7 @@ from stateflow.cli import ledger as ledger_commands
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Controller, Json, default_ledger
 from stateflow.cli.output import console, emit, log_to_stderr
+from stateflow.node.workers import Node, Workers, behind, directory_of, left_behind
 from stateflow.private import UMASK, url_of
 from stateflow.replica import server
 from stateflow.runtime.code import INSIDE, check_outside
@@ -28,7 +29,7 @@ from stateflow.runtime.lease import Lease
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.storage.files import raise_limit
-from stateflow.types import ReplicaInfo, check_name
+from stateflow.types import WORKERS_MAX, ReplicaInfo, check_name, worker_name
 
 log = logging.getLogger(__name__)
 app = Commands()
@@ -94,6 +95,11 @@ def replica(
     listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:0",
     advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
     weight: Annotated[int, typer.Option(help="Its share of partitions relative to others.", min=1)] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(help="Processes: each has some of its partitions, and a core.", min=1, max=WORKERS_MAX),
+    ] = 1,
+    worker: Annotated[int | None, typer.Option(hidden=True, help="Which of a node's.")] = None,
     checkpoints: Annotated[
         str | None,
         typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL for checkpoints, or @FILE with it."),
@@ -116,10 +122,21 @@ def replica(
     settings = ReplicaSettings()
     if checkpoint_interval is not None:
         settings = settings.model_copy(update={"checkpoint_interval_s": checkpoint_interval})
-    info = ReplicaInfo(
-        check_name("replica", name or f"{site}-{socket.gethostname()}"), check_name("site", site), "", weight
-    )
+    named = check_name("replica", name or f"{site}-{socket.gethostname()}")
+    check_name("site", site)
+    if worker is None and (workers > 1 or left_behind(data_dir, 1)):
+        given = _given(site, controller, named, weight, checkpoints, checkpoint_interval, checkpoint_cache, verbose)
+        asyncio.run(
+            _run_workers(
+                named, data_dir, controller, workers, listen, advertise, given, settings, as_json, stop_with_parent
+            )
+        )
+        return
+    number = worker or 0
+    # one that leaves is given nothing any more
+    info = ReplicaInfo(worker_name(named, number), site, "", weight if number < workers else 0)
     os.environ[INSIDE] = f"the replica {info.name}"
+    data_dir = directory_of(data_dir, number)
 
     async def run() -> None:
         store = checkpoint.store_for_replica(url_of(checkpoints), settings, checkpoint_cache) if checkpoints else None
@@ -137,6 +154,58 @@ def replica(
             _end_now(0)
 
     asyncio.run(run())
+
+
+def _given(
+    site: str,
+    controller: str,
+    name: str,
+    weight: int,
+    checkpoints: str | None,
+    checkpoint_interval: float | None,
+    checkpoint_cache: Path | None,
+    verbose: bool,
+) -> list[str]:
+    """What each worker of a node is told alike. Where checkpoints are may be a secret: that goes by the environment."""
+    given = ["replica", "--site", site, "--controller", controller, "--name", name, "--weight", str(weight)]
+    if checkpoints is not None:
+        os.environ["STATEFLOW_CHECKPOINTS"] = checkpoints
+    if checkpoint_interval is not None:
+        given += ["--checkpoint-interval", str(checkpoint_interval)]
+    if checkpoint_cache is not None:
+        given += ["--checkpoint-cache", str(checkpoint_cache)]
+    return given + ["--verbose"] * verbose
+
+
+async def _run_workers(
+    name: str,
+    data_dir: Path,
+    controller: str,
+    count: int,
+    listen: str,
+    advertise: str | None,
+    given: list[str],
+    settings: ReplicaSettings,
+    as_json: bool,
+    stop_with_parent: bool,
+) -> None:
+    def arguments(number: int, was_at: str) -> list[str]:
+        place = ["--data-dir", str(data_dir), "--workers", str(count), "--worker", str(number)]
+        place += ["--listen", was_at or behind(listen, number)]
+        return given + place + (["--advertise", behind(advertise, number)] if advertise else [])
+
+    said = False
+
+    def ready(address: str) -> None:
+        nonlocal said
+        if not said:
+            said = True
+            done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            done.set_result(address)
+            _say_ready(done, f"node {name} of {count} workers", as_json)
+
+    stop = _stop_on_signal(stop_with_parent, settings.stop_timeout_s + 10)
+    await Workers(Node(name, data_dir, controller, arguments, settings.stop_timeout_s), count).run(stop, ready)
 
 
 class _Stop(asyncio.Event):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Any
 
@@ -20,7 +20,7 @@ from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfig
 from stateflow.client.cluster import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import one_line
-from stateflow.types import ranges
+from stateflow.types import node_of, ranges, worker_of
 
 WATCH_INTERVAL_S = 1.0
 #: a move that goes on says how it stands, where nothing can be drawn
@@ -50,16 +50,23 @@ def titled(title: str, table: Table) -> Group:
     return Group(plain(Text(title, "bold")), table)
 
 
-def status(now: ClusterStatus) -> RenderableType:
+def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
+    """Args: workers: a line for each worker of a node, too."""
     lacking = Counter[str]()
     for operator in now.operators:
         for unserved in operator.unserved:
             lacking[unserved.owner] += len(unserved.partitions)
     table = new_table("replica", "site", "address", "state", "heard", "partitions", numbers=("heard", "partitions"))
-    for r in now.replicas:
-        table.add_row(r.name, r.site, r.address, state(r), heard(r), _owned(r.partitions, lacking[r.name]))
+    for name, members in _nodes(now.replicas):
+        first = members[0]
+        owned, lacks = sum(r.partitions for r in members), sum(lacking[r.name] for r in members)
+        table.add_row(name, first.site, first.address, _states(members), heard(first), _owned(owned, lacks))
+        if workers and len(members) > 1:
+            for r in members:
+                worker = f"  worker {worker_of(r.name)}"
+                table.add_row(worker, "", r.address, state(r), heard(r), _owned(r.partitions, lacking[r.name]))
     parts: list[RenderableType] = [titled("Replicas", table)]
-    if waiting := now.without_share():
+    if waiting := list(dict.fromkeys(map(node_of, now.without_share()))):
         named = f"{', '.join(waiting)} owns nothing" if len(waiting) == 1 else f"{', '.join(waiting)} own nothing"
         parts.append(Text(f"{named}: `stateflow rebalance` gives a share", "yellow"))
     if now.refused:
@@ -81,6 +88,20 @@ def status(now: ClusterStatus) -> RenderableType:
             table.add_row(under_way.id, under_way.operator, str(len(under_way.moves)), str(done))
         parts.append(titled("Reconfigurations under way", table))
     return Group(*parts)
+
+
+def _nodes(replicas: Sequence[ReplicaStatus]) -> list[tuple[str, list[ReplicaStatus]]]:
+    found: dict[str, list[ReplicaStatus]] = {}
+    for replica in sorted(replicas, key=lambda r: (node_of(r.name), worker_of(r.name))):
+        found.setdefault(node_of(replica.name), []).append(replica)
+    return list(found.items())
+
+
+def _states(members: list[ReplicaStatus]) -> Text:
+    alive = sum(r.alive for r in members)
+    if alive == len(members) > 1:
+        return Text(f"alive, {alive} workers", "green")
+    return state(members[0]) if len(members) == 1 else Text(f"{alive} of {len(members)} workers alive", "bold red")
 
 
 def heard(replica: ReplicaStatus) -> str:
@@ -105,19 +126,19 @@ def _operator(operator: OperatorStatus) -> RenderableType:
     table = new_table("replica", "count", "partitions", numbers=("count",))
     lacking = {partition for each in operator.unserved for partition in each.partitions}
     served = [(owner, p) for p, owner in enumerate(operator.owners) if p not in lacking]
-    for replica in sorted({owner for owner, _ in served}):
-        mine = [p for owner, p in served if owner == replica]
+    for replica in sorted({node_of(owner) for owner, _ in served}):
+        mine = [p for owner, p in served if node_of(owner) == replica]
         table.add_row(replica, str(len(mine)), ranges(mine))
     for each in operator.unserved:
         table.add_row("nobody", str(len(each.partitions)), ranges(list(each.partitions)), style="bold red")
     return Group(titled(title, table), *(Text(each.error, "red") for each in operator.unserved))
 
 
-def watch_status(read: Callable[[], ClusterStatus]) -> None:
-    with Live(status(read()), console=console, screen=True) as live:
+def watch_status(read: Callable[[], ClusterStatus], workers: bool = False) -> None:
+    with Live(status(read(), workers), console=console, screen=True) as live:
         while True:
             sleep(WATCH_INTERVAL_S)
-            live.update(status(read()))
+            live.update(status(read(), workers))
 
 
 def deployed(operator: OperatorStatus) -> None:

@@ -21,7 +21,7 @@ from stateflow.errors import InvalidArgument, NameTaken, Unavailable, from_wire
 from stateflow.runtime.code import check_outside
 from stateflow.runtime.operator import Operator, check_class
 from stateflow.testing.fork_server import Child, fork_server, readable
-from stateflow.types import check_name
+from stateflow.types import check_name, worker_name
 
 START_TIMEOUT_S = 60.0
 
@@ -145,6 +145,7 @@ class LocalCluster:
         partitions: of each operator.
         data_dir: kept when given; else a temporary directory that ``stop`` removes.
         deploy_to: sites that get the partitions at first; all by default.
+        workers: processes of each replica.
         environment of the processes is this process's; ``STATEFLOW_REPLICA_*`` settings apply.
 
     Raises InvalidArgument inside a replica, and where code of an operator is being loaded.
@@ -158,6 +159,7 @@ class LocalCluster:
         data_dir: str | Path | None = None,
         deploy_to: tuple[str, ...] = (),
         checkpoint_interval_s: float = 60.0,
+        workers: int = 1,
     ) -> None:
         check_outside("a cluster")
         for operator in operators:
@@ -168,7 +170,7 @@ class LocalCluster:
         self._temporary = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="stateflow-"))
         self._deploy_to = deploy_to
-        self._interval_s = checkpoint_interval_s
+        self._interval_s, self._workers = checkpoint_interval_s, workers
         self.processes: dict[str, Process] = {}
         self.address = ""
 
@@ -199,7 +201,7 @@ class LocalCluster:
             address = self.processes[name].wait_ready()
             arguments = self.processes[name]._arguments
             arguments[arguments.index(self._listen(name))] = address
-        self._wait_for_members(set(names))
+        self._wait_for_members({worker_name(name, number) for name in names for number in range(self._workers)})
         for operator in self._operators:
             self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
             if self._deploy_to:  # at first only: they may go anywhere
@@ -229,6 +231,7 @@ class LocalCluster:
             *("--data-dir", str(self.data_dir / name)),
             *("--checkpoints", str(self.data_dir / "checkpoints")),
             *("--checkpoint-interval", str(self._interval_s)),
+            *("--workers", str(self._workers)),
         ]
 
     def _wait_for_members(self, names: set[str]) -> None:

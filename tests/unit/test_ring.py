@@ -182,11 +182,11 @@ def test_a_replica_that_joins_is_given_what_the_ring_has_there() -> None:
 def test_a_drained_replica_is_shared_out_evenly_whatever_others_have() -> None:
     owners = {PartitionId("Op", number): "a" for number in range(20)}
     owners |= {PartitionId("Other", number): "elsewhere" for number in range(1000)}
-    moves = drain("a", owners, _replicas("b", "c"))
+    moves = drain({"a"}, owners, _replicas("b", "c"))
     assert Counter(moves.values()) == {"b": 10, "c": 10}
     assert {owners[partition] for partition in moves} == {"a"}
     loaded = owners | {PartitionId("Third", number): "b" for number in range(30)}
-    assert Counter(drain("a", loaded, _replicas("b", "c")).values()) == {"c": 20}
+    assert Counter(drain({"a"}, loaded, _replicas("b", "c")).values()) == {"c": 20}
 
 
 def test_rebalance_gives_of_the_operator_a_replica_has_most_of() -> None:

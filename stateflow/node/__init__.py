@@ -1,0 +1,1 @@
+"""A node: several replicas of one machine, run as one."""

@@ -1,0 +1,205 @@
+"""Nodes of several workers: real processes that are killed, stopped, and started with other numbers of workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stateflow.client import Cluster, ReplicaStatus
+from stateflow.errors import InvalidArgument
+from stateflow.testing import LocalCluster
+from stateflow.types import node_of
+from tests.integration.operators import Tally
+from tests.integration.support import eventually
+
+pytestmark = pytest.mark.processes
+
+PARTITIONS = 8
+KEYS = 64
+
+
+@pytest.fixture
+def local() -> Iterator[LocalCluster]:
+    with LocalCluster(Tally, sites={"edge": 1, "cloud": 1}, partitions=PARTITIONS, workers=2) as running:
+        yield running
+
+
+def members(cluster: Cluster) -> dict[str, ReplicaStatus]:
+    return {replica.name: replica for replica in cluster.status().replicas}
+
+
+def owners(cluster: Cluster) -> list[str]:
+    (operator,) = cluster.status().operators
+    return list(operator.owners)
+
+
+def workers_of(local: LocalCluster, node: str) -> dict[str, int]:
+    """Name → process."""
+    found = {}
+    for child in psutil.Process(local.processes[node].pid).children():
+        line = child.cmdline()
+        number = line[line.index("--worker") + 1]
+        found[node if number == "0" else f"{node}~{number}"] = child.pid
+    return found
+
+
+class Sender:
+    """Sends rows for every key, and knows what must be stored."""
+
+    def __init__(self, local: LocalCluster) -> None:
+        self.stream = local.stream("Tally", source="s")
+        self.sent = 0
+
+    def send(self) -> None:
+        self.stream.send([{"k": f"k{number}", "v": 1} for number in range(KEYS)])
+        self.sent += 1
+
+    def check(self, local: LocalCluster) -> None:
+        stored = local.cluster.read_state("Tally", "n").to_pylist()
+        assert {row["key"]: row["value"] for row in stored} == {f"k{n}": self.sent for n in range(KEYS)}
+
+
+def test_a_node_is_one_and_its_partitions_are_spread(local: LocalCluster) -> None:
+    assert set(members(local.cluster)) == {"edge-0", "edge-0~1", "cloud-0", "cloud-0~1"}
+    assert {owners(local.cluster).count(name) for name in members(local.cluster)} == {PARTITIONS // 4}
+    shown = subprocess.run(
+        [sys.executable, "-m", "stateflow", "status", "--controller", local.address],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "alive, 2 workers" in shown
+    assert "~" not in shown, "people see nodes"
+
+
+@pytest.mark.parametrize("victim", ["edge-0", "edge-0~1"])
+def test_a_worker_that_is_killed_comes_back_with_its_partitions(local: LocalCluster, victim: str) -> None:
+    sender = Sender(local)
+    sender.send()
+    before = owners(local.cluster)
+    os.kill(workers_of(local, "edge-0")[victim], signal.SIGKILL)
+    for _ in range(3):
+        sender.send()
+    assert owners(local.cluster) == before
+    sender.check(local)
+
+
+def test_workers_end_with_their_node_however_that_does_and_it_serves_again(local: LocalCluster) -> None:
+    sender = Sender(local)
+    sender.send()
+    pids = workers_of(local, "edge-0").values()
+    local.kill("edge-0")
+    eventually(lambda: not any(map(psutil.pid_exists, pids)), "its workers end")
+    local.restart("edge-0")
+    sender.send()
+    sender.check(local)
+    pids = workers_of(local, "edge-0").values()
+    local.processes["edge-0"].stop()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_moves_and_drains_name_nodes_and_standbys_are_at_others(local: LocalCluster) -> None:
+    sender = Sender(local)
+    sender.send()
+    assert local.migrate("Tally", list(range(PARTITIONS)), "cloud-0").wait().state == "COMPLETED"
+    assert {node_of(owner) for owner in owners(local.cluster)} == {"cloud-0"}
+    assert len(set(owners(local.cluster))) == 2, "both workers have some"
+    for move in local.cluster.drain("cloud-0"):
+        assert move.wait().state == "COMPLETED"
+    assert {node_of(owner) for owner in owners(local.cluster)} == {"edge-0"}
+    with pytest.raises(InvalidArgument, match="2 standbys need 3 replicas, 2 answer"):
+        local.cluster.standby("Tally", 2)
+    local.cluster.standby("Tally", 1)
+    standbys = eventually(
+        lambda: [s for s in local.cluster.status().standbys if s.phase == "CATCHING_UP"] or None, "standbys follow"
+    )
+    assert {node_of(standby.replica) for standby in standbys} == {"cloud-0"}
+    sender.send()
+    sender.check(local)
+
+
+def test_more_and_fewer_workers_at_the_next_start(tmp_path: Path) -> None:
+    """The state stays, and so it does when partitions have to leave a worker that is not wanted any more."""
+
+    def again(local: LocalCluster, workers: int) -> None:
+        local.processes["local-0"].stop()
+        arguments = local.processes["local-0"]._arguments
+        arguments[arguments.index("--workers") + 1] = str(workers)
+        local.restart("local-0")
+
+    with LocalCluster(Tally, partitions=PARTITIONS, data_dir=tmp_path, workers=1) as local:
+        sender = Sender(local)
+        sender.send()
+        again(local, 3)
+        eventually(lambda: {*owners(local.cluster)} == {"local-0", "local-0~1", "local-0~2"}, "they share", 60)
+        sender.send()
+        again(local, 1)
+        eventually(lambda: {*owners(local.cluster)} == {"local-0"}, "all are at the only one", 60)
+        sender.send()
+        sender.check(local)
+        eventually(lambda: not list((tmp_path / "local-0" / "workers").iterdir()), "nothing is left of the others", 60)
+        sender.send()
+        sender.check(local)
+
+
+def test_a_worker_that_dies_at_every_start_leaves_the_others_alone(tmp_path: Path) -> None:
+    with LocalCluster(Tally, partitions=PARTITIONS, data_dir=tmp_path, workers=2) as local:
+        sender = Sender(local)
+        sender.send()
+        log = tmp_path / "local-0.log"
+        directory = tmp_path / "local-0" / "workers" / "1"
+        pid = workers_of(local, "local-0")["local-0~1"]
+        aside = tmp_path / "aside"
+        directory.rename(aside)
+        directory.write_text("no directory")
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: "local-0~1 dies at every start" in log.read_text(), "it is said", 60)
+        assert "local-0" in workers_of(local, "local-0")
+        rows = local.cluster.status().replicas
+        assert next(row.alive for row in rows if row.name == "local-0")
+        directory.unlink()
+        aside.rename(directory)
+        sender.send()
+        sender.check(local)
+
+
+def test_a_node_without_a_worker_that_starts_ends(tmp_path: Path) -> None:
+    with LocalCluster(Tally, partitions=1) as local:
+        (tmp_path / "data").write_text("no directory")
+        ended = subprocess.run(
+            [
+                *(sys.executable, "-m", "stateflow", "replica", "--site", "x", "--name", "n", "--workers", "2"),
+                *("--data-dir", str(tmp_path / "data"), "--controller", local.address),
+            ],
+            check=False, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert "no worker of n starts" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["edge~1", "edge~x"])
+def test_names_of_workers_are_nobody_elses(name: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "stateflow", "replica", "--site", "x", "--name", name, "--data-dir", str(tmp_path)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode != 0
+    assert "is not a valid replica name" in ended.stderr
+
+
+def test_two_nodes_on_one_directory(local: LocalCluster, tmp_path: Path) -> None:
+    arguments: list[Any] = [
+        *(sys.executable, "-m", "stateflow", "replica", "--site", "x", "--name", "other", "--workers", "2"),
+        *("--data-dir", str(local.data_dir / "edge-0"), "--controller", local.address),
+    ]
+    ended = subprocess.run(
+        arguments, check=False, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
+    assert ended.returncode == 1
+    assert "data directory" in ended.stderr
