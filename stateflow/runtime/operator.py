@@ -17,7 +17,7 @@ from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImpor
 from stateflow.partitioner import check_partitions
 from stateflow.runtime.code import check_digest, digest_of, find, is_text, place_of
 from stateflow.runtime.ddl import parse_ddl
-from stateflow.runtime.timers import Timer, Timers, check_timer_name
+from stateflow.runtime.timers import Timer, TimerColumns, Timers, check_timer_name
 from stateflow.state import (
     ColumnStates,
     Declaration,
@@ -27,8 +27,10 @@ from stateflow.state import (
     TrackedMap,
     TrackedReducing,
     TrackedSet,
+    ValueColumn,
     declarations_of,
 )
+from stateflow.state.columns_tracked import whole
 from stateflow.state.typed import taken
 from stateflow.types import OperatorSpec, check_name
 
@@ -91,6 +93,22 @@ class Context:
     def delete_timer(self, *, name: str = "", domain: str = "event") -> None:
         """Forget the key's timer of that name; no error when there is none."""
         self._timers.delete(self._current(), check_timer_name(name), domain)
+
+    def set_timers(self, keys: pa.Array, at: Any, *, name: str = "", domain: str = "event") -> None:
+        """:meth:`set_timer` for each of these keys, in a batch operator, whose ``on_timers`` is called.
+
+        Args:
+            keys: as state columns take them.
+            at: for all of them, as :meth:`set_timer` has it; or an Arrow array as long as ``keys``, of timestamps with
+                a time zone or of microseconds since 1970.
+
+        Raises InvalidArgument, NullKey.
+        """
+        self._timers.set_many(whole(keys), check_timer_name(name), whole(at), domain)
+
+    def delete_timers(self, keys: pa.Array, *, name: str = "", domain: str = "event") -> None:
+        """:meth:`delete_timer` for each of these keys."""
+        self._timers.delete_many(whole(keys), check_timer_name(name), domain)
 
     def _set_timer(self, at_us: int, name: str) -> None:
         """A window helper's, in event time."""
@@ -217,8 +235,10 @@ class Operator:
 class BatchOperator(Operator):
     """An operator that processes all rows of a partition's batch at once, in Arrow columns.
 
-    Its states are value states, read and written a column at a time: ``self.n.get_many(keys)`` gives an Arrow array in
-    the order of ``keys``, ``self.n.put_many(keys, values)`` stores. Timers need a current key and are not available.
+    Its states are read and written for many keys at a time: of a value ``self.n.get_many(keys)`` gives an Arrow array
+    in the order of ``keys``, ``self.n.put_many(keys, values)`` stores; maps, sets, counters and reducing states are
+    :class:`~stateflow.state.columns_tracked.MapColumn`, ``SetColumn`` and ``AddedColumn``. Timers are set by
+    ``ctx.set_timers(keys, at)``. What needs a current key (``ctx.set_timer``, ``ctx.state``) is not available.
     """
 
     def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | pa.Table | None:
@@ -227,6 +247,11 @@ class BatchOperator(Operator):
 
     def process(self, row: Any, ctx: Context) -> None:
         raise NotImplementedError("a batch operator is not given rows")
+
+    def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.RecordBatch | pa.Table | None:
+        """Called with all timers of one domain that are due, once, in order of time; produces columns as
+        ``process_batch``. Those that it sets and that are due as well come with another call."""
+        raise NotImplementedError
 
     def init_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
         """Called with the rows of ``initial_state=``. By default each column named as a state is put into it.
@@ -242,7 +267,13 @@ class BatchOperator(Operator):
         if len(columns) > 1:
             keys = pa.StructArray.from_arrays([batch[column] for column in columns], names=columns)
         for name in names:
-            getattr(self, name).put_many(keys, batch[name])
+            column = getattr(self, name)
+            if isinstance(column, ValueColumn):
+                column.put_many(keys, batch[name])
+                continue
+            for tracked, given in zip(column.each(keys), batch[name].to_pylist(), strict=True):
+                if given is not None:
+                    _fill(tracked, given, states[name])
 
 
 def _fill(tracked: Any, given: Any, declared: Declaration) -> None:

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
 
 from stateflow.changes import Mutations
-from stateflow.errors import InvalidArgument
+from stateflow.errors import InvalidArgument, NullKey
 from stateflow.state.cells import decode_row_key, encode_row_key, read_varint, varint
 from stateflow.storage import PartitionStore
 
@@ -52,6 +55,33 @@ class Timer:
     name: str
     domain: Domain
     key: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class TimerColumns:
+    """Timers that are due, handed to ``on_timers``, in order of time: ``keys`` as state columns take them, ``at``
+    (timestamp[us, UTC]) as they were set for, ``name`` (string)."""
+
+    keys: pa.Array
+    at: pa.Array
+    name: pa.Array
+    domain: Domain
+
+    @classmethod
+    def of(cls, timers: Sequence[Timer], key: Sequence[str]) -> TimerColumns:
+        """Args: timers: of one domain, one at least. key: names of the key columns."""
+        keys: pa.Array
+        if len(key) == 1:
+            keys = pa.array([timer.key for timer in timers])
+        else:
+            columns = zip(*(timer.key for timer in timers), strict=True)
+            keys = pa.StructArray.from_arrays([pa.array(column) for column in columns], names=list(key))
+        return cls(
+            keys,
+            pa.array([timer.at for timer in timers], pa.timestamp("us", "UTC")),
+            pa.array([timer.name for timer in timers], pa.string()),
+            timers[0].domain,
+        )
 
 
 def to_us(moment: datetime | int) -> int:
@@ -108,6 +138,19 @@ class Timers:
         self._any = True
         if self._until is not None and self._until[0] is identity[0] and at_us <= self._until[1]:
             heapq.heappush(self._soon, (at_us, identity[1], name))
+
+    def set_many(self, keys: pa.Array, name: str, at: Any, domain: str) -> None:
+        """:meth:`set` for each key. Args: at: as there, the same for all; or an Arrow array of timestamps with a time
+        zone, or of microseconds since 1970, one for each. Raises InvalidArgument."""
+        plain = keys_of(keys)
+        times = _times(at, len(plain)) if isinstance(at, pa.Array | pa.ChunkedArray) else [at] * len(plain)
+        for key, moment in zip(plain, times, strict=True):
+            self.set(key, name, moment, domain)
+
+    def delete_many(self, keys: pa.Array, name: str, domain: str) -> None:
+        """:meth:`delete` for each key."""
+        for key in keys_of(keys):
+            self.delete(key, name, domain)
 
     def delete(self, key: Hashable, name: str, domain: str) -> None:
         """No error when there is none."""
@@ -183,6 +226,29 @@ class Timers:
     def end_batch(self) -> None:
         """Committed or rolled back: nothing is pending any more."""
         self._pending.clear()
+
+
+def keys_of(keys: pa.Array) -> list[Any]:
+    """As an operator of rows has them. Raises NullKey."""
+    if keys.null_count:
+        raise NullKey("a key is null", remedy="filter such rows before the operator")
+    plain: list[Any] = keys.to_pylist()
+    return [tuple(row.values()) for row in plain] if pa.types.is_struct(keys.type) else plain
+
+
+def _times(at: pa.Array, length: int) -> list[int]:
+    if len(at) != length:
+        raise InvalidArgument(f"{length} keys came with {len(at)} times", remedy="give as many times as keys")
+    if at.null_count:
+        raise InvalidArgument("a time is null", remedy="filter such rows before")
+    if pa.types.is_timestamp(at.type):
+        if at.type.tz is None:
+            raise InvalidArgument("a time needs a time zone", remedy="use timestamps with a time zone, e.g. UTC")
+        at = at.cast(pa.timestamp("us", at.type.tz)).cast(pa.int64())
+    if not pa.types.is_integer(at.type):
+        raise InvalidArgument(f"{at.type} is no time", remedy="use timestamps, or microseconds since 1970 as int64")
+    times: list[int] = at.to_pylist()
+    return times
 
 
 def _by_time(domain: Domain, at: bytes, key: bytes, name: bytes) -> bytes:

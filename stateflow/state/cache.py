@@ -10,7 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from decimal import Decimal
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from stateflow.state.collection import Collection
@@ -224,6 +224,8 @@ class Budget:
 
     def written(self, puts: Iterable[tuple[bytes, bytes]]) -> None:
         # small ones are part of what an object and an entry are taken for
+        if 2 * max(map(len, chain.from_iterable(puts)), default=0) <= _SMALL:
+            return
         self._added += 2 * sum([size for cell, data in puts if (size := len(cell) + len(data)) > _SMALL])
 
     def is_near(self, keys: int, entries: int, objects: int, meter: Meter) -> bool:

@@ -372,17 +372,18 @@ class Tuple(Coder[tuple[Any, ...]]):
         if any(item.types is not None for item in items):
             kind = "tuple..." if variadic else "tuple"
             self.types = [kind, *(item.name if item.types is None else item.types for item in items)]
-        self._packed = struct.Struct(">" + letters) if letters and "?" not in letters else None
-        if self._packed is not None:
+        #: of all items, where each is eight bytes
+        self.packed = struct.Struct(">" + letters) if letters and "?" not in letters else None
+        if self.packed is not None:
             self.name = f"packed {self.name}"
             self.fixed_width = True
 
     def encode(self, value: tuple[Any, ...]) -> bytes:
-        if self._packed is not None:
+        if self.packed is not None:
             if value.__class__ is not tuple or tuple(map(type, value)) != self._exact:
                 value = tuple([coder.decode(coder.encode(item)) for coder, item in self._pairs(value)])
             try:
-                return self._packed.pack(*value)
+                return self.packed.pack(*value)
             except struct.error:
                 for coder, item in self._pairs(value):
                     coder.encode(item)  # names the one that does not fit
@@ -390,9 +391,9 @@ class Tuple(Coder[tuple[Any, ...]]):
         return key_order.join_ordered([coder.encode(item) for coder, item in self._pairs(value)])
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
-        if self._packed is not None:
+        if self.packed is not None:
             try:
-                return self._packed.unpack(data)
+                return self.packed.unpack(data)
             except struct.error:
                 raise bad_bytes(self, data) from None
         return tuple([coder.decode(part) for coder, part in self._parts(data)])

@@ -1,7 +1,9 @@
-"""Value states a column at a time, for operators that process whole record batches.
+"""States a column at a time, for operators that process whole record batches.
 
-The cells are those of :class:`~stateflow.state.tracked_value.TrackedValue`: an operator can go from rows to batches,
-and back, over the same stored state. What is known of a key lies in a *slot* of :mod:`~stateflow.state.columns_keys`.
+Values that neither change in place nor expire lie in arrays here; all other states are the tracked objects of
+:mod:`~stateflow.state.columns_tracked`. The cells are those that an operator of rows has: it can go from rows to
+batches, and back, over the same stored state. What is known of a key lies in a *slot* of
+:mod:`~stateflow.state.columns_keys`.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.changes import Mutations
-from stateflow.errors import DeclarationError, EncodeError
+from stateflow.errors import EncodeError
 from stateflow.state.cache import CachePool
 from stateflow.state.cells import CELL, decode_row_key, split_address, unpack_cell
 from stateflow.state.columns_keys import KeySlots, grown
+from stateflow.state.columns_tracked import KeyObjects, tracked_columns, whole
 from stateflow.state.declare import Declaration
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
 from stateflow.state.lanes import Array, Lanes, lanes_of
@@ -38,13 +41,6 @@ class ValueColumn:
     def __init__(
         self, operator: str, declaration: Declaration, reader: CellReader, slots: KeySlots, max_value_bytes: int
     ) -> None:
-        if declaration.kind != "value" or declaration.coder.mutable or declaration.ttl is not None:
-            raise DeclarationError(
-                "a batch operator has value states of immutable types without ttl only",
-                remedy="use state.value with int, float, bool, str, bytes, date, datetime, Decimal, UUID or tuple",
-                operator=operator,
-                state=declaration.name,
-            )
         self._operator = operator
         self._name = declaration.name
         self._coder = declaration.coder
@@ -68,7 +64,7 @@ class ValueColumn:
 
         A tuple comes as a struct with the fields ``_0``, ``_1``, …
         """
-        slots = self._loaded(_whole(keys))
+        slots = self._loaded(whole(keys))
         values = [lane[slots] for lane in self._values]
         absent = self._known[slots] == _ABSENT
         if self._default is None:
@@ -82,7 +78,7 @@ class ValueColumn:
 
         Raises NullKey, and EncodeError for values of another type than declared; then nothing was stored.
         """
-        keys, values = _whole(keys), _whole(values)
+        keys, values = whole(keys), whole(values)
         if len(keys) != len(values):
             raise self._unencodable(f"{len(keys)} keys came with {len(values)} values", "give as many values as keys")
         slots = self._loaded(keys)
@@ -182,18 +178,13 @@ class ValueColumn:
         self._dirty = np.zeros(len(kept), np.bool_)
 
 
-def _whole(array: Any) -> pa.Array:
-    """One array, of plain values."""
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-    return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
+def is_plain(declaration: Declaration) -> bool:
+    """Is it a state that :class:`ValueColumn` is for?"""
+    return declaration.kind == "value" and not declaration.coder.mutable and declaration.ttl is None
 
 
 class ColumnStates:
     """The states of a batch operator: what KeyedState is for one that processes rows."""
-
-    #: value states without ttl only
-    expires = False
 
     def __init__(
         self,
@@ -207,34 +198,59 @@ class ColumnStates:
         belongs: Callable[[Hashable], None] | None = None,
     ) -> None:
         self._slots = KeySlots(operator, belongs)
+        plain = {name: each for name, each in declarations.items() if is_plain(each)}
+        others = {name: each for name, each in declarations.items() if name not in plain}
         self.columns = {
             name: ValueColumn(operator, declaration, reader, self._slots, max_value_bytes)
-            for name, declaration in declarations.items()
+            for name, declaration in plain.items()
         }
+        self._tracked = KeyedState(
+            operator,
+            others,
+            reader,
+            cached_keys=cached_keys,
+            cache=cache if others else None,
+            max_value_bytes=max_value_bytes,
+            belongs=belongs,
+        )
+        self._objects = KeyObjects(operator, self._tracked)
+        self.tracked = tracked_columns(operator, others, self._objects)
         self._keyed = KeyedState(operator, declarations, reader, max_value_bytes=max_value_bytes)
         self._cached_keys = cached_keys
         self._slot_bytes = _SLOT_BYTES + sum(_LANE_BYTES * len(column._values) for column in self.columns.values())
-        self._pool = cache
-        if cache is not None:
-            cache.join()
+        self._pool = cache if plain or not others else None
+        if self._pool is not None:
+            self._pool.join()
 
     def attach(self, target: object) -> None:
         """Makes ``target.<state name>`` the columns."""
-        target.__dict__.update(self.columns)
+        target.__dict__.update(self.columns | self.tracked)
 
     def set_time(self, processing_us: int, event_us: int | None = None) -> None:
-        """Nothing here depends on time."""
+        """See :meth:`KeyedState.set_time`."""
+        self._tracked.set_time(processing_us, event_us)
+        self._keyed.set_time(processing_us, event_us)
+
+    @property
+    def expires(self) -> bool:
+        """See :attr:`KeyedState.expires`."""
+        return self._tracked.expires
 
     def expired(self, limit: int) -> Mutations:
-        return self.collect()
+        """See :meth:`KeyedState.expired`."""
+        return self._with_columns(self._tracked.expired(limit))
 
     def collect(self) -> Mutations:
-        mutations = Mutations()
+        return self._with_columns(self._tracked.collect())
+
+    def _with_columns(self, mutations: Mutations) -> Mutations:
         for column in self.columns.values():
             column.collect(mutations)
         return mutations
 
     def mark_clean(self) -> None:
+        self._tracked.mark_clean()
+        self._objects.end_batch()
         for column in self.columns.values():
             column.mark_clean()
         self._slots.end_batch()
@@ -247,18 +263,23 @@ class ColumnStates:
                 column.keep(kept)
 
     def rollback(self) -> None:
+        self._tracked.rollback()
+        self._objects.end_batch()
         for column in self.columns.values():
             column.rollback()
         self._slots.end_batch()
 
     def invalidate(self) -> None:
         self._keyed.invalidate()
+        self._tracked.invalidate()
+        self._objects.end_batch()
         self._slots.clear()
         for column in self.columns.values():
             column.invalidate()
 
     def close(self) -> None:
         self.invalidate()
+        self._tracked.close()
         if self._pool is not None:
             self._pool.leave({}, 0)
             self._pool = None

@@ -23,6 +23,7 @@ from stateflow.state.cells import decode_row_key, encode_row_key, row_part, spli
 from stateflow.state.classes import tracked_class
 from stateflow.state.declare import Declaration, check_names
 from stateflow.state.runtime_tags import Tag, TagRegister, is_empty, stand_in
+from stateflow.state.settling import Settling, encoder_of
 from stateflow.state.spec import CellReader, StateSpec
 from stateflow.state.sweep import Sweep
 
@@ -33,6 +34,9 @@ MAX_VALUE_BYTES: Final = 64 << 20
 # equals none in another zone.
 _SINGLE: Final = frozenset({str, int, bytes, bool, date, float, Decimal, UUID})
 _IN_TUPLE: Final = frozenset({str, int})
+
+#: kinds of states that are one cell
+_SINGLE_VALUES: Final = frozenset({"value", "counter", "reducing"})
 
 #: so many more keys than must leave the cache at once
 EVICTED_BEYOND: Final = 1024
@@ -85,7 +89,8 @@ class KeyedState:
         self._reader: CellReader = reader if self._budget is None else self._meter
         #: tracked objects written, or handed out mutable, since the last commit
         self._written: list[Any] = []
-        self._collected = False
+        #: what the last ``collect`` found, until it is durable
+        self._settling: Settling | None = None
         #: times of this batch in microseconds since 1970
         self._processing_us: int | None = None
         self._event_us: int | None = None
@@ -123,6 +128,8 @@ class KeyedState:
             reduce=declaration.reduce,
             max_value_bytes=self._max_value_bytes,
         )
+        if declaration.kind in _SINGLE_VALUES and declaration.ttl is None:
+            spec.encode_many = encoder_of(declaration.coder, self._max_value_bytes)
         tag = self._states[declaration.tag] = Tag(declaration, spec, attribute)
         self._specs.append(spec)
         if declaration.ttl is not None:
@@ -359,12 +366,11 @@ class KeyedState:
         """
         self._check_time()
         into = Mutations()
-        for tracked in self._written:
-            tracked._collect(into)
+        self._settling = None
+        self._settling = Settling(self._written, into)
         self._register.collect(into)
         if self._budget is not None:
             self._budget.written(into.puts)
-        self._collected = True
         return into
 
     def mark_clean(self) -> None:
@@ -373,11 +379,11 @@ class KeyedState:
         Values that their coder changes (an int in a float state) are replaced by what it makes of them;
         the oldest keys beyond ``cached_keys`` leave the cache.
         """
-        if not self._collected:
+        if self._settling is None:
             self.collect()
+        assert self._settling is not None
+        self._settling.saved()
         written = self._written
-        for tracked in written:
-            tracked._saved()
         self._register.saved()
         keys = sum(map(len, self._caches.values()))
         entries = sum([spec.entries_cached for spec in self._specs])
@@ -430,7 +436,7 @@ class KeyedState:
     def _end_batch(self) -> None:
         # in place: every spec has this list
         self._written.clear()
-        self._collected = False
+        self._settling = None
 
     # --- schema -----------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
@@ -76,6 +76,7 @@ class StateSpec:
         now_us: time of this batch in the domain of ``ttl``; without one before any expiry.
         expiry_us: when what this batch writes is gone, None for never.
         header: what comes before the payload of everything this batch writes.
+        encode_many: of values, see :mod:`stateflow.state.settling`; None: they are encoded one by one.
     """
 
     __slots__ = (
@@ -86,6 +87,7 @@ class StateSpec:
         "default",
         "default_payload",
         "encode",
+        "encode_many",
         "entries_cached",
         "exact",
         "expiry_us",
@@ -124,6 +126,7 @@ class StateSpec:
         self.coder = coder
         self.key_coder: Coder[Any] = key_coder or _KEYS
         self.encode: Callable[[Any], bytes] = coder.encode
+        self.encode_many: Callable[[list[Any]], Sequence[bytes] | None] | None = None
         self.decode: Callable[[bytes], Any] = coder.decode
         if max_value_bytes is not None and not coder.fixed_width:
             self.encode = _bounded(coder.encode, max_value_bytes)

@@ -9,7 +9,7 @@ import pytest
 
 from stateflow import state
 from stateflow.errors import DeclarationError, DecodeError
-from stateflow.state import ColumnStates, KeyedState, declarations_of, scan_state
+from stateflow.state import KeyedState, declarations_of, scan_state
 from stateflow.state.cells import unpack_cell_with_expiry
 from tests.unit.state.bench import Bench
 from tests.unit.state.dict_store import DictStore
@@ -154,12 +154,6 @@ def test_the_sweep_names_a_damaged_cell() -> None:
     bench.store.cells.update({cell: b"\x81ab" for cell in bench.store.cells if cell[:1] == b"c"})
     with pytest.raises(DecodeError, match=r"operator=op state=m key=k entry=61"):
         bench.keyed.expired(5)
-
-
-def test_a_batch_operator_has_no_ttl() -> None:
-    declared: Any = Op.last
-    with pytest.raises(DeclarationError, match="without ttl"):
-        ColumnStates("op", {"last": declared}, DictStore())
 
 
 def test_the_sweep_within_a_batch_yields_to_its_writes() -> None:
