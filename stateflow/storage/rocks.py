@@ -45,6 +45,10 @@ _ADDRESS = itemgetter(0)
 #: Of one partition: what the processor's cache can hold. A large batch is written into 64 MiB in twice the time; less
 #: than 8 gains little and is flushed more often. And what is not flushed is read again when the partition is opened.
 MEMTABLE_BYTES = 8 << 20
+#: what a memtable takes at a time, and what of it counts for all of them together. RocksDB's default of 1 MiB fills
+#: that with 256 partitions of a few rows each: then each write has another partition flushed, and takes half a
+#: millisecond. Less than this costs large batches more than it gives small ones.
+ARENA_BYTES = 32 << 10
 #: memtables that wait for their flush, and runs that wait to be merged, before writes must wait: 128 MiB and 1.25 GiB
 MEMTABLES_MAX, RUNS_SLOW, RUNS_STOP = 16, 160, 288
 #: of overwritten and deleted entries beside the live ones, before everything is merged into one
@@ -124,6 +128,7 @@ class RocksEngine:
         options.set_block_based_table_factory(table)
         options.set_write_buffer_manager(self._buffers)
         options.set_write_buffer_size(MEMTABLE_BYTES)
+        options.set_arena_block_size(ARENA_BYTES)
         options.set_max_write_buffer_number(MEMTABLES_MAX)
         options.set_allow_concurrent_memtable_write(False)  # a partition has one writer
         options.set_compression_type(DBCompressionType.lz4())

@@ -1,0 +1,27 @@
+"""What the memory of many databases does to each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stateflow.changes import Mutations
+from stateflow.storage.rocks import ARENA_BYTES, RocksEngine
+
+
+def test_many_databases_of_a_few_entries_each_are_not_flushed_for_lack_of_memory(tmp_path: Path) -> None:
+    databases = 32
+    engine = RocksEngine(write_buffer_bytes=8 * ARENA_BYTES * databases)  # an eighth of it is enough
+    stores = [engine.open(tmp_path / str(number), create=True) for number in range(databases)]
+    logs = _logs(tmp_path)
+    try:
+        for number in range(6):
+            for store in stores:
+                store.apply(Mutations([(b"%d" % number, b"x" * 1_000)]))
+        assert _logs(tmp_path) == logs, "a memtable that is to be flushed has the next one begin with a log of its own"
+    finally:
+        for store in stores:
+            store.close()
+
+
+def _logs(directory: Path) -> set[Path]:
+    return set(directory.rglob("*.log"))
