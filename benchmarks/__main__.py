@@ -64,10 +64,14 @@ REGISTRY = {
     ),
     "spark": Benchmark(
         "benchmarks.spark",
-        ("T1", "T1-small"),
+        ("T1", "T1-small", "T4"),
         "faster than Spark's Python state API and its own aggregation?",
-        questions={"T1-small": "what does a small micro-batch cost, beside a query that only visits Python?"},
+        questions={
+            "T1-small": "what does a small micro-batch cost, beside a query that only visits Python?",
+            "T4": "what does a small micro-batch cost, by the number of partitions?",
+        },
     ),
+    "backfill": Benchmark("benchmarks.backfill", ("T5",), "does memory grow with a batch DataFrame?"),
     "direct": Benchmark("benchmarks.direct", ("T2",), "what does a record cost without Spark?"),
     "scale": Benchmark("benchmarks.scale", ("T3",), "does it scale with replicas, keys and state?"),
     "plan": Benchmark("benchmarks.plan", ("S1",), "how long does planning take for 10,000 replicas, and what moves?"),

@@ -26,6 +26,7 @@ from benchmarks.direct_common import (
 )
 from benchmarks.operators import CountSum, CountSumColumns
 from stateflow import Operator
+from stateflow.partitioner import partition_of
 from stateflow.runtime.arrow import BatchReader, read_schema
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.operator import describe, output_schema
@@ -97,7 +98,8 @@ def replica(operator: type[Operator]) -> Contest:
 
 def _messages(k: Any, v: Any) -> tuple[bytes, bytes, list[Part]]:
     """(schema, rows by partition, where each has its own)."""
-    partition = k % PARTITIONS
+    kinds, places = np.unique(k, return_inverse=True)
+    partition = np.array([partition_of(key, PARTITIONS) for key in kinds.tolist()])[places]
     order = np.argsort(partition, kind="stable")
     whole = pa.record_batch({"k": k[order], "v": v[order]})
     stops = np.cumsum(np.bincount(partition, minlength=PARTITIONS)).tolist()

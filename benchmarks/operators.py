@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +43,20 @@ class CountSumColumns(BatchOperator):
         n, total = pc.add(n, sums["v_count"].combine_chunks()), pc.add(total, sums["v_sum"].combine_chunks())
         self.figures.put_many(keys, pa.StructArray.from_arrays([n, total], names=["_0", "_1"]))
         return pa.table({"k": keys, "n": n, "total": total})
+
+
+#: of processor time that Busy takes for a row
+BUSY_US = 50
+
+
+class Busy(CountSum):
+    """CountSum that has much to think about."""
+
+    def process(self, row: Any, ctx: Any) -> Iterator[tuple[int, int, float]]:
+        until = time.thread_time() + BUSY_US / 1e6
+        while time.thread_time() < until:
+            pass
+        return super().process(row, ctx)
 
 
 class Keep(Operator):

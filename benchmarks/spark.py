@@ -9,8 +9,7 @@ warm up and are not counted. Throughput is rows of a micro-batch over its
 Each contestant is then checked twice: the final state of each timed run, cell by cell, and every output row of
 a smaller run. A query that only hands its rows to Python and back is Spark's floor: the time above it is ours.
 
-T1-small: how long does a micro-batch take that brings nothing, or 1,000 rows, beside a query that only hands rows to
-Python and back? That is Spark's own floor.
+T1-small and T4: see :mod:`benchmarks.spark_small`.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ from benchmarks.record import REPOSITORY, Correctness, Record, Target, ratio, sp
 
 ROWS_PER_BATCH = 100_000
 KEY_COUNTS = (1_000, 100_000)
+PARTITIONS = 8
 OURS, COLUMNS = "stateflow rows", "stateflow columns"
 TRANSFORM, NATIVE = "transformWithState", "native"
 TRANSFORM_PANDAS, APPLY_PANDAS = "transformWithStateInPandas", "applyInPandasWithState"
 MINE, RIVALS = (OURS, COLUMNS), (TRANSFORM, NATIVE, TRANSFORM_PANDAS, APPLY_PANDAS)
 TRIVIAL = "mapInArrow"
 CONTESTANTS = (*RIVALS, TRIVIAL, *MINE)
-SMALL_ROWS = (0, 1_000)
-SMALL_BOUND = 1.5
 #: Python operators of Spark's, which at many keys take up to a minute for a batch
 SLOW = frozenset({TRANSFORM, TRANSFORM_PANDAS, APPLY_PANDAS})
 VERIFY_ROWS, VERIFY_KEYS, VERIFY_BATCHES = 2_000, 300, 3
@@ -63,7 +61,7 @@ ABOVE_FLOOR_US = {1_000: 0.7, 100_000: 1.5}
 #: warmer, so that ours are not flattered
 QUICK = (*MINE, TRIVIAL, NATIVE, TRANSFORM)
 
-_FIRST_FILE_S = 1_388_534_400
+FIRST_FILE_S = 1_388_534_400
 _TIMEOUT_S = 3_600
 _GRACE_S = 15
 _FAILURE_LINES = 3
@@ -89,11 +87,14 @@ class Job:
     work_directory: str
     result: str
     small: bool = False
+    partitions: int = PARTITIONS  # of ours
 
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
-    if experiment == "T1-small":
-        return _run_small(experiment, quick=quick, seed=seed)
+    if experiment != "T1":
+        from benchmarks import spark_small
+
+        return spark_small.run(experiment, quick=quick, seed=seed)
     contestants = [name for name in CONTESTANTS if not only or name in only]
     if unknown := sorted(set(only or ()) - set(CONTESTANTS)):
         raise SystemExit(f"invalid_argument: no contestant {unknown[0]!r}: choose {', '.join(CONTESTANTS)}")
@@ -115,72 +116,27 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
             for keys, path in inputs.items():
                 warm_up, counted = batches_of(name, keys, quick=quick)
                 timed.append(Timed(keys, warm_up, warm_up + counted, str(path)))
-            jobs.append(_job(root / name, name, timed, verify))
+            jobs.append(job_of(root / name, name, timed, verify))
         outcomes: dict[str, dict[str, Any]] = {}
         for together in [jobs] if quick else [[job] for job in jobs]:
             came = run_session(together)
             outcomes |= came
             for name, outcome in came.items():
-                _say(f"{name}: {_brief(outcome)}")
+                say(f"{name}: {_brief(outcome)}")
     return _record(experiment, outcomes, quick=quick, seed=seed)
 
 
-def _run_small(experiment: str, *, quick: bool, seed: int) -> Record:
-    """Micro-batches of both sizes in turns, in one query; a contestant after another, and all of that again."""
-    warm_up, counted, rounds = (10, 20, 1) if quick else (20, 60, 3)
-    seconds: dict[str, dict[str, list[float]]] = {}
-    failures, checks = [], []
-    with tempfile.TemporaryDirectory(prefix="stateflow-t1-small-") as directory:
-        timed = write_small_input(Path(directory) / "timed", seed, warm_up + counted)
-        verify = write_input(Path(directory) / "verify", seed + 1, VERIFY_KEYS, VERIFY_ROWS, VERIFY_BATCHES)
-        for number in range(rounds):
-            for name in (TRIVIAL, *MINE):
-                query = Timed(1_000, warm_up, warm_up + counted, str(timed))
-                job = _job(Path(directory) / f"{name}-{number}", name, [query], verify, small=True)
-                outcome = run_session([job])[name]
-                if "error" in outcome:
-                    failures.append(f"{name}: {outcome['error']}")
-                    continue
-                if name != TRIVIAL:  # it keeps nothing
-                    checks.append(Correctness(**outcome["correctness"]))
-                for rows, took in outcome["seconds"].items():
-                    seconds.setdefault(name, {}).setdefault(rows, []).extend(took)
-                _say(f"{name}: " + ", ".join(f"{r} rows {spread(t)['median']:.3f} s" for r, t in seconds[name].items()))
-    figures = {name: {rows: spread(took) for rows, took in by.items()} for name, by in seconds.items()}
-
-    def over(mine: str, rows: int) -> float | None:
-        above, floor = (figures.get(name, {}).get(str(rows), {}).get("median") for name in (mine, TRIVIAL))
-        return ratio(above, floor)
-
-    return Record(
-        experiment=experiment,
-        figures={"batch_s": figures},
-        targets=[
-            Target(f"micro-batch of {rows:,} rows, {mine}/{TRIVIAL}", over(mine, rows), SMALL_BOUND, "at_most")
-            for mine in MINE
-            for rows in SMALL_ROWS
-        ],
-        correctness=Correctness.of_all(checks),
-        settings={"quick": quick, "batches_counted": counted, "rounds": rounds, "sink": "noop"},
-        seed=seed,
-        failures=failures,
-    )
-
-
-def _job(directory: Path, contestant: str, timed: list[Timed], verify: Path, *, small: bool = False) -> Job:
+def job_of(
+    directory: Path,
+    contestant: str,
+    timed: list[Timed],
+    verify: Path,
+    *,
+    small: bool = False,
+    partitions: int = PARTITIONS,
+) -> Job:
     directory.mkdir()
-    return Job(contestant, timed, str(verify), str(directory), str(directory / "result.json"), small)
-
-
-def write_small_input(directory: Path, seed: int, files: int) -> Path:
-    directory.mkdir()
-    for index in range(files):
-        rows = SMALL_ROWS[index % len(SMALL_ROWS)]
-        part = write_input(directory / f"of-{index}", seed + index, 1_000, rows, 1) / "part-00000.parquet"
-        path = part.rename(directory / f"part-{index:05d}.parquet")
-        os.utime(path, (_FIRST_FILE_S + index, _FIRST_FILE_S + index))
-        part.parent.rmdir()
-    return directory
+    return Job(contestant, timed, str(verify), str(directory), str(directory / "result.json"), small, partitions)
 
 
 def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
@@ -215,7 +171,7 @@ def write_input(directory: Path, seed: int, keys: int, rows: int, files: int) ->
         )
         path = directory / f"part-{index:05d}.parquet"
         pq.write_table(table, path)
-        os.utime(path, (_FIRST_FILE_S + index, _FIRST_FILE_S + index))
+        os.utime(path, (FIRST_FILE_S + index, FIRST_FILE_S + index))
     return directory
 
 
@@ -331,6 +287,7 @@ def above_floor_us(mine: float | None, floor: float | None) -> float | None:
 
 
 def _settings(outcomes: dict[str, dict[str, Any]], runs: dict[str, dict[str, Any]], *, quick: bool) -> dict[str, Any]:
+    ours = f"2 replicas, {PARTITIONS} partitions"
     spark_settings: dict[str, str] = next((o["spark_settings"] for o in outcomes.values() if "spark_settings" in o), {})
     return {
         "quick": quick,
@@ -352,8 +309,8 @@ def _settings(outcomes: dict[str, dict[str, Any]], runs: dict[str, dict[str, Any
             TRANSFORM_PANDAS: "one ValueState of (n, total); one output row per key and batch",
             APPLY_PANDAS: "one state of (n, total); one output row per key and batch",
             TRIVIAL: "the floor: rows to Python and back, nothing kept",
-            OURS: "Operator, 2 replicas, 8 partitions, one state.value of (n, total); one output row per input row",
-            COLUMNS: "BatchOperator, 2 replicas, 8 partitions, the same state; one output row per key and batch",
+            OURS: f"Operator, {ours}, one state.value of (n, total); one output row per input row",
+            COLUMNS: f"BatchOperator, {ours}, the same state; one output row per key and batch",
         },
     }
 
@@ -367,5 +324,5 @@ def _brief(outcome: dict[str, Any]) -> str:
     return f"{', '.join(runs)}, {outcome.get('correctness', 'keeps nothing')}"
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

@@ -72,8 +72,9 @@ class Contestant:
     output_mode = "update"
     rows_out_per_row_in = False
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, partitions: int) -> None:
         self.spark = spark
+        self.partitions = partitions  # of ours
 
     def apply(self, stream: DataFrame) -> DataFrame:
         raise NotImplementedError
@@ -164,7 +165,7 @@ class Ours(Contestant):
     def fresh(self) -> Iterator[None]:
         from stateflow.testing import LocalCluster
 
-        with LocalCluster(self.operator, sites={"cloud": 2}, partitions=8) as cluster:
+        with LocalCluster(self.operator, sites={"cloud": 2}, partitions=self.partitions) as cluster:
             self._address = cluster.address
             yield
 
@@ -200,7 +201,7 @@ class Trivial(Contestant):
         return None
 
 
-CONTESTANTS: dict[str, Callable[[SparkSession], Contestant]] = {
+CONTESTANTS: dict[str, Callable[[SparkSession, int], Contestant]] = {
     TRANSFORM: TransformWithState,
     NATIVE: Native,
     TRANSFORM_PANDAS: TransformWithStateInPandas,
@@ -225,7 +226,7 @@ def session(local: Path) -> Iterator[SparkSession]:
 
 
 def work(spark: SparkSession, job: Job) -> dict[str, Any]:
-    contestant = CONTESTANTS[job.contestant](spark)
+    contestant = CONTESTANTS[job.contestant](spark, job.partitions)
     if job.small:
         return small_run(contestant, job)
     runs, late, equal = {}, 0, True

@@ -10,7 +10,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from benchmarks.came import Came
 from stateflow import Operator, state
+from stateflow.partitioner import partition_of
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
@@ -57,6 +58,13 @@ def content(key: int, change: int) -> bytes:
     return random.Random(key * 1_000 + change).randbytes(VALUE_BYTES)
 
 
+def by_partition(keys: Iterable[int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for key in keys:
+        found.setdefault(partition_of(key, PARTITIONS), []).append(key)
+    return found
+
+
 def main() -> None:
     directory, size_gb, seed = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     keys = int(size_gb * 1e9 / VALUE_BYTES)
@@ -75,10 +83,15 @@ def main() -> None:
         numbers[partition] += 1
 
     began = time.perf_counter()
-    for partition in range(PARTITIONS):
-        mine = range(partition, keys, PARTITIONS)
-        for start in range(0, len(mine), BATCH_ROWS):
-            send(partition, list(mine[start : start + BATCH_ROWS]))
+    waiting: list[list[int]] = [[] for _ in range(PARTITIONS)]
+    for key in range(keys):
+        mine = waiting[partition := partition_of(key, PARTITIONS)]
+        mine.append(key)
+        if len(mine) == BATCH_ROWS:
+            send(partition, mine)
+            waiting[partition] = []
+    for partition, mine in enumerate(waiting):
+        send(partition, mine)
     filled_s = time.perf_counter() - began
     chosen = random.Random(seed)
     began = time.perf_counter()
@@ -87,12 +100,12 @@ def main() -> None:
         rows = [chosen.randrange(keys) for _ in range(BATCH_ROWS)]
         for key in rows:
             changed[key] = changed.get(key, 1) + 1
-        for partition in range(PARTITIONS):
-            send(partition, [key for key in rows if key % PARTITIONS == partition])
+        for partition, mine in by_partition(rows).items():
+            send(partition, mine)
     changed_s = time.perf_counter() - began
     sample = [*list(changed)[:500], *(chosen.randrange(keys) for _ in range(500))]
     counts: dict[int, int] = {}
-    for partition in {key % PARTITIONS for key in sample}:
+    for partition in by_partition(sample):
         counts.update((key, value) for key, _, value in node.reader.scan(PartitionId("Archive", partition), "changes"))
     equal = len(counts) == keys and all(counts[key] == changed.get(key, 1) for key in sample)
     stored = sum(file.stat().st_size for file in (directory / "data").rglob("*") if file.is_file())

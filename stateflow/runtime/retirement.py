@@ -1,6 +1,7 @@
 """Sources that send no more: what is kept of them, and for how long.
 
-A source costs a partition its position, and the whole output of its newest batch. When it has been idle for long, or
+A source costs a partition its position, and the whole output of its newest batch; a run of a batch DataFrame that of
+all of its batches. When it has been idle for long, or
 too many are, it is *retired*: its output goes, its watermark holds nobody back, and what is left is a tombstone of
 some bytes that says which batch is contained. A retired source may come back at any time and goes on behind that batch;
 only the output of that batch is gone. Of tombstones the newest are kept. Once any was dropped, a source
@@ -18,7 +19,7 @@ import msgpack
 
 from stateflow.changes import Mutations
 from stateflow.runtime import layout
-from stateflow.runtime.layout import Position, Session
+from stateflow.runtime.layout import Piece, Position, Session
 from stateflow.state.cells import LATEST_US
 from stateflow.storage import PartitionStore
 
@@ -123,6 +124,8 @@ class Tombstones:
             name = source.encode()
             kinds = (layout.POSITION, layout.OUTPUT, layout.SESSION, layout.LAPSED)
             mutations.deletes += [kind + name for kind in kinds]
+            if source.startswith(layout.BATCH_RUN):
+                mutations.clears.append(layout.piece_keys(source))
             mutations.puts.append((layout.RETIRED + name, retired.encode()))
         if self._count is None:
             self._count = sum(1 for _ in self._store.scan(layout.RETIRED))
@@ -164,6 +167,8 @@ def sources_in(store: PartitionStore) -> list[SourceView]:
     for key, value in store.scan(layout.POSITION):
         source, position = key[len(layout.POSITION) :].decode(), Position.decode(value)
         size, session = len(value) + outputs.get(source, 0), sessions.pop(source, None)
+        if (piece := store.get(layout.piece_key(source, position.batch))) is not None:
+            size += Piece.decode(piece).bytes_up_to
         found.append(SourceView(source, position.batch, position.at_us, size, position.watermark_us, False, session))
     for key, value in store.scan(layout.RETIRED):
         retired = Retired.decode(value)

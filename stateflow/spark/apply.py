@@ -24,9 +24,11 @@ from stateflow.runtime.operator import Operator, check_class, key_columns, outpu
 from stateflow.runtime.positions import INITIAL
 from stateflow.settings import ClientSettings
 from stateflow.spark.checks import check_columns, check_executors, check_frame, check_initial_keys, check_key
+from stateflow.spark.order import comes_in_order, row_hash
 from stateflow.spark.outputs import marked, with_outputs
+from stateflow.spark.pieces import PIECE_BYTES
 from stateflow.spark.stage_recorder import record_queries
-from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, with_side_columns
+from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, OperatorTask, with_side_columns
 from stateflow.spark.task_reports import remember, reports_to
 from stateflow.spark.telling import tell_briefly
 from stateflow.spark.whole import complete_batches
@@ -76,12 +78,14 @@ def apply_operator(
     A streaming query applies each micro-batch exactly once, by (query id, batch id): retried tasks, speculative
     attempts and replayed batches get the stored output. What a Python ``foreachBatch`` does not evaluate of a batch is
     evaluated when it has returned, see :mod:`stateflow.spark.whole`. A batch DataFrame is applied once, however
-    often it is evaluated; calling ``apply_operator`` again applies it again, unless ``source`` is the same.
+    often it is evaluated; calling ``apply_operator`` again applies it again, unless ``source`` is the same. It may
+    be of any length: its rows are applied in pieces, see docs/decisions/backfill.md.
 
     Args:
         cluster: ``host:port`` of the controller, or a Cluster or LocalCluster.
-        order_by: rows of one partition and micro-batch are processed in the order of this column; without it in
-            the order Spark's shuffle delivers them.
+        order_by: rows of one partition and micro-batch, or of a batch DataFrame, are processed in the order of this
+            column; without it a micro-batch's in the order Spark's shuffle delivers them, a batch DataFrame's in one
+            that is the same each time.
         watermark: a timestamp column. No row is expected to be older than the newest of all micro-batches before, less
             ``allowed_lateness``: that is the operator's watermark after each micro-batch. In a batch query every timer
             fires when all rows are done.
@@ -151,6 +155,7 @@ def apply_operator(
         lateness_us=_micros(allowed_lateness),
         reports=reports_to(df.sparkSession),
         streaming=df.isStreaming,
+        piece_bytes=None if df.isStreaming or _in_micro_batch(df) else PIECE_BYTES,
     )
     check_columns(df)
     rows, spark_schema = _routed(df, task), _spark_schema(operator, spec)
@@ -165,10 +170,9 @@ def apply_operator(
     if df.isStreaming:
         complete_batches(task)
         return with_outputs(out) if spec.side_schemas else out
-    if count > 1:
-        # Spark runs all tasks in front of a shuffle before the first behind it, so that whoever wants five rows has
-        # the operator given all. It costs the outputs' way through local files; a micro-batch is spared it.
-        out = out.repartitionById(count, F.spark_partition_id())
+    # Spark runs all tasks in front of a shuffle, to their ends, before the first behind it, so that whoever wants five
+    # rows has the operator given all. It costs the outputs' way through local files; a micro-batch is spared it.
+    out = out.repartitionById(count, F.spark_partition_id())
     remember(out, task.batch_query)
     return with_outputs(out) if spec.side_schemas else out
 
@@ -178,6 +182,8 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
 
     A single task has all partitions wherever its rows come from. It is there without rows, too: Spark makes
     ``coalesce(1)`` of nothing one empty task.
+
+    A batch DataFrame's come in an order that is the same for each attempt: they are cut into pieces by it.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -187,7 +193,19 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
     # would leave out the shuffle and with it the tasks, and the batch would not be seen by any partition.
     numbered = df.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
     plain = task.tasks == 1 and not _ends_in_operator(df)
-    return numbered.coalesce(1) if plain else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
+    in_pieces = task.piece_bytes is not None
+    if in_pieces:
+        numbered = numbered.withColumn(HASH_COLUMN, row_hash(df))
+    routed = numbered.coalesce(1) if plain else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
+    by = [] if task.order_by is None else [F.asc_nulls_last(f"`{task.order_by}`")]
+    if not in_pieces or (plain and not by and comes_in_order(df)):
+        return routed
+    return routed.sortWithinPartitions(*by, HASH_COLUMN)
+
+
+def _in_micro_batch(df: DataFrame) -> bool:
+    """Is this called within ``foreachBatch``?"""
+    return df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") is not None
 
 
 def _ends_in_operator(df: DataFrame) -> bool:
@@ -212,7 +230,7 @@ def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
     if len(loaded) == task.partitions:
         log.warning("%s has had its first state: the rows of initial_state= are not looked at", task.operator)
     else:
-        task = replace(task, order_by=None, initial=True, watermark=None, reports=None)
+        task = replace(task, order_by=None, initial=True, watermark=None, reports=None, piece_bytes=None)
         _routed(rows, task).mapInArrow(task, schema).write.format("noop").mode("overwrite").save()
 
 

@@ -11,15 +11,23 @@ import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import BatchIncomplete, InputIncomplete, InvalidArgument, PositionGap, TasksMerged
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import (
+    BatchIncomplete,
+    InputIncomplete,
+    InvalidArgument,
+    PositionGap,
+    StateflowError,
+    TasksMerged,
+)
 from stateflow.router import Asked, Delivery, Reached, Router, check_whole, newest_event_us
+from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.allocator import keep_buffers
 from stateflow.runtime.arrow import BatchReader, read_schema
 from stateflow.runtime.layout import BATCH_RUN, Attempt
@@ -28,13 +36,71 @@ from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.runtime.rows import null_key
 from stateflow.settings import RouterSettings
 from stateflow.spark.metrics import Seconds, TaskReport
+from stateflow.spark.pieces import cut
 from stateflow.state.cells import LATEST_US
 
 PARTITION_COLUMN = "__stateflow_partition"
+#: of a batch DataFrame: a hash of each row, which are in an order that is the same whenever they are read
+HASH_COLUMN = "__stateflow_hash"
 OUTPUT_ROWS = 10_000
 _ROUTERS: dict[tuple[str, str, float], Router] = {}
 #: by router and source: the last batch that this process brought to every partition by itself, as a single task does
 _WHOLE: dict[tuple[str, str, float, str], int] = {}
+
+
+class _Rows(NamedTuple):
+    """Digests are of a partition's rows in any order. ``newest_us``: event time."""
+
+    batch: BatchRows
+    newest_us: int | None
+
+
+class _Work:
+    """What a task did so far, and how long it took: its methods end what their names say."""
+
+    def __init__(self, task: OperatorTask, query: str | None, batch: Batch, number: int, clock: Clock) -> None:
+        self._task, self._clock, self._since = task, clock, clock.monotonic()
+        self._report = TaskReport(
+            query=task.batch_query if query is None else query,
+            run=batch.attempt.run or task.run,
+            batch=batch.number,
+            operator=task.operator,
+            source=task.source,
+            task=number,
+            rows=0,
+            visits=0,
+            replayed=0,
+            began_us=clock.now_us(),
+            seconds=Seconds(),
+        )
+
+    def read(self, arrived: list[pa.RecordBatch]) -> None:
+        self._add(Seconds(spark=self._lap()), rows=sum(batch.num_rows for batch in arrived))
+
+    def routed(self) -> None:
+        self._add(Seconds(routing=self._lap()))
+
+    def delivered(self, delivery: Delivery, visits: int) -> None:
+        operator, commit = delivery.operator_us / 1e6, delivery.commit_us / 1e6
+        rpc = max(0.0, self._lap() - operator - commit)
+        self._add(Seconds(rpc=rpc, operator=operator, commit=commit), visits=visits, replayed=delivery.replayed)
+
+    def given(self) -> None:
+        """Outputs, to Spark, whose time it was."""
+        self._add(Seconds(spark=self._lap()))
+
+    def tell(self) -> None:
+        if self._task.reports is not None:
+            self._task.reports.add([self._report])
+
+    def _lap(self) -> float:
+        before, self._since = self._since, self._clock.monotonic()
+        return self._since - before
+
+    def _add(self, seconds: Seconds, **counts: int) -> None:
+        now = self._report
+        counted = {name: getattr(now, name) + more for name, more in counts.items()}
+        self._report = replace(now, seconds=now.seconds + seconds, **counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +108,9 @@ class OperatorTask:
     """Given to ``mapInArrow``. ``run`` names one call of apply_operator; ``tasks`` is the shuffle's width.
 
     ``reports``: the accumulator for what it did, see :mod:`stateflow.spark.task_reports`; None: nobody wants to know.
+
+    ``piece_bytes``: rows of a batch DataFrame, which are in an order of their own, are sent so many at a time; None: of
+    one that belongs to a micro-batch.
     """
 
     controller: str
@@ -60,6 +129,7 @@ class OperatorTask:
     lateness_us: int = 0
     reports: Any = field(default=None, compare=False)
     streaming: bool = False
+    piece_bytes: int | None = None
 
     @property
     def __name__(self) -> str:
@@ -74,65 +144,81 @@ class OperatorTask:
         task = context.partitionId()
         if task >= self.tasks:
             raise self._merged()
-        clock = SYSTEM_CLOCK
-        began_us, began = clock.now_us(), clock.monotonic()
         query = context.getLocalProperty("sql.streaming.queryId")
-        number = context.getLocalProperty("streaming.sql.batchId")
-        batch = self._batch(query, number)
-        asked = None if query is None else self._ask(batch)  # answered while the rows are read
-        arrived = self._read(batches, task)
-        count, read = sum(batch.num_rows for batch in arrived), clock.monotonic()
-        visited = range(task, self.partitions, self.tasks)
-        schema, rows, newest_us = self._by_partition(arrived, task)
-        del arrived  # the rows are encoded: no need to have them twice
-        for partition in visited:  # with rows or without: positions advance everywhere
-            rows.setdefault(partition, b"")
+        batch = self._batch(query, context.getLocalProperty("streaming.sql.batchId"))
         attempt = Attempt(
             run=context.getLocalProperty("spark.jobGroup.id") or "" if query is not None else "",
             use=self.run,
             task=str(context.taskAttemptId()),
             call=uuid.uuid4().hex,
         )
-        sent = replace(batch, attempt=attempt, event_us=newest_us)
-        cut = clock.monotonic()
+        batch = replace(batch, attempt=attempt)
+        work = _Work(self, query, batch, task, SYSTEM_CLOCK)
+        if self.piece_bytes is not None and batch.source.startswith(BATCH_RUN):
+            yield from self._in_pieces(batch, task, batches, work, self.piece_bytes)
+        else:
+            yield from self._whole_batch(batch, task, batches, work, streaming=query is not None)
+
+    def _whole_batch(
+        self, batch: Batch, task: int, batches: Iterator[pa.RecordBatch], work: _Work, *, streaming: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """All of the task's rows as one batch, which is applied as a whole."""
+        asked = self._ask(batch) if streaming else None  # answered while the rows are read
+        arrived = list(self._read(batches, task))
+        work.read(arrived)
+        rows = self._by_partition(arrived, task, digests=False)  # a query's replay may lack rows
+        del arrived  # the rows are encoded: no need to have them twice
+        work.routed()
         reached = {} if asked is None else self._checked(batch, asked)
         if self.watermark is not None:
-            sent = replace(sent, watermark_us=self._watermark_us(batch, reached, query is not None))
-        delivery = self._router().deliver(sent, schema, rows)
-        answered = clock.monotonic()
-        if len(visited) == self.partitions:
-            _WHOLE[(*self._identity, sent.source)] = sent.number
-        tables = self._tables(delivery.outputs)
-        if self.reports is not None:
-            routing = cut - read + clock.monotonic() - answered
-            report = TaskReport(
-                query=self.batch_query if query is None else query,
-                run=attempt.run or self.run,
-                batch=sent.number,
-                operator=self.operator,
-                source=self.source,
-                task=task,
-                rows=count,
-                visits=len(visited),
-                replayed=delivery.replayed,
-                began_us=began_us,
-                seconds=_spent(read - began, routing, answered - cut, delivery),
-            )
-            self.reports.add([report])
-        for table in tables:
-            yield from table.combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
+            batch = replace(batch, watermark_us=self._watermark_us(batch, reached))
+        tables = self._delivered(batch, rows, work)
+        if len(rows.batch) == self.partitions:
+            _WHOLE[(*self._identity, batch.source)] = batch.number
+        work.tell()
+        yield from _batches(tables)
 
-    def _read(self, batches: Iterator[pa.RecordBatch], task: int) -> list[pa.RecordBatch]:
-        """All of the task's rows, or InputIncomplete."""
-        arrived = [batch for batch in batches if batch.num_rows]
+    def _in_pieces(
+        self, first: Batch, task: int, batches: Iterator[pa.RecordBatch], work: _Work, bytes_max: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a batch DataFrame, however many: a batch after another, and the outputs of each before the next
+        is read. An error says which piece it is of; those before it are applied."""
+        for number, (piece, last) in enumerate(cut(self._read(batches, task), bytes_max)):
+            work.read(piece)
+            rows = self._by_partition(piece, task, digests=True)
+            del piece
+            work.routed()
+            watermark_us = LATEST_US if last and self.watermark is not None else None  # nothing follows
+            try:
+                tables = self._delivered(replace(first, number=number, watermark_us=watermark_us), rows, work)
+            except StateflowError as error:
+                if number or not last:
+                    error.located(piece=number, pieces_applied=number)
+                raise
+            if last:
+                work.tell()
+            yield from _batches(tables)
+            work.given()
+
+    def _delivered(self, batch: Batch, rows: _Rows, work: _Work) -> list[pa.Table]:
+        batch = replace(batch, event_us=rows.newest_us)
+        delivery = self._router().deliver(batch, rows.batch)
+        work.delivered(delivery, len(rows.batch))
+        tables = self._tables(delivery.outputs)
+        work.routed()
+        return tables
+
+    def _read(self, batches: Iterator[pa.RecordBatch], task: int) -> Iterator[pa.RecordBatch]:
+        """All of the task's rows, and at their end InputIncomplete where these were not all."""
+        yield from (batch for batch in batches if batch.num_rows)
         if not _ended():
             raise InputIncomplete(
                 "Spark broke off the task's input, as it does when it kills a task or cannot read a shuffle",
-                remedy="nothing of it was applied; Spark says why the task failed, and its next attempt is welcome",
+                remedy="nothing of it was applied, but for whole pieces of a batch DataFrame; Spark says why the task "
+                "failed, and its next attempt is welcome",
                 operator=self.operator,
                 task=task,
             )
-        return arrived
 
     def _merged(self) -> TasksMerged:
         return TasksMerged(
@@ -179,11 +265,8 @@ class OperatorTask:
             self._router().refresh()
             return check(Asked(self._router(), batch.source, batch.number, self.unavailable_timeout_s).answers())
 
-    def _watermark_us(self, batch: Batch, reached: dict[int, Reached], streaming: bool) -> int | None:
-        """As Spark has it: what came before this batch, less the lateness that is allowed. Nothing follows the rows
-        of a batch query."""
-        if not streaming:
-            return LATEST_US
+    def _watermark_us(self, batch: Batch, reached: dict[int, Reached]) -> int | None:
+        """As Spark has it: what came before this batch, less the lateness that is allowed."""
         newest_us = newest_event_us(reached, batch.number)
         return None if newest_us is None else newest_us - self.lateness_us
 
@@ -203,11 +286,12 @@ class OperatorTask:
             keep_buffers()
         return router
 
-    def _by_partition(self, arrived: list[pa.RecordBatch], task: int) -> tuple[bytes, dict[int, bytes], int | None]:
-        """(input schema, partition → record batch message, newest event time), rows in ``order_by`` order or as they
-        came."""
+    def _by_partition(self, arrived: list[pa.RecordBatch], task: int, *, digests: bool) -> _Rows:
+        """Rows in ``order_by`` order, or as they came. All partitions of the task are there, with rows or without:
+        positions advance everywhere."""
+        visited = range(task, self.partitions, self.tasks)
         if not arrived:
-            return b"", {}, None
+            return _Rows(BatchRows.visit(visited), None)
         table = pa.Table.from_batches(arrived)
         newest_us = None if self.watermark is None else _newest_us(table[self.watermark])
         for column in self.key:
@@ -216,21 +300,24 @@ class OperatorTask:
         numbers = table[PARTITION_COLUMN].to_numpy().astype(np.uint16 if self.partitions <= 1 << 16 else np.uint32)
         if np.any(numbers % self.tasks != task):
             raise self._merged()
-        if self.order_by is None:
+        if self.order_by is None or HASH_COLUMN in table.column_names:  # which are in order
             order = np.argsort(numbers, kind="stable")
         else:
             by = [(PARTITION_COLUMN, "ascending"), (self.order_by, "ascending")]
             order = pc.sort_indices(table, sort_keys=by).to_numpy()
-        table = table.drop_columns([PARTITION_COLUMN]).take(pa.array(order)).combine_chunks()
         numbers = numbers[order]
-        starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
-        ends = np.r_[starts[1:], len(numbers)]
-        whole = table.to_batches()[0]
-        rows = {
-            int(numbers[start]): whole.slice(start, end - start).serialize().to_pybytes()
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-        }
-        return table.schema.serialize().to_pybytes(), rows, newest_us
+        ends = np.searchsorted(numbers, np.asarray(visited), side="right")
+        table = table.drop_columns([PARTITION_COLUMN])
+        sums: list[int] = []
+        if HASH_COLUMN in table.column_names:
+            if digests:
+                hashes = table[HASH_COLUMN].to_numpy().view(np.uint64)[order]
+                up_to = np.r_[np.uint64(0), np.cumsum(hashes)][np.r_[0, ends]]
+                sums = np.diff(up_to).tolist()  # modulo 2**64, as what was summed up
+            table = table.drop_columns([HASH_COLUMN])
+        whole = table.take(pa.array(order)).combine_chunks().to_batches()[0]
+        schema = table.schema.serialize().to_pybytes()
+        return _Rows(BatchRows(schema, whole, list(visited), ends.tolist(), sums), newest_us)
 
     def _tables(self, outputs: dict[int, bytes]) -> list[pa.Table]:
         """Main rows; with side outputs declared, theirs too, each in the struct column of its tag."""
@@ -255,9 +342,9 @@ def no_query(operator: str) -> InvalidArgument:
     )
 
 
-def _spent(reading: float, routing: float, sending: float, delivery: Delivery) -> Seconds:
-    operator, commit = delivery.operator_us / 1e6, delivery.commit_us / 1e6
-    return Seconds(reading, routing, max(0.0, sending - operator - commit), operator, commit)
+def _batches(tables: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+    for table in tables:
+        yield from table.combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
 
 
 def _ended() -> bool:

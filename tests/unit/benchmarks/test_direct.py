@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import direct
-from benchmarks.direct_common import PLAIN, QUIX, ROWS
+from benchmarks.direct_common import COLUMNS, PLAIN, QUIX, ROWS, columns_of, reference
+from benchmarks.direct_worker import CONTEST
 
 
 def test_a_rival_that_is_not_installed_is_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +25,12 @@ def test_a_rival_that_is_not_installed_is_said_to_be_missing(tmp_path: Path, mon
     met = {target.name: target.met for target in record.targets}
     assert met["stateflow rows / dict loop @1,000 keys"]
     assert not met["stateflow rows / quix streams @1,000 keys"]
+
+
+@pytest.mark.parametrize("contestant", [ROWS, COLUMNS])
+def test_ours_gives_what_the_reference_gives(contestant: str, tmp_path: Path) -> None:
+    batches = columns_of(1, 20, 100, 3)
+    outcome = CONTEST[contestant](batches, 1, tmp_path / "replica", True)
+    outputs, state = reference(batches, last_only=contestant == COLUMNS)
+    assert sorted(outcome.outputs) == sorted(outputs)
+    assert outcome.state == state
