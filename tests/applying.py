@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 
+from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.arrow import read_batch, read_schema
+from stateflow.runtime.digests import digests_of
 from stateflow.runtime.host import Applied
 from stateflow.runtime.outcomes import Outcome
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Part, Shares, digest_of
+from stateflow.runtime.shares import Part, Shares
 from stateflow.types import PartitionId
 
 
@@ -46,6 +50,32 @@ def shares_of(operator: str, batch: Batch, rows: dict[int, pa.RecordBatch], epoc
     return Shares(operator, batch, whole.schema.serialize().to_pybytes(), whole, parts)
 
 
+def rows_of(parts: Mapping[int, pa.RecordBatch | None], schema: bytes = b"") -> BatchRows:
+    """By partition."""
+    found = [(p, rows) for p, rows in sorted(parts.items())]
+    ends = list(accumulate(0 if rows is None else rows.num_rows for _, rows in found))
+    some = [rows for _, rows in found if rows is not None and rows.num_rows]
+    whole = pa.concat_batches(some) if some else None
+    if whole is not None and not schema:
+        schema = whole.schema.serialize().to_pybytes()
+    return BatchRows(schema, whole, [p for p, _ in found], ends)
+
+
+WORD = pa.schema([("word", pa.binary())])
+
+
+def words(parts: Mapping[int, bytes], schema: bytes = b"") -> BatchRows:
+    """One row for a partition, which is a word; none for an empty one."""
+    rows = {p: pa.record_batch([[word]], schema=WORD) if word else None for p, word in parts.items()}
+    return rows_of(rows, schema)
+
+
+def word_of(rows: BatchRows, partition: int) -> bytes:
+    mine = rows.only([partition])
+    word: bytes = b"" if mine.rows is None or not mine.ends[-1] else mine.rows["word"][0].as_py()
+    return word
+
+
 def apply_to(
     node: ReplicaNode,
     partition: PartitionId,
@@ -58,7 +88,8 @@ def apply_to(
     """Args: rows: a record batch message, ``b""`` for none. Raises what comes of it, where that is an error."""
     read = read_batch(rows, read_schema(schema)) if rows else None
     stop = 0 if read is None else read.num_rows
-    part = Part(partition.partition, epoch, 0, stop, after, digest_of(batch, schema, rows))
+    digest = None if batch.session is None else digests_of(schema, read, [0, stop])[0]
+    part = Part(partition.partition, epoch, 0, stop, after, digest)
     told = Told()
     node.batches.apply(Shares(partition.operator, batch, schema, read, [part]), told)
     outcome = told.outcomes[0]

@@ -6,7 +6,6 @@ it, or the error. So the same decisions are run by threads and sockets, and by a
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from stateflow.errors import (
     StaleBatch,
     StateflowError,
 )
+from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.positions import Batch
 
@@ -61,8 +61,7 @@ class Deliver:
     """
 
     batch: Batch
-    schema: bytes
-    rows: Mapping[int, bytes]
+    rows: BatchRows
     after: Mapping[int, int]
 
 
@@ -73,23 +72,12 @@ Steps: TypeAlias = Generator[Step, Any, T]
 class Asked(NamedTuple):
     """What a caller wants to be applied: who asks for the same again, means the same batch."""
 
-    schema: bytes
-    rows: Mapping[int, bytes]
+    rows: BatchRows
     watermark_us: int | None
 
     @property
-    def digest(self) -> bytes:
-        found = hashlib.blake2b(digest_size=16)
-        for part in (
-            repr(self.watermark_us).encode(),
-            self.schema,
-            *(x for p in sorted(self.rows) for x in self._of(p)),
-        ):
-            found.update(len(part).to_bytes(8, "big") + part)
-        return found.digest()
-
-    def _of(self, partition: int) -> tuple[bytes, bytes]:
-        return b"%d" % partition, self.rows[partition]
+    def digest(self) -> tuple[bytes, int | None]:
+        return self.rows.digest, self.watermark_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +128,7 @@ class Delivery:
         self._promised_us: int | None = None  # the watermark before it
         self._used = -1  # the newest number that was sent, whatever came of it
         self._doubt: _Doubt | None = None
-        self._left: dict[bytes, _Left] = {}  # by what was asked for
+        self._left: dict[tuple[bytes, int | None], _Left] = {}  # by what was asked for
 
     def open(self) -> Steps[None]:
         """Become the newest client of the source at every partition."""
@@ -156,8 +144,7 @@ class Delivery:
 
     def deliver(
         self,
-        schema: bytes,
-        messages: Mapping[int, bytes],
+        rows: BatchRows,
         sequence: int | None,
         rewind: bool,
         watermark_us: int | None,
@@ -173,7 +160,7 @@ class Delivery:
         """
         if rewind and sequence is None:
             raise InvalidArgument("a rewind sends batches under their numbers", remedy="pass sequence=")
-        asked, left, batch = Asked(schema, messages, watermark_us), None, None
+        asked, left, batch = Asked(rows, watermark_us), None, None
         if sequence is None:
             left = self._left.get(asked.digest) if self._left else None
             if left is not None and self.history.position - left.number > AGAIN_MAX:
@@ -190,7 +177,7 @@ class Delivery:
         number = sequence if batch is None else batch.number
         yield from self._prepare(number, rewind)
         self._watermark_us = watermark_us if watermark_us is not None else self._watermark_us
-        batch = batch or Sent(number, schema, messages, self._watermark_us)
+        batch = batch or Sent(number, rows, self._watermark_us)
         new = not rewind and left is None and self.history.lacks(batch)
         self._used = max(self._used, number)
         try:
@@ -344,7 +331,7 @@ class Delivery:
         outputs: dict[int, bytes] = {}
         if parts:
             try:
-                outputs = yield Deliver(batch, sent.schema, parts, after)
+                outputs = yield Deliver(batch, parts, after)
             except PositionGap:
                 self._refused = True
                 raise

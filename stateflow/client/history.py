@@ -24,6 +24,7 @@ from typing import NamedTuple
 import msgpack
 
 from stateflow.errors import DecodeError, PositionGap
+from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.layout import Session
 
 KNOWN_VERSION = 1
@@ -33,16 +34,11 @@ LOGGED_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch as it was sent. ``rows``: partition → Arrow record batch message."""
+    """A batch as it was sent."""
 
     number: int
-    schema: bytes
-    rows: Mapping[int, bytes]
+    rows: BatchRows
     watermark_us: int | None = None
-
-    @property
-    def bytes(self) -> int:
-        return sum(map(len, self.rows.values())) + len(self.schema)
 
 
 class History:
@@ -156,15 +152,19 @@ class History:
             self._log[number] = tuple({*self._log[number], *batch.rows})
             if (before := self._kept.get(number)) is None:
                 return
-            self._kept_bytes -= before.bytes
-            batch = replace(before, rows={**before.rows, **batch.rows})
+            self._kept_bytes -= before.rows.size
+            merged = before.rows.merged(batch.rows)
+            if merged is None:  # mended, with other columns: whoever has all of it has to send it again
+                del self._kept[number]
+                return
+            batch = replace(before, rows=merged)
         else:
             self._log[number] = tuple(batch.rows)
         self._kept[number] = batch
-        self._kept_bytes += batch.bytes
+        self._kept_bytes += batch.rows.size
         while self._kept_bytes > self._bytes_max:
             oldest = next(iter(self._kept))
-            self._kept_bytes -= self._kept.pop(oldest).bytes
+            self._kept_bytes -= self._kept.pop(oldest).rows.size
         while len(self._log) > LOGGED_MAX:
             oldest = next(iter(self._log))
             del self._log[oldest]
@@ -193,7 +193,7 @@ class History:
             if number not in self._kept:
                 raise self.gap(oldest)
             kept = self._kept[number]
-            found.append(Sent(number, kept.schema, {p: kept.rows[p] for p in lacking}, kept.watermark_us))
+            found.append(replace(kept, rows=kept.rows.only(lacking)))
         return found
 
     def rewinding(self, number: int) -> None:
@@ -242,10 +242,10 @@ class History:
             else:
                 del self._log[number]
             if kept is not None:
-                self._kept_bytes -= kept.bytes
+                self._kept_bytes -= kept.rows.size
                 if left:
-                    self._kept[number] = replace(kept, rows={p: kept.rows[p] for p in left})
-                    self._kept_bytes += self._kept[number].bytes
+                    self._kept[number] = replace(kept, rows=kept.rows.only(left))
+                    self._kept_bytes += self._kept[number].rows.size
 
     def _oldest_missing(self) -> int | None:
         """By its number; where the log does not reach back, the number behind what the partition has."""

@@ -29,6 +29,7 @@ from stateflow.errors import (
 from stateflow.partitioner import partition_of
 from stateflow.router import Router, backoff
 from stateflow.rpc.clients import ReplicaClient
+from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.ddl import parse_ddl
 from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.output import OutputReader
@@ -174,9 +175,9 @@ class StreamClient:
         if sequence is not None:
             number_given(sequence)
         rows = rows_given(rows)
-        schema, messages = self._messages(rows) if rows else (b"", {})
+        batch = self._sorted(rows) if rows else BatchRows.visit([])
         with self._lock:
-            return self._run(self._delivery.deliver(schema, messages, sequence, rewind, None, self._outputs))
+            return self._run(self._delivery.deliver(batch, sequence, rewind, None, self._outputs))
 
     def advance_watermark(
         self, watermark: datetime | int, *, sequence: int | None = None, rewind: bool = False
@@ -189,8 +190,8 @@ class StreamClient:
         """
         if sequence is not None:
             number_given(sequence)
-        everywhere = dict.fromkeys(range(self._router.spec.partitions), b"")
-        steps = self._delivery.deliver(b"", everywhere, sequence, rewind, to_us(watermark), self._outputs)
+        everywhere = BatchRows.visit(range(self._router.spec.partitions))
+        steps = self._delivery.deliver(everywhere, sequence, rewind, to_us(watermark), self._outputs)
         with self._lock:
             return self._run(steps)
 
@@ -236,15 +237,14 @@ class StreamClient:
                 return _positions(self._router, self.source, session)
             case Look():
                 return _positions(self._router, self.source)
-            case Deliver(batch, schema, rows, after):
-                return self._router.send(batch, schema, rows, after)
+            case Deliver(batch, rows, after):
+                return self._router.send(batch, rows, after)
 
     def _outputs(self, outputs: Mapping[int, bytes]) -> list[dict[str, Any]]:
         rows, self._thread.side_outputs = self._output.rows(outputs[partition] for partition in sorted(outputs))
         return rows
 
-    def _messages(self, rows: list[Mapping[str, Any]]) -> tuple[bytes, dict[int, bytes]]:
-        """(input schema, partition → record batch message)."""
+    def _sorted(self, rows: list[Mapping[str, Any]]) -> BatchRows:
         key, partitions = self._router.spec.key, self._router.spec.partitions
         for index, row in enumerate(rows):
             missing = [column for column in key if column not in row]
@@ -256,23 +256,19 @@ class StreamClient:
                 raise self._no_key(f"the schema has no {column!r}")
         try:
             columns = {name: [row.get(name) for row in rows] for name in names}
-            table = pa.Table.from_pydict(columns, schema=self._schema)
+            table = pa.RecordBatch.from_pydict(columns, schema=self._schema)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise InvalidArgument(
                 f"the rows do not fit one schema: {str(error).splitlines()[0]}",
                 remedy="give schema=, or mend the rows",
             ) from error
-        by_partition: dict[int, list[int]] = {}
         # of the keys as the replica will see them: an int in a double column is a double
         keys = zip(*(table.column(column).to_pylist() for column in key), strict=True)
-        for index, values in enumerate(keys):
-            by_partition.setdefault(partition_of(values, partitions), []).append(index)
-        batch = table.combine_chunks().to_batches()[0]
-        messages = {
-            partition: batch.take(pa.array(indexes)).serialize().to_pybytes()
-            for partition, indexes in by_partition.items()
-        }
-        return table.schema.serialize().to_pybytes(), messages
+        numbers = [partition_of(values, partitions) for values in keys]
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        ends = {numbers[index]: end for end, index in enumerate(order, 1)}  # the last one's stays
+        batch = table.take(pa.array(order))
+        return BatchRows(batch.schema.serialize().to_pybytes(), batch, list(ends), list(ends.values()))
 
     def _no_key(self, what: str) -> KeyColumnMissing:
         return KeyColumnMissing(what, remedy="every row needs the key", operator=self._router.operator)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.replica.confirmations import Confirmations
-from stateflow.replica.gathering import gathered
 from stateflow.replica.lane import LeftBehind
 from stateflow.replica.samples import Samples
 from stateflow.replica.turns import Turns, stops
@@ -21,8 +20,8 @@ from stateflow.runtime.acknowledging import held_up, late, moved
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.host import Applied
 from stateflow.runtime.outcomes import Outcome as Came
-from stateflow.runtime.positions import Share
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.shares import Frame, Shares
 from stateflow.runtime.waiting import Waiting
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -38,7 +37,7 @@ Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
 class Exchange(Protocol):
     """One call."""
 
-    async def receive(self, patience_s: float | None = None) -> Collection[Share] | None:
+    async def receive(self, patience_s: float | None = None) -> Piece | None:
         """What comes next; None: that was all. Raises InvalidArgument; TimeoutError when its sender was silent for
         ``patience_s`` although it was listened to."""
         ...
@@ -50,31 +49,49 @@ class Exchange(Protocol):
         ...
 
 
+class Piece(Protocol):
+    """Shares that come, or more of the rows of those before."""
+
+    @property
+    def frame(self) -> Frame | None:
+        """Shares; None: of those before."""
+        ...
+
+    @property
+    def rows(self) -> bytes: ...
+
+    @property
+    def is_whole(self) -> bool:
+        """That were all of its rows."""
+        ...
+
+
 @dataclass(slots=True)
 class _Call:
-    """An exchange under way. ``begun``: by partition, of shares that are not whole. ``waiting``: bytes of these, and of
-    shares whose partition is on its way. ``rows``: that were applied."""
+    """An exchange under way. ``begun``: shares whose rows are not whole, and their pieces. ``waiting``: bytes of these,
+    and of shares whose partition is on its way. ``rows``: that were applied."""
 
     exchange: Exchange
     operator: str = ""
-    begun: dict[int, list[bytes]] = field(default_factory=dict)
+    begun: Frame | None = None
+    pieces: list[bytes] = field(default_factory=list)
     waiting: int = 0
     rows: int = 0
 
 
 @dataclass(slots=True)
 class _Turn:
-    """Of a call in the thread for batches. ``places``: of the parts, among its shares. ``outcomes``: by place.
-    ``begun_with``: the last place. ``over``: nobody waits for what comes of it any more."""
+    """Of a call in the thread for batches. ``shares``: None until they are read. ``outcomes``: by part. ``begun_with``:
+    the last part. ``over``: nobody waits for what comes of it any more."""
 
     turns: Turns
-    places: list[int] = field(default_factory=list)
+    shares: Shares | None = None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     begun_with: int = 0
     over: bool = False
 
     def begun(self, number: int) -> None:
-        self.begun_with = self.places[number]
+        self.begun_with = number
 
     def told(self, number: int, outcome: Came) -> None:
         if isinstance(outcome, StateflowError):
@@ -83,7 +100,7 @@ class _Turn:
             log.error("a batch failed", exc_info=outcome)  # what disks do comes named
             outcome = unexpected(outcome)
         if not self.over:
-            self.outcomes[self.places[number]] = outcome
+            self.outcomes[number] = outcome
 
     def goes_on(self) -> bool:
         return not (self.over or self.turns.stopping)
@@ -125,11 +142,12 @@ class Applier:
 
     async def _run(self, call: _Call) -> None:
         started = self._clock.monotonic()
-        early: list[Share] = []
+        early: list[Shares] = []
         while (came := await self._next(call)) is not None:
-            came_early = await self._apply_all(call, self._whole(call, came))
-            self._keep(call, came_early)
-            early += came_early
+            frame = self._whole(call, came)
+            if frame is not None and frame.partitions and (left := await self._apply_all(call, frame)) is not None:
+                self._keep(call, left.bytes, left.batch.source)
+                early.append(left)
         held_from = self._clock.monotonic() if early else None
         if early:
             await self._apply_early(call, early)
@@ -137,9 +155,9 @@ class Applier:
 
     # -- what comes ---------------------------------------------------------------------------------------
 
-    async def _next(self, call: _Call) -> Collection[Share] | None:
-        """Raises Unavailable when nothing comes while a share waits for its rest."""
-        if not call.begun:
+    async def _next(self, call: _Call) -> Piece | None:
+        """Raises Unavailable when nothing comes while shares wait for the rest of their rows."""
+        if call.begun is None:
             return await call.exchange.receive()
         silence_s = self.node.settings.hold_timeout_s
         try:
@@ -148,26 +166,27 @@ class Applier:
             what = f"the rest of a batch's rows did not come within {silence_s:g} s"
             raise Unavailable(what, remedy="send the batch again") from error
 
-    def _whole(self, call: _Call, came: Collection[Share]) -> list[Share]:
+    def _whole(self, call: _Call, came: Piece) -> Frame | None:
         """The shares that are whole by now."""
-        self._keep(call, [share for share in came if not share.is_whole])
-        whole: list[Share] = []
-        for share in came:
-            number = share.partition.partition
-            if not share.is_whole:
-                call.begun.setdefault(number, []).append(share.rows)
-            elif number in call.begun:
-                begun = call.begun.pop(number)
-                self._let_go(call, sum(map(len, begun)))
-                whole.append(share._replace(rows=b"".join([*begun, share.rows])))
-            else:
-                whole.append(share)
+        if came.frame is not None:
+            if came.is_whole:
+                return came.frame
+            call.begun = came.frame
+        frame = call.begun
+        assert frame is not None
+        call.pieces.append(came.rows)
+        if not came.is_whole:
+            self._keep(call, len(came.rows), frame.batch.source)
+            return None
+        self._let_go(call, sum(map(len, call.pieces[:-1])))
+        whole = frame._replace(message=b"".join(call.pieces))
+        call.begun, call.pieces = None, []
         return whole
 
-    def _keep(self, call: _Call, shares: Collection[Share]) -> None:
-        """Their rows wait. Raises what :meth:`Waiting.admit` does."""
-        if more := sum(len(share.rows) for share in shares):
-            self._waiting.admit(more, call.waiting, next(iter(shares)).batch.source)
+    def _keep(self, call: _Call, more: int, source: str) -> None:
+        """Rows wait. Raises what :meth:`Waiting.admit` does."""
+        if more:
+            self._waiting.admit(more, call.waiting, source)
             call.waiting += more
 
     def _let_go(self, call: _Call, bytes_: int) -> None:
@@ -176,83 +195,88 @@ class Applier:
 
     # -- what comes of it ---------------------------------------------------------------------------------
 
-    async def _apply_all(self, call: _Call, shares: list[Share]) -> list[Share]:
-        """Apply and answer; returns the shares whose partition is still on its way here."""
-        if not shares:
-            return []
-        call.operator = shares[0].partition.operator
+    async def _apply_all(self, call: _Call, came: Frame | Shares) -> Shares | None:
+        """Apply and answer; returns the shares whose partition is still on its way here. Raises InvalidArgument for
+        rows that cannot be read."""
+        call.operator = came.operator
+        numbers = came.partitions if isinstance(came, Frame) else [part.partition for part in came.parts]
+        partitions = [PartitionId(came.operator, number) for number in numbers]
+        shares = None if isinstance(came, Frame) else came
         by_place: dict[int, Outcome] = {}
-        while left := [place for place in range(len(shares)) if place not in by_place]:
+        while left := [place for place in range(len(partitions)) if place not in by_place]:
             if self.turns.stopping:
-                by_place |= {place: stops(shares[place].partition) for place in left}
-            else:
-                came = await self._in_thread(call, [shares[place] for place in left])
-                by_place |= {left[place]: outcome for place, outcome in came.items()}
-        outcomes = [by_place[place] for place in range(len(shares))]
+                by_place |= {place: stops(partitions[place]) for place in left}
+                break
+            some = came if shares is None else shares if len(left) == len(partitions) else shares.only(left)
+            turn = _Turn(self.turns)
+            found = await self._in_thread(call, some, [partitions[place] for place in left], turn)
+            by_place |= {left[place]: outcome for place, outcome in found.items()}
+            shares = shares or turn.shares
+        outcomes = [by_place[place] for place in range(len(partitions))]
         if self._garbage is not None and self._garbage.is_due():
             self.turns.spare(self._garbage.collect)
         if self.confirmations.is_needed:
-            outcomes = await self._replicated(shares, outcomes)
-        early: list[Share] = []
+            outcomes = await self._replicated(partitions, outcomes)
+        early: list[int] = []
         answers: list[Answer] = []
-        for share, outcome in zip(shares, outcomes, strict=True):
+        for place, (partition, outcome) in enumerate(zip(partitions, outcomes, strict=True)):
             if outcome is None:
-                early.append(share)
+                early.append(place)
             elif isinstance(outcome, ReplicaInfo):
-                answers.append((share.partition, moved(outcome, self.node.lifecycle(share.partition).epoch)))
+                answers.append((partition, moved(outcome, self.node.lifecycle(partition).epoch)))
             else:
-                answers.append((share.partition, outcome))
+                answers.append((partition, outcome))
                 call.rows += outcome.rows if isinstance(outcome, Applied) else 0
         if answers:
             await call.exchange.answer(answers)
-        return early
+        return shares.only(early) if early and shares is not None else None
 
-    async def _in_thread(self, call: _Call, shares: list[Share]) -> dict[int, Outcome]:
+    async def _in_thread(
+        self, call: _Call, came: Frame | Shares, partitions: list[PartitionId], turn: _Turn
+    ) -> dict[int, Outcome]:
         """Of some shares, by place: of all, where the thread comes back and goes on."""
-        turn = _Turn(self.turns)
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
-                await self.turns.run(self._apply, shares, turn)
+                await self.turns.run(self._apply, came, turn)
                 outcomes = turn.outcomes
             except LeftBehind:
                 turn.over = True
                 outcomes = dict(turn.outcomes)
-                for place in range(turn.begun_with + 1):
+                last = len(partitions) - 1 if turn.shares is None else turn.begun_with
+                for place, partition in enumerate(partitions[: last + 1]):
                     if place not in outcomes:
-                        partition = shares[place].partition
                         outcomes[place] = self.node.batches.refusal(partition) or held_up(partition)
             finally:
                 turn.over = True  # a call that was cancelled needs no more of its shares
         await caller.said()
         return outcomes
 
-    def _apply(self, shares: list[Share], turn: _Turn) -> None:
-        whole, turn.places, wrong = gathered(shares)
-        turn.outcomes |= wrong
-        self.node.batches.apply(whole, turn)
+    def _apply(self, came: Frame | Shares, turn: _Turn) -> None:
+        turn.shares = shares = came.read() if isinstance(came, Frame) else came
+        self.node.batches.apply(shares, turn)
 
-    async def _replicated(self, shares: list[Share], outcomes: list[Outcome]) -> list[Outcome]:
+    async def _replicated(self, partitions: list[PartitionId], outcomes: list[Outcome]) -> list[Outcome]:
         """When a standby has durably what was applied, or it is not said."""
         deadline = self.confirmations.deadline()
         said: list[Outcome] = []
-        for share, outcome in zip(shares, outcomes, strict=True):
+        for partition, outcome in zip(partitions, outcomes, strict=True):
             if isinstance(outcome, Applied):
-                said.append(await self.confirmations.of(share.partition, outcome.sequence, deadline) or outcome)
+                said.append(await self.confirmations.of(partition, outcome.sequence, deadline) or outcome)
             else:
                 said.append(outcome)
         return said
 
-    async def _apply_early(self, call: _Call, early: list[Share]) -> None:
+    async def _apply_early(self, call: _Call, early: list[Shares]) -> None:
         """Shares that came ahead of their partition: served as soon as it is here, else sent back."""
         deadline = self._clock.monotonic() + self.node.settings.hold_timeout_s
-        for share in early:
-            self._ask(share.partition)
+        for partition in _partitions(early):
+            self._ask(partition)
         while early:
-            events = [self._changed(share.partition) for share in early]
-            early = await self._apply_all(call, early)
+            events = [self._changed(partition) for partition in _partitions(early)]
+            early = [later for shares in early if (later := await self._apply_all(call, shares)) is not None]
             left = deadline - self._clock.monotonic()
             if early and left <= 0:
-                await call.exchange.answer([(share.partition, late(share.partition)) for share in early])
+                await call.exchange.answer([(partition, late(partition)) for partition in _partitions(early)])
                 return
             if early:
                 waits = [asyncio.ensure_future(event.wait()) for event in events]
@@ -272,3 +296,7 @@ class Applier:
             return
         await self.watch.end_all()
         await self.turns.is_over(LAST_S)
+
+
+def _partitions(several: list[Shares]) -> list[PartitionId]:
+    return [PartitionId(shares.operator, part.partition) for shares in several for part in shares.parts]

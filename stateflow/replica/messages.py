@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from operator import lt
+from typing import NamedTuple
 
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.replica.applying import Answer
@@ -13,15 +15,15 @@ from stateflow.rpc.fields import checked
 from stateflow.rpc.wire import fault_of, pieces, seal_to_pb, session_of
 from stateflow.runtime.host import Applied
 from stateflow.runtime.layout import Attempt
-from stateflow.runtime.positions import Batch, Share, check_source
+from stateflow.runtime.positions import Batch, check_source
+from stateflow.runtime.shares import Frame
 from stateflow.runtime.transfer import Reading
-from stateflow.types import PartitionId
 
 # -- batches ----------------------------------------------------------------------------------------------
 
 
 def batch_of(header: rpb.ApplyHeader) -> Batch:
-    """Without what its client tells a successor. Raises InvalidArgument for a source that is not its caller's."""
+    """Raises InvalidArgument for a source that is not its caller's."""
     check_source(header.source)
     sent = header.attempt
     return Batch(
@@ -33,49 +35,73 @@ def batch_of(header: rpb.ApplyHeader) -> Batch:
         header.event_us if header.HasField("event_us") else None,
         header.rewind,
         session_of(header.session) if header.HasField("session") else None,
+        header.known,
     )
 
 
-class ShareReader:
+class Piece(NamedTuple):
+    """What a request brings. ``frame``: shares; None: more ``rows`` of those before. ``is_whole``: none follow."""
+
+    frame: Frame | None
+    rows: bytes
+    is_whole: bool
+
+
+class FrameReader:
     """Turns one call's requests into shares. The header of the first one counts for all."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
-        self._operator, self._schema, self._known = "", b"", b""
+        self._operator, self._schema = "", b""
+        self._goes_on = False
+        self._newest = -1  # partition
 
-    def shares_of(self, request: rpb.ApplyRequest) -> list[Share]:
-        """Raises InvalidArgument where the first one has no header, and for a field that holds what it may not."""
+    def read(self, request: rpb.ApplyRequest) -> Piece:
+        """Raises InvalidArgument where the first one has no header, for a field that holds what it may not, and for
+        numbers that do not belong together: nothing is made of them before."""
         checked(request)
         if self._batch is None:
             self._begin(request)
-        batch = self._batch
-        assert batch is not None
-        operator, schema = self._operator, self._schema
-        shares = [
-            Share(
-                PartitionId(operator, part.partition),
-                part.epoch,
-                batch,
-                schema,
-                part.rows,
-                part.after if part.HasField("after") else None,
-                part.last,
-            )
-            for part in request.parts
-        ]
-        if self._known:
-            first = next((number for number, share in enumerate(shares) if share.is_whole), None)
-            if first is not None:  # which keeps it for a successor
-                shares[first] = shares[first]._replace(batch=replace(batch, known=self._known))
-                self._known = b""
-        return shares
+        if self._goes_on:
+            self._check(not request.partitions, "rows go on, and others come")
+            self._goes_on = request.more
+            self._check(not (request.more and request.last), "a batch ends in the middle of its rows")
+            return Piece(None, request.rows, not request.more)
+        frame = self._frame(request)
+        self._goes_on = request.more
+        self._check(not (request.more and request.last), "a batch ends in the middle of its rows")
+        return Piece(frame, request.rows, not request.more)
+
+    def _frame(self, request: rpb.ApplyRequest) -> Frame:
+        assert self._batch is not None
+        partitions = list(request.partitions)
+        several = request.epochs, request.counts, request.afters, request.digests
+        epochs, counts, afters, digests = map(list, several)
+        count = len(partitions)
+        self._check(len(epochs) == len(counts) == count, "partitions, epochs and counts of rows are not as many")
+        self._check(len(afters) in (0, count) and len(digests) in (0, count), "some are said less of than others")
+        if partitions:
+            ascend = partitions[0] > self._newest and all(map(lt, partitions, partitions[1:]))
+            self._check(ascend, "partitions do not ascend: one comes twice, or too late")
+            self._newest = partitions[-1]
+        self._check(bool(request.rows) == any(counts), "there are rows of no partition, or partitions without theirs")
+        frame = Frame(
+            self._operator, self._batch, self._schema, partitions, epochs, counts, afters, digests, request.rows
+        )
+        if partitions and self._batch.known:  # kept once
+            self._batch = replace(self._batch, known=b"")
+        return frame
+
+    def _check(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise InvalidArgument(what, remedy="see who sends them, and which version", operator=self._operator)
 
     def _begin(self, request: rpb.ApplyRequest) -> None:
         header = request.header
         if not request.HasField("header"):
             raise InvalidArgument("a batch begins with its header", remedy="send it in the first message")
         self._batch = batch_of(header)
-        self._operator, self._schema, self._known = header.operator, header.input_schema, header.known
+        self._operator, self._schema = header.operator, header.input_schema
 
 
 def responses_of(call: int, answers: Iterable[Answer], bytes_max: int) -> Iterator[rpb.ApplyResponse]:

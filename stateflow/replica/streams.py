@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.replica.applying import Answer, Applier
-from stateflow.replica.messages import ShareReader, responses_of
+from stateflow.replica.messages import FrameReader, Piece, responses_of
 from stateflow.replica.watching import BEAT_S
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import fault_of, unexpected
-from stateflow.runtime.positions import Share
 
 log = logging.getLogger(__name__)
 #: of requests that were read and not taken up; then no more are read, until some are
@@ -159,7 +158,7 @@ class _Call:
         self.number = number
         self.told_last = False
         self._stream = stream
-        self._reader = ShareReader()
+        self._reader = FrameReader()
         self._came: asyncio.Queue[tuple[rpb.ApplyRequest, int] | None] = asyncio.Queue()
         self._size = 0  # of the request in hand
         self._all_came = False
@@ -179,16 +178,17 @@ class _Call:
             if (left := self._came.get_nowait()) is not None:
                 self._stream.taken(left[1])
 
-    async def receive(self, patience_s: float | None = None) -> list[Share] | None:
+    async def receive(self, patience_s: float | None = None) -> Piece | None:
         self._stream.taken(self._size)
         self._size = 0
         if self._all_came or (came := await self._next(patience_s)) is None:
             return None
         request, self._size = came
         self._all_came = request.last
-        shares = self._reader.shares_of(request)
-        self._unanswered += sum(share.is_whole for share in shares)
-        return shares
+        piece = self._reader.read(request)
+        if piece.frame is not None:
+            self._unanswered += len(piece.frame.partitions)
+        return piece
 
     async def _next(self, patience_s: float | None) -> tuple[rpb.ApplyRequest, int] | None:
         if patience_s is None:

@@ -12,6 +12,7 @@ from stateflow.errors import StateflowError
 from stateflow.router.session import BatchSession, Delivery, Refresh, RoutingTable, Send, Wait, table_of
 from stateflow.rpc.batches import Answers
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
+from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.positions import Batch
 from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.types import OperatorSpec
@@ -54,24 +55,19 @@ class Router:
         found = controller.deployment(self.operator)
         return found.spec, table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved())
 
-    def send(
-        self, batch: Batch, schema: bytes, rows: Mapping[int, bytes], after: Mapping[int, int] | None = None
-    ) -> dict[int, bytes]:
+    def send(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> dict[int, bytes]:
         """Apply a batch everywhere it belongs, exactly once; returns when every partition has committed.
 
         Args:
-            schema: Arrow IPC schema of the rows.
-            rows: partition → Arrow record batch message, ``b""`` for a visit without rows.
+            rows: of every partition that is to be visited.
             after: partition → newest batch of this source that it acknowledged, as far as it is known.
 
         Returns partition → Arrow record batch message of outputs, ``b""`` for none. Raises what a replica refused
         the batch with, or Unavailable after ``unavailable_timeout_s``.
         """
-        return self.deliver(batch, schema, rows, after).outputs
+        return self.deliver(batch, rows, after).outputs
 
-    def deliver(
-        self, batch: Batch, schema: bytes, rows: Mapping[int, bytes], after: Mapping[int, int] | None = None
-    ) -> Delivery:
+    def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
         """:meth:`send`, and what it took of replicas."""
         settings = self.settings
         session = BatchSession(
@@ -88,7 +84,7 @@ class Router:
             for instruction in session.poll(self.clock.monotonic()):
                 match instruction:
                     case Send():
-                        self._send(instruction, batch, schema, rows, after, arrived)
+                        self._send(instruction, batch, rows, after, arrived)
                     case Refresh():
                         self._refresh(session)
                         wait = 0.0
@@ -154,20 +150,15 @@ class Router:
             session.not_refreshed(error)
 
     def _send(
-        self,
-        send: Send,
-        batch: Batch,
-        schema: bytes,
-        rows: Mapping[int, bytes],
-        after: Mapping[int, int] | None,
-        arrived: _Arrived,
+        self, send: Send, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None, arrived: _Arrived
     ) -> None:
         address, chunk_bytes = send.address, self.settings.chunk_bytes
 
         def tell(answers: Answers) -> None:
             arrived.put((address, answers))
 
-        ReplicaClient(address).apply(self.operator, batch, schema, send.parts, rows, chunk_bytes, after, tell)
+        replica = ReplicaClient(address)
+        replica.apply(self.operator, batch, rows, send.parts, chunk_bytes, after, tell)
 
 
 def backoff(attempts: int = READ_ATTEMPTS, initial_s: float = 0.01, longest_s: float = 0.5) -> Iterator[float | None]:

@@ -8,7 +8,9 @@ from typing import TypeAlias
 
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.rows import BatchRows
 from stateflow.rpc.wire import answered, error_of, pieces, session_to_pb
+from stateflow.runtime.layout import UNKNOWN_ATTEMPT
 from stateflow.runtime.positions import Batch
 
 
@@ -29,44 +31,48 @@ Answers: TypeAlias = list[tuple[int, Answer | StateflowError]]
 def requests_of(
     operator: str,
     batch: Batch,
-    schema: bytes,
+    rows: BatchRows,
     parts: Iterable[tuple[int, int]],
-    rows: Mapping[int, bytes],
     chunk_bytes: int,
     after: Mapping[int, int] | None = None,
 ) -> Iterator[rpb.ApplyRequest]:
-    """As few messages as the limit allows. Args: parts: (partition, epoch)."""
-    header = rpb.ApplyHeader(
+    """As few messages as the limit allows. Args: parts: (partition, epoch), some of ``rows``; after: see
+    :class:`~stateflow.client.delivery.Deliver`."""
+    request = rpb.ApplyRequest(header=header_of(operator, batch, rows.schema))
+    epochs = dict(parts)
+    before: rpb.ApplyRequest | None = None
+    for frame in rows.only(epochs).frames(chunk_bytes):
+        request.partitions.extend(frame.partitions)
+        request.epochs.extend([epochs[partition] for partition in frame.partitions])
+        request.counts.extend(frame.counts)
+        if after:
+            request.afters.extend([after.get(partition, -1) for partition in frame.partitions])
+        request.digests.extend(frame.digests)
+        for piece, last in pieces(frame.message, chunk_bytes):
+            if before is not None:
+                yield before
+            request.rows, request.more = piece, not last
+            before, request = request, rpb.ApplyRequest()
+    if before is None:
+        before = request
+    before.last = True
+    yield before
+
+
+def header_of(operator: str, batch: Batch, schema: bytes) -> rpb.ApplyHeader:
+    return rpb.ApplyHeader(
         operator=operator,
         source=batch.source,
         batch=batch.number,
         input_schema=schema,
         sparse=batch.sparse,
         watermark_us=batch.watermark_us,
-        attempt=rpb.Attempt(**asdict(batch.attempt)),
+        attempt=None if batch.attempt == UNKNOWN_ATTEMPT else rpb.Attempt(**asdict(batch.attempt)),
         event_us=batch.event_us,
         rewind=batch.rewind,
         session=None if batch.session is None else session_to_pb(batch.session),
         known=batch.known,
     )
-    request, size = rpb.ApplyRequest(header=header), 0
-    for partition, epoch in parts:
-        for piece, last in pieces(rows.get(partition, b""), chunk_bytes):
-            if size and size + len(piece) > chunk_bytes:
-                yield request
-                request, size = rpb.ApplyRequest(), 0
-            request.parts.append(
-                rpb.PartitionRows(
-                    partition=partition,
-                    epoch=epoch,
-                    rows=piece,
-                    last=last,
-                    after=after.get(partition) if after else None,
-                )
-            )
-            size += len(piece) + 32
-    request.last = True
-    yield request
 
 
 class Replies:

@@ -23,6 +23,7 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.batches import Answers, Replies, requests_of
 from stateflow.rpc.link import Link
 from stateflow.rpc.reports import deployment_of, statistics_of
+from stateflow.rpc.rows import BatchRows
 from stateflow.rpc.wire import (
     CHANNEL_OPTIONS,
     answered,
@@ -289,16 +290,15 @@ class ReplicaClient:
         self,
         operator: str,
         batch: Batch,
-        schema: bytes,
+        rows: BatchRows,
         parts: Collection[tuple[int, int]],
-        rows: Mapping[int, bytes],
         chunk_bytes: int,
         after: Mapping[int, int] | None,
         tell: Callable[[Answers], None],
     ) -> None:
         """Send one batch's rows for these (partition, epoch), and return at once. ``tell`` is called in another thread
         as answers come, and hears of each partition once."""
-        requests = requests_of(operator, batch, schema, parts, rows, chunk_bytes, after)
+        requests = requests_of(operator, batch, rows, parts, chunk_bytes, after)
         replies = Replies(self.address, [partition for partition, _ in parts], tell)
         _link(self.address).call(requests, replies)
 

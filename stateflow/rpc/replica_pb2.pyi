@@ -54,31 +54,29 @@ class Attempt(_message.Message):
     call: str
     def __init__(self, run: _Optional[str] = ..., use: _Optional[str] = ..., task: _Optional[str] = ..., call: _Optional[str] = ...) -> None: ...
 
-class PartitionRows(_message.Message):
-    __slots__ = ("partition", "epoch", "rows", "last", "after")
-    PARTITION_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    AFTER_FIELD_NUMBER: _ClassVar[int]
-    partition: int
-    epoch: int
-    rows: bytes
-    last: bool
-    after: int
-    def __init__(self, partition: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., last: _Optional[bool] = ..., after: _Optional[int] = ...) -> None: ...
-
 class ApplyRequest(_message.Message):
-    __slots__ = ("call", "header", "parts", "last")
+    __slots__ = ("call", "header", "last", "partitions", "epochs", "counts", "afters", "digests", "rows", "more")
     CALL_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    AFTERS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     call: int
     header: ApplyHeader
-    parts: _containers.RepeatedCompositeFieldContainer[PartitionRows]
     last: bool
-    def __init__(self, call: _Optional[int] = ..., header: _Optional[_Union[ApplyHeader, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartitionRows, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    epochs: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    afters: _containers.RepeatedScalarFieldContainer[int]
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    rows: bytes
+    more: bool
+    def __init__(self, call: _Optional[int] = ..., header: _Optional[_Union[ApplyHeader, _Mapping]] = ..., last: _Optional[bool] = ..., partitions: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., afters: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., rows: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class PartitionResult(_message.Message):
     __slots__ = ("partition", "output", "last", "replayed", "fault", "operator_us", "commit_us")

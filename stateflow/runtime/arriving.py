@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.rows import NOT_PYTHONS, RowReader
 
 #: rows of neighbouring parts that are Python's at a time; those of one part are, however many
@@ -76,7 +75,6 @@ class Arrived:
         return self.arriving.columns(self.start, self.stop)
 
 
-def alone(reader: RowReader, message: bytes) -> Arrived:
-    """Of a message that is one partition's. Raises InvalidArgument."""
-    rows = read_batch(message, reader.schema)
+def alone(reader: RowReader, rows: pa.RecordBatch) -> Arrived:
+    """Rows that are all one partition's."""
     return Arrived(Arriving(reader, rows, [rows.num_rows]), 0, rows.num_rows)

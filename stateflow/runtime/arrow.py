@@ -95,6 +95,11 @@ class BatchReader:
         self.schema = schema
         self._nested = [number for number, field in enumerate(schema) if field.type.num_fields]
 
+    @staticmethod
+    def of(schema: bytes) -> BatchReader:
+        """Of an IPC schema message, the same one as before. Raises InvalidArgument."""
+        return _batch_reader(schema)
+
     def read(self, message: bytes) -> pa.RecordBatch:
         """Its rows; an empty batch for ``b""``. Raises InvalidArgument."""
         if not message:
@@ -118,6 +123,11 @@ class BatchReader:
         """The same of a message of a stream of ``size`` bytes."""
         _check_plain(message.metadata.to_pybytes(), 0)
         return self._proved(pa.ipc.read_record_batch(message, self.schema), size)
+
+
+@functools.lru_cache(maxsize=64)
+def _batch_reader(schema: bytes) -> BatchReader:
+    return BatchReader(read_schema(schema))
 
 
 def read_batch(message: bytes, schema: pa.Schema) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ from pathlib import Path
 from stateflow.runtime.environment import Environment
 
 log = logging.getLogger(__name__)
+OWNED = "OWNED-"
 
 
 class Evidence:
@@ -47,10 +48,14 @@ class Evidence:
             return True  # there may be
 
     def of_move(self, move_id: str, *place: str) -> list[Path]:
-        """Copies that a move brought."""
-        folder = self._at(*place)
+        """Copies that a move brought, or that a standby's became owned by."""
+        folder, mark = self._at(*place), owned_mark(move_id)
         copies = sorted(folder.iterdir()) if folder.is_dir() else []
-        return [path for path in copies if path.name.rsplit("-", 2)[0] == move_id]  # <move>-<copy>-<number>
+        return [
+            path
+            for path in copies
+            if path.name.rsplit("-", 2)[0] == move_id or (path / mark).exists()  # <move>-<copy>-<number>
+        ]
 
     def partitions(self, operator: str) -> list[int]:
         """Of which something was put aside."""
@@ -76,6 +81,11 @@ class Evidence:
                 self._folder,
                 sum(file.stat().st_size for file in kept),
             )
+
+
+def owned_mark(move_id: str) -> str:
+    """A file in a copy that a standby brought, and that was owned by a move behind that."""
+    return OWNED + move_id
 
 
 def _created_at(copy: Path) -> int:

@@ -12,14 +12,14 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from stateflow.changes import Mutations
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.partitioner import check_belongs
 from stateflow.runtime import layout
 from stateflow.runtime.arriving import Arrived, alone
+from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.committing import Committer, Staged
+from stateflow.runtime.digests import digests_of
 from stateflow.runtime.encoding import Outputs, encode
 from stateflow.runtime.evolving import Evolver
 from stateflow.runtime.instance import OperatorInstance, Produced
@@ -29,7 +29,6 @@ from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.runtime.retirement import Retention
 from stateflow.runtime.rows import RowReader
 from stateflow.runtime.schema import UNDEPLOYED
-from stateflow.runtime.shares import digest_of
 from stateflow.runtime.sources import Advance, Sources
 from stateflow.runtime.timers import Domain, Timers
 from stateflow.runtime.watchdog import UNGUARDED, Guard
@@ -215,18 +214,24 @@ class PartitionHost:
         now_us: int,
         after: int | None = None,
         guard: Guard = UNGUARDED,
+        digest: int | None = None,
     ) -> Applied:
         """Apply one batch, or return the stored output when it was applied before.
 
         Args:
             input_schema: Arrow IPC schema of ``rows``.
             rows: Arrow record batch message; ``b""`` when the batch has no row for this partition.
-            now_us, after, guard: see :meth:`run`.
+            now_us, after, guard, digest: see :meth:`run`. Where a client is named it is taken of the rows.
 
         Raises what :meth:`run`, :meth:`stage` and :meth:`write` raise; the state is then as it was before the call.
         """
-        digest = digest_of(batch, input_schema, rows)
-        arrived = alone(RowReader.of(input_schema, self.key, self.partition.operator), rows) if rows else None
+        arrived, read = None, None
+        if rows:
+            reader = RowReader.of(input_schema, self.key, self.partition.operator)
+            read = read_batch(rows, reader.schema)
+            arrived = alone(reader, read)
+        if digest is None and batch.session is not None:
+            (digest,) = digests_of(input_schema, read, [0, 0 if read is None else read.num_rows])
         ran = self.run(batch, arrived, now_us, after, digest, guard)
         if isinstance(ran, Applied):
             return ran
@@ -256,7 +261,7 @@ class PartitionHost:
             now_us: processing time; timers of that domain fire up to it.
             after: the newest batch of a sparse source, up to this one, that this partition must contain by what the
                 sender knows.
-            digest: of the rows, see :func:`~stateflow.runtime.shares.digest_of`.
+            digest: of the rows, see :mod:`stateflow.runtime.digests`, or as its sender took it.
 
         Raises PositionGap, StaleBatch, SourceTaken, SourceRetired, BatchChanged, and whatever is wrong with the rows or
         the operator; the state is then as it was before the call.
@@ -268,11 +273,12 @@ class PartitionHost:
         if sources.contains(batch):
             return Applied(b"", True, 0, self.sequence)
         self.evolve(now_us, guard)
-        if sources.is_replay(batch, after, digest):
-            earlier = sources.output(batch.source)
-            if rows is None or digest is not None or sources.rows(batch.source):
+        if (replayed := sources.replayed(batch, after, digest)) is not None:
+            earlier, named = replayed.output, batch.session is not None
+            if rows is None or named or replayed.rows or not sources.is_newest(batch):
                 if batch.attempt.use and not initial:  # somebody who sends the same rows, or is mistaken
-                    sources.check_rows(batch, 0 if rows is None else len(self._checked(rows).columns()))
+                    now = 0 if rows is None else len(self._checked(rows).columns())
+                    sources.check_rows(batch, replayed.rows, now)
                 return Applied(earlier, True, 0, self.sequence)
             # Visited before without rows, by a task that did not have them (its batch failed): they come now.
         try:
@@ -282,14 +288,13 @@ class PartitionHost:
             instance.begin()
             self.latest_us = max(self.latest_us, now_us)
             self.state.set_time(now_us, watermark_us)
-            columns: pa.RecordBatch | None = None
             count = 0
             if rows is not None and instance.takes_batches:
-                columns, count = instance.process_batch(self._checked(rows), initial)
+                count = instance.process_batch(self._checked(rows), initial)
             elif rows is not None:
                 count = instance.process(self._checked(rows), outputs, initial)
             self._advance(watermark_us, now_us, outputs)
-            produced = instance.produced(outputs, columns)
+            produced = instance.produced(outputs)
             worked = self._clock.monotonic()
             # twice as fast as state can grow, so that what has expired goes from disk in time
             mutations = self.state.expired(SWEPT_MIN + 2 * count) if self.state.expires else self.state.collect()

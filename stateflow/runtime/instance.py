@@ -12,10 +12,10 @@ import pyarrow as pa
 from stateflow.errors import OperatorFailed, StateflowError
 from stateflow.runtime.arriving import Arrived
 from stateflow.runtime.failures import failure, is_ours, shown
-from stateflow.runtime.operator import BatchOperator, Context, Operator, output_schema, side_schemas
+from stateflow.runtime.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
 from stateflow.runtime.output import OutputReader, join_output
 from stateflow.runtime.rows import OutputWriter
-from stateflow.runtime.timers import Domain, Timers, to_datetime
+from stateflow.runtime.timers import Domain, TimerColumns, Timers, to_datetime
 from stateflow.state import ColumnStates, KeyedState
 from stateflow.types import PartitionId
 
@@ -47,7 +47,7 @@ class OperatorInstance:
         self.state = state
         self.takes_batches = issubclass(cls, BatchOperator)
         self._partition, self._timers = partition, timers
-        self._event_time = cls.event_time
+        self._event_time, self._key = cls.event_time, key_columns(cls)
         side = side_schemas(cls)
         self._writer = OutputWriter(output_schema(cls), partition.operator)
         self._side_writers = {tag: OutputWriter(schema, partition.operator) for tag, schema in side.items()}
@@ -90,6 +90,7 @@ class OperatorInstance:
     def begin(self) -> None:
         """Nothing was emitted yet."""
         self._ctx._side = {tag: [] for tag in self._side_writers}
+        self._columns: list[pa.RecordBatch] = []
 
     def process(self, arrived: Arrived, outputs: list[Any], initial: bool) -> int:
         """Rows in order; returns how many."""
@@ -123,20 +124,26 @@ class OperatorInstance:
             state.unbind(operator)
         return len(keys)
 
-    def process_batch(self, arrived: Arrived, initial: bool) -> tuple[pa.RecordBatch | None, int]:
-        """(output columns, how many rows came)."""
+    def process_batch(self, arrived: Arrived, initial: bool) -> int:
+        """All rows at once; returns how many."""
         assert isinstance(self.operator, BatchOperator)
         batch = arrived.columns()
         process = self.operator.init_batch if initial else self.operator.process_batch
+        self._produce(process, batch, lambda: batch.slice(0, 1).to_pylist())
+        return len(batch)
+
+    def _produce(self, method: Callable[[Any, Context], Any], argument: Any, row: Callable[[], Any]) -> None:
+        """Keeps the columns that a batch operator gives. Args: row: what to show of it, when it fails."""
         try:
-            produced = process(batch, self._ctx)
+            produced = method(argument, self._ctx)
         except StateflowError:
             raise
         except BaseException as error:
             if not is_ours(error):
                 raise
-            raise self._failed(process.__name__, error, row=batch.slice(0, 1).to_pylist()) from error
-        return (None if produced is None else self._writer.columns(produced)), batch.num_rows
+            raise self._failed(method.__name__, error, row=row()) from error
+        if produced is not None:
+            self._columns.append(self._writer.columns(produced, method.__name__))
 
     def _extend(self, outputs: list[Any], produced: Iterable[Any]) -> None:
         """Row by row as they are produced: what comes next may change what they were made from."""
@@ -153,6 +160,10 @@ class OperatorInstance:
 
     def fire(self, domain: Domain, until_us: int, outputs: list[Any]) -> None:
         """Timers that are due."""
+        if isinstance(self.operator, BatchOperator):
+            while due := list(self._timers.due(domain, until_us)):
+                self._produce(self.operator.on_timers, TimerColumns.of(due, self._key), lambda: due[0])
+            return
         for timer in self._timers.due(domain, until_us):
             assert isinstance(self.state, KeyedState)
             self.state.bind(self.operator, timer.key)
@@ -163,12 +174,12 @@ class OperatorInstance:
                 self._ctx.key = None
                 self.state.unbind(self.operator)
 
-    def produced(self, outputs: list[Any], columns: pa.RecordBatch | None) -> Produced:
+    def produced(self, outputs: list[Any]) -> Produced:
         """All that the batch gave. What lies in buffers or containers of the operator's is encoded at once: whoever it
         is called for next may have the same ones. Raises OutputMismatch."""
         side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
-        if columns is not None:
-            return Produced([], self._writer.write(outputs, columns), side)
+        if self._columns:
+            return Produced([], self._writer.write(outputs, self._columns), side)
         return Produced(self._writer.settled(outputs), b"", side)
 
     @property

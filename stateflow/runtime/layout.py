@@ -8,6 +8,8 @@ key       value
           before that batch, attempt…, when it was committed in µs, digest of the rows or nil, what the client knew,
           id of that client]``; version 1 has no event times, version 2 ends with the attempt
 ``mo``+s  output of that batch, see :mod:`stateflow.runtime.output`
+``mq``+s  in place of ``mo`` where *s* is a run of a batch DataFrame: the output of each of its batches, see
+          :class:`Piece`
 ``mf``+s  the newest client of source *s*: msgpack ``[version, generation, id]``
 ``ml``+s  this copy may be older than what clients were told: the client of *s* must say again that it is the newest
 ``mr``+s  tombstone of a source that was retired: msgpack ``[version, batch, when it came in µs, [generation, id] of its
@@ -39,6 +41,7 @@ POSITION_VERSION = 3
 SEQUENCE = b"ms"
 POSITION = b"mp"
 OUTPUT = b"mo"
+PIECE = b"mq"
 SESSION = b"mf"
 LAPSED = b"ml"
 RETIRED = b"mr"
@@ -153,6 +156,47 @@ class Position(NamedTuple):
                 return cls(batch, watermark_us, rows, attempt, event_us, event_before_us, *newer)
             check_version(version)
             return cls(batch, watermark_us, rows, Attempt(*rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One batch of a run of a batch DataFrame. ``bytes_up_to``: of outputs of the run,
+    with this one's.
+
+    Its key: ``mq``, the source behind its length (2 bytes), its number (8 bytes), both big endian. Its value: msgpack
+    ``[version, rows, digest or nil, bytes up to here, output]``.
+    """
+
+    rows: int
+    digest: int | None
+    bytes_up_to: int
+    output: bytes
+
+    def encode(self) -> bytes:
+        packed: bytes = msgpack.packb([VERSION, self.rows, self.digest, self.bytes_up_to, self.output])
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Piece:
+        with _decoding("an output"):
+            version, *values = msgpack.unpackb(data)
+            check_version(version)
+            return cls(*values)
+
+
+def piece_key(source: str, number: int) -> bytes:
+    return _pieces_of(source) + number.to_bytes(8, "big")
+
+
+def piece_keys(source: str) -> tuple[bytes, bytes]:
+    """All of a run: from the first to before the second."""
+    prefix = _pieces_of(source)
+    return prefix, prefix + b"\xff" * 9
+
+
+def _pieces_of(source: str) -> bytes:
+    name = source.encode()
+    return PIECE + len(name).to_bytes(2, "big") + name
 
 
 def positions(store: PartitionStore) -> dict[str, int]:

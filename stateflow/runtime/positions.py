@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from stateflow.errors import (
     BatchChanged,
@@ -17,6 +16,7 @@ from stateflow.errors import (
     StaleBatch,
     TasksMerged,
 )
+from stateflow.runtime.digests import comparable
 from stateflow.runtime.layout import BATCH_RUN, UNKNOWN_ATTEMPT, Attempt, Position, Session
 from stateflow.runtime.retirement import LOOKED_AT, Retention, Retired, idle
 from stateflow.runtime.timers import to_datetime
@@ -55,20 +55,6 @@ class Batch:
     rewind: bool = False
     session: Session | None = None
     known: bytes = b""
-
-
-class Share(NamedTuple):
-    """One partition's share of a batch, or a piece of it. ``epoch``: of ownership, as its sender believes. ``schema``
-    and ``rows``: Arrow messages. ``after``: the newest batch of the source, up to this one, that the partition must
-    contain; None: it does not say. ``is_whole``: no piece of it follows."""
-
-    partition: PartitionId
-    epoch: int
-    batch: Batch
-    schema: bytes
-    rows: bytes
-    after: int | None = None
-    is_whole: bool = True
 
 
 def check_source(source: str) -> None:
@@ -163,10 +149,6 @@ class Positions:
     def reached_by(self, source: str) -> Position | None:
         return self._known.get(source)
 
-    def rows(self, source: str) -> int:
-        """Of its last batch."""
-        return self._known[source].rows
-
     def is_newer(self, source: str, session: Session) -> bool:
         """Whether ``session`` is to be written down. Raises SourceTaken for one that an even newer client follows."""
         present = self._sessions.get(source)
@@ -216,7 +198,8 @@ class Positions:
         return any(source != INITIAL and position.batch >= 0 for source, position in self._known.items())
 
     def is_replay(self, batch: Batch, after: int | None, started: bool = False) -> bool:
-        """Whether it is the newest one again. ``after``: see :meth:`~stateflow.runtime.host.PartitionHost.apply`.
+        """Whether it is the newest one again, or any of a batch DataFrame's. ``after``: see
+        :meth:`~stateflow.runtime.host.PartitionHost.apply`.
 
         Args:
             started: the operator has processed rows, and takes no first state any more.
@@ -233,7 +216,10 @@ class Positions:
                 operator=self.partition.operator,
                 partition=self.partition.partition,
             )
-        if batch.number == last and batch.source in self._recalled:
+        contained = batch.number == last or (
+            last is not None and batch.number < last and batch.source.startswith(BATCH_RUN)
+        )
+        if contained and batch.source in self._recalled:
             raise SourceRetired(
                 f"batch {batch.number} was applied, but its source was retired since, and its output with it",
                 remedy=f"go on with batch {batch.number + 1} (STATEFLOW_REPLICA_SOURCE_IDLE_S keeps more)",
@@ -243,6 +229,7 @@ class Positions:
             )
         if batch.number == last:
             self._refuse_others(self._known[batch.source].attempt, batch.attempt)
+        if contained:
             return True
         where = {
             "operator": self.partition.operator,
@@ -289,34 +276,31 @@ class Positions:
                 operator=self.partition.operator,
             )
 
-    def check_rows(self, batch: Batch, now: int) -> None:
-        """Of a replay with ``now`` rows. The stored output is of the rows that came first; given to Spark for others,
-        those would be lost silently.
+    def check_rows(self, batch: Batch, then: int, now: int) -> None:
+        """Of a replay with ``now`` rows, ``then`` when it was applied. The stored output is of the rows that came
+        first; given to Spark for others, those would be lost silently.
 
         A query's replay may lack rows, as its source may skip what is gone; one run of a batch DataFrame may not.
         Raises BatchChanged.
         """
-        then = self._known[batch.source].rows
         if now > then or (now < then and batch.source.startswith(BATCH_RUN)):
-            raise BatchChanged(
-                f"batch {batch.number} had {then} row(s) when it was applied, and has {now} now",
-                remedy="other rows need another source= or query; a source and the stages behind it must replay",
-                operator=self.partition.operator,
-                partition=self.partition.partition,
-                source=batch.source,
-            )
+            raise self._changed(batch, f"batch {batch.number} had {then} row(s) when it was applied, and has {now} now")
 
-    def check_digest(self, batch: Batch, now: int | None) -> None:
-        """Of a replay whose rows have the digest ``now``. Raises BatchChanged when others were applied."""
-        then = self._known[batch.source].digest
-        if now is not None and then is not None and now != then:
-            raise BatchChanged(
-                f"batch {batch.number} was applied with other rows",
-                remedy="other rows are another batch: send them under the next number",
-                operator=self.partition.operator,
-                partition=self.partition.partition,
-                source=batch.source,
+    def check_digest(self, batch: Batch, then: int | None, now: int | None) -> None:
+        """Of a replay whose rows have the digest ``now``. Raises BatchChanged when others were applied. Digests of two
+        kinds say nothing: a former version applied it."""
+        if now is not None and then is not None and now != then and comparable(now, then):
+            raise self._changed(batch, f"batch {batch.number} was applied with other rows")
+
+    def _changed(self, batch: Batch, what: str) -> BatchChanged:
+        remedy = "other rows are another batch: send them under the next number"
+        if batch.session is None:
+            remedy = (
+                "other rows need another source= or query; a source and the stages behind it must replay, and a batch "
+                "DataFrame of several pieces with as many tasks= as before"
             )
+        where = {"operator": self.partition.operator, "partition": self.partition.partition, "source": batch.source}
+        return BatchChanged(what, remedy=remedy, **where)
 
     def silent(self, now_us: int, idle_us: int, serving: str) -> dict[str, Position]:
         """Sources that were silent for ``idle_us`` when a batch of ``serving`` comes, as they are without their

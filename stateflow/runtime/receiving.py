@@ -297,6 +297,7 @@ class Receiver:
                         return None
                     slot.lifecycle.adopt(move_id, seal.move_id)
                     incoming.move_id = move_id = seal.move_id
+                self._registry.mark_owned(incoming.directory, move_id)
             ownership = layout.Ownership(self._registry.info.name, State.OWNED, seal.epoch, move_id)
             store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
             self._registry.unmark_incoming(incoming.directory)

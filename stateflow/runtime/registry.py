@@ -31,7 +31,7 @@ from stateflow.errors import (
 from stateflow.runtime import layout
 from stateflow.runtime.commits import Commits
 from stateflow.runtime.environment import Environment
-from stateflow.runtime.evidence import Evidence
+from stateflow.runtime.evidence import Evidence, owned_mark
 from stateflow.runtime.identity import identify
 from stateflow.runtime.lifecycle import CheckedLifecycle, Lifecycle, State
 from stateflow.runtime.operator import Operator, class_of, describe
@@ -494,6 +494,11 @@ class PartitionRegistry:
 
     def is_incoming(self, directory: Path) -> bool:
         return (directory / INCOMING).exists()
+
+    def mark_owned(self, directory: Path, move_id: str) -> None:
+        """By which move, where its name says another: that of a standby. It is told by that when nothing else of it can
+        be read any more."""
+        (directory / owned_mark(move_id)).write_bytes(b"")
 
     def unmark_incoming(self, directory: Path) -> None:
         with contextlib.suppress(OSError):  # it says nothing beside an ownership

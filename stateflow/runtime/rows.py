@@ -175,10 +175,10 @@ class OutputWriter:
             return tuple([_frozen(value) if i in self._changeable else value for i, value in enumerate(row)])
         return {name: _frozen(value) for name, value in row.items()} if isinstance(row, dict) else row
 
-    def write(self, rows: list[Any], columns: pa.RecordBatch | None = None) -> bytes:
+    def write(self, rows: list[Any], columns: Sequence[pa.RecordBatch] = ()) -> bytes:
         """``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch naming the row or the field."""
         batches = [
-            batch for batch in (columns, self._encode(self.settled(rows))) if batch is not None and batch.num_rows
+            batch for batch in (*columns, self._encode(self.settled(rows))) if batch is not None and batch.num_rows
         ]
         if not batches:
             return b""
@@ -229,10 +229,10 @@ class OutputWriter:
             arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def columns(self, produced: Any) -> pa.RecordBatch:
-        """What ``process_batch`` returned, with the declared columns in order. Raises OutputMismatch."""
+    def columns(self, produced: Any, method: str) -> pa.RecordBatch:
+        """What ``method`` returned, with the declared columns in order. Raises OutputMismatch."""
         if not isinstance(produced, (pa.RecordBatch, pa.Table)):
-            raise self._mismatch(f"process_batch must return a RecordBatch or Table, not {type(produced).__name__}")
+            raise self._mismatch(f"{method} must return a RecordBatch or Table, not {type(produced).__name__}")
         if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):
             raise self._mismatch(f"the columns are {', '.join(produced.schema.names)}")
         table = pa.Table.from_batches([produced]) if isinstance(produced, pa.RecordBatch) else produced

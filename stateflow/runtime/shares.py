@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise, repeat
 from typing import NamedTuple
 
 import pyarrow as pa
-import xxhash
 
 from stateflow.errors import InvalidArgument
 from stateflow.runtime.arriving import Arrived, Arriving
+from stateflow.runtime.arrow import BatchReader
+from stateflow.runtime.digests import digests_of
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.rows import RowReader
 
@@ -28,9 +31,54 @@ class Part(NamedTuple):
     known: bytes = b""
 
 
-def digest_of(batch: Batch, schema: bytes, rows: bytes) -> int | None:
-    """Of the Arrow messages that a partition's share came as; None where other rows may come under its number."""
-    return None if batch.session is None else xxhash.xxh3_64_intdigest(rows, xxhash.xxh3_64_intdigest(schema))
+class Frame(NamedTuple):
+    """Shares as they came, whose rows nobody has looked at. ``partitions``: ascending; ``epochs``, ``counts`` of rows,
+    ``afters`` (-1: it does not say) and ``digests``: of each, the last two perhaps of none. ``message``: the Arrow
+    record batch message of all rows, ``b""`` for none. ``batch``: with what its client tells a successor."""
+
+    operator: str
+    batch: Batch
+    schema: bytes
+    partitions: Sequence[int]
+    epochs: Sequence[int]
+    counts: Sequence[int]
+    afters: Sequence[int]
+    digests: Sequence[int]
+    message: bytes
+
+    def read(self) -> Shares:
+        """Raises InvalidArgument: then no share of it can be told from another."""
+        rows = BatchReader.of(self.schema).read(self.message) if self.message else None
+        bounds = [0, *accumulate(self.counts)]
+        if bounds[-1] != (0 if rows is None else rows.num_rows):
+            raise InvalidArgument(
+                f"{0 if rows is None else rows.num_rows} rows came, {bounds[-1]} were announced",
+                remedy="see who sends them, and which version",
+                operator=self.operator,
+                source=self.batch.source,
+            )
+        digests: Sequence[int | None] = self.digests
+        if not digests:
+            named = self.batch.session is not None
+            digests = digests_of(self.schema, rows, bounds) if named else [None] * len(self.partitions)
+        parts = [
+            Part(
+                partition,
+                epoch,
+                start,
+                stop,
+                None if after < 0 else after,
+                None if self.digests and start == stop else digest,
+            )
+            for partition, epoch, (start, stop), after, digest in zip(
+                self.partitions, self.epochs, pairwise(bounds), self.afters or repeat(-1), digests, strict=False
+            )
+        ]
+        if self.batch.known and parts:  # which keeps it for a successor
+            parts[0] = parts[0]._replace(known=self.batch.known)
+        return Shares(
+            self.operator, replace(self.batch, known=b"") if self.batch.known else self.batch, self.schema, rows, parts
+        )
 
 
 @dataclass(slots=True)
@@ -61,6 +109,27 @@ class Shares:
             operator=self.operator,
             partition=part.partition,
         )
+
+    @property
+    def bytes(self) -> int:
+        """That its rows take in memory."""
+        return 0 if self.rows is None else int(self.rows.nbytes)
+
+    def only(self, places: Sequence[int]) -> Shares:
+        """Some of its parts, by place, ascending. It holds the rows of all of them, or its own alone where these are
+        few."""
+        parts = [self.parts[place] for place in places]
+        count = sum(part.stop - part.start for part in parts)
+        if self.rows is not None and 2 * count > self.rows.num_rows:
+            return Shares(self.operator, self.batch, self.schema, self.rows, parts)
+        bounds = [0, *accumulate(part.stop - part.start for part in parts)]
+        mine = [
+            part._replace(start=start, stop=stop) for part, (start, stop) in zip(parts, pairwise(bounds), strict=True)
+        ]
+        rows = None
+        if self.rows is not None and count:
+            rows = pa.concat_batches([self.rows.slice(part.start, part.stop - part.start) for part in parts])
+        return Shares(self.operator, self.batch, self.schema, rows, mine)
 
     def arrived(self, part: Part, key: tuple[str, ...]) -> Arrived | None:
         """Its rows, by these columns; None: it has none. Raises KeyColumnMissing."""

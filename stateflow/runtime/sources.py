@@ -75,26 +75,33 @@ class Sources:
         """See :meth:`~stateflow.runtime.positions.Positions.contains`."""
         return self._positions.contains(batch)
 
-    def is_replay(self, batch: Batch, after: int | None, digest: int | None) -> bool:
-        """Whether it is the newest one again. Raises BatchChanged, and what
-        :meth:`~stateflow.runtime.positions.Positions.is_replay` raises."""
+    def replayed(self, batch: Batch, after: int | None, digest: int | None) -> layout.Piece | None:
+        """What is known of it, where it is the newest one again, or any of a run of a batch DataFrame. Raises
+        BatchChanged, and what :meth:`~stateflow.runtime.positions.Positions.is_replay` raises."""
         started = batch.source == INITIAL and (self._positions.others or self._tombstones.any)
         if not self._positions.is_replay(batch, after, started):
-            return False
-        self._positions.check_digest(batch, digest)
-        return True
+            return None
+        contained = self._contained(batch)
+        self._positions.check_digest(batch, contained.digest, digest)
+        return contained
 
-    def output(self, source: str) -> bytes:
-        """Of its last batch."""
-        return self._store.get(layout.OUTPUT + source.encode()) or b""
+    def _contained(self, batch: Batch) -> layout.Piece:
+        if batch.source.startswith(layout.BATCH_RUN):
+            stored = self._store.get(layout.piece_key(batch.source, batch.number))
+            if stored is not None:
+                return layout.Piece.decode(stored)
+        position = self._positions.reached_by(batch.source)
+        assert position is not None, batch
+        output = self._store.get(layout.OUTPUT + batch.source.encode()) or b""
+        return layout.Piece(position.rows, position.digest, len(output), output)
 
-    def rows(self, source: str) -> int:
-        """Of its last batch."""
-        return self._positions.rows(source)
+    def is_newest(self, batch: Batch) -> bool:
+        """Of those that are contained."""
+        return batch.number == self._positions.last(batch.source)
 
-    def check_rows(self, batch: Batch, now: int) -> None:
-        """Of a replay with ``now`` rows. Raises BatchChanged."""
-        self._positions.check_rows(batch, now)
+    def check_rows(self, batch: Batch, then: int, now: int) -> None:
+        """Of a replay with ``now`` rows, ``then`` when it was applied. Raises BatchChanged."""
+        self._positions.check_rows(batch, then, now)
 
     def silent(self, now_us: int, serving: str) -> dict[str, layout.Position]:
         """See :meth:`~stateflow.runtime.positions.Positions.silent`."""
@@ -122,7 +129,7 @@ class Sources:
             mutations.deletes.append(layout.RETIRED + name)
             if (session := positions.session(source)) is not None:
                 mutations.puts.append((layout.SESSION + name, session.encode()))
-        mutations.puts += [(layout.POSITION + name, position.encode()), (layout.OUTPUT + name, output)]
+        mutations.puts += [(layout.POSITION + name, position.encode()), self._stored(source, position, output)]
         if retired := positions.idle(position.at_us, self._retention, source):
             self._tombstones.bury(retired, mutations)
         if silent:
@@ -130,6 +137,15 @@ class Sources:
             silent = {each: without for each, without in silent.items() if each not in retired}
             mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
         return Advance(source, position, silent, retired)
+
+    def _stored(self, source: str, position: layout.Position, output: bytes) -> tuple[bytes, bytes]:
+        """Of a run of a batch DataFrame every output: whoever evaluates it again wants them all."""
+        if not source.startswith(layout.BATCH_RUN):
+            return layout.OUTPUT + source.encode(), output
+        before = self._store.get(layout.piece_key(source, position.batch - 1)) if position.batch else None
+        bytes_before = 0 if before is None else layout.Piece.decode(before).bytes_up_to
+        piece = layout.Piece(position.rows, position.digest, bytes_before + len(output), output)
+        return layout.piece_key(source, position.batch), piece.encode()
 
     def committed(self, advance: Advance) -> None:
         self._positions.reached(advance.source, advance.position)

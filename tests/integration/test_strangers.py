@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,11 @@ def header(**more: Any) -> rpb.ApplyHeader:
 
 
 def asked(
-    replica: replica_pb2_grpc.ReplicaServiceStub, parts: list[rpb.PartitionRows], **more: Any
+    replica: replica_pb2_grpc.ReplicaServiceStub, partitions: Sequence[int], rows: bytes, count: int, **more: Any
 ) -> list[rpb.ApplyResponse]:
-    """What comes of one call, which is all of its stream."""
-    request = rpb.ApplyRequest(call=1, header=header(**more), parts=parts, last=True)
+    """What comes of one call, which is all of its stream. Args: count: of rows of each."""
+    said = {"epochs": [1] * len(partitions), "counts": [count] * len(partitions), "rows": rows}
+    request = rpb.ApplyRequest(call=1, header=header(**more), partitions=partitions, **said, last=True)
     return list(replica.Apply(iter([request])))
 
 
@@ -110,9 +111,8 @@ def test_a_forged_offset_ends_no_replica(replica: replica_pb2_grpc.ReplicaServic
     at = bytes(forged).index(first) + 4
     for wrong in (1 << 30, 100_000, (1 << 32) - 8):
         forged[at : at + 4] = wrong.to_bytes(4, "little")
-        part = rpb.PartitionRows(partition=0, epoch=1, rows=bytes(forged), last=True)
-        (answer,) = asked(replica, [part])
-        error = error_of(answer.results[0].fault)
+        (answer,) = asked(replica, [0], bytes(forged), len(lengths))
+        error = error_of(answer.fault)
         assert isinstance(error, InvalidArgument)
         assert "rows cannot be read as Arrow" in str(error)
 
@@ -132,8 +132,7 @@ def test_a_forged_offset_ends_no_replica(replica: replica_pb2_grpc.ReplicaServic
 def test_a_header_that_cannot_be(
     replica: replica_pb2_grpc.ReplicaServiceStub, values: dict[str, Any], said: str
 ) -> None:
-    part = rpb.PartitionRows(partition=0, epoch=1, rows=bytes(message()), last=True)
-    (answer,) = asked(replica, [part], **values)
+    (answer,) = asked(replica, [0], bytes(message()), len(pa.ipc.read_record_batch(message(), SCHEMA)), **values)
     error = error_of(answer.fault)
     assert (error.code, answer.last) == ("invalid_argument", True)
     assert said.strip("'") in str(error)
@@ -144,8 +143,7 @@ def test_rows_of_another_partition_are_refused(replica: replica_pb2_grpc.Replica
     """They were stored, where nobody finds them again. Those beside them, too, are not."""
     strange = [row for row in ROWS if partition_of(row["k"], 4) != 0][:1]
     both = pa.RecordBatch.from_pylist([*pa.ipc.read_record_batch(message(), SCHEMA).to_pylist(), *strange], SCHEMA)
-    part = rpb.PartitionRows(partition=0, epoch=1, rows=both.serialize().to_pybytes(), last=True)
-    (answer,) = asked(replica, [part])
+    (answer,) = asked(replica, [0], both.serialize().to_pybytes(), both.num_rows)
     found = partition_of(strange[0]["k"], 4)
     assert f"the key belongs to partition {found} of 4" in str(error_of(answer.results[0].fault))
     assert not replica.Positions(rpb.PositionsRequest(operator="Tally", source="stranger", partitions=[0])).positions
@@ -155,9 +153,10 @@ def test_pieces_that_are_never_finished_are_bounded(replica: replica_pb2_grpc.Re
     """1.2 GB of them stayed with the replica for as long as the caller liked."""
 
     def pieces() -> Iterator[rpb.ApplyRequest]:
-        yield rpb.ApplyRequest(call=1, header=header())
+        begun = {"partitions": [0], "epochs": [1], "counts": [1], "rows": b"."}
+        yield rpb.ApplyRequest(call=1, header=header(), **begun, more=True)
         for _ in range(1200):
-            yield rpb.ApplyRequest(call=1, parts=[rpb.PartitionRows(partition=0, epoch=1, rows=bytes(MIB))])
+            yield rpb.ApplyRequest(call=1, rows=bytes(MIB), more=True)
 
     (answer,) = replica.Apply(pieces())
     assert (answer.call, answer.last, answer.fault.code) == (1, True, "invalid_argument")
@@ -303,8 +302,7 @@ def test_asking_leaves_nothing(cluster: LocalCluster, replica: replica_pb2_grpc.
 
     def ask(operator: str) -> int:
         for begin in range(0, 60_000, 10_000):
-            parts = [rpb.PartitionRows(partition=begin + n, epoch=9, last=True) for n in range(10_000)]
-            for answer in asked(replica, parts, operator=operator):
+            for answer in asked(replica, range(begin, begin + 10_000), b"", 0, operator=operator):
                 assert all(result.fault.code == "not_owner" for result in answer.results)
         return _resident_bytes(cluster)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from stateflow.runtime.registry import PART, UNFINISHED
 from tests.simulation.sim.disk import Dir, File
@@ -62,21 +62,28 @@ class Damage:
         self._power_losses = self._world.counts.power_losses
         self._after_power_loss = self._world.programs[name].power_lost  # and it did not start since
         self._world.log(f"{name} {home}/{copy}: its {kind} is damaged")
+        mended = lambda: False  # noqa: E731
         if kind == "log":
             log = directory.log
             assert log is not None
             log.damaged_at, mend = self._random.randrange(len(log.records)), lambda: setattr(log, "damaged_at", None)
+            mended = lambda: log.damaged_at is None  # noqa: E731
         else:
             entry = "CURRENT" if kind == "CURRENT" else self._random.choice(ssts)
             file = directory.entries.pop(entry)
             directory.durable.pop(entry, None)
             mend = lambda: directory.put(entry, file)  # type: ignore[arg-type] # noqa: E731
-        self._world.loop.at(self._world.loop.now + MENDED_AFTER_S, None, self._mend, name, home, copy, directory, mend)
+        world = self._world
+        world.loop.at(world.loop.now + MENDED_AFTER_S, None, self._mend, name, home, copy, directory, mend, mended)
 
-    def _mend(self, name: str, home: str, copy: str, directory: Dir, mend: Any) -> None:
-        """Raises Violation where it was removed."""
+    def _mend(
+        self, name: str, home: str, copy: str, directory: Dir, mend: Callable[[], None], mended: Callable[[], bool]
+    ) -> None:
+        """Args: mended: the replica has done so already, by its commit log; then it may have moved away since. Raises
+        Violation where what nobody mended was removed."""
         world, root = self._world, self._world.disks[name].root
         world.kill(name)
+        whole = mended()
         mend()
         if self._after_power_loss or world.counts.power_losses > self._power_losses:
             world.programs[name].power_lost = True  # also what was put aside may have lost some by it
@@ -97,7 +104,7 @@ class Damage:
             aside.durable = dict(aside.entries)
             at_home.entries[copy if copy not in at_home.entries else f"{copy}-mended"] = directory
             at_home.durable = dict(at_home.entries)
-        elif directory not in at_home.entries.values():
+        elif not whole and directory not in at_home.entries.values():
             world.fail(Violation(f"{home}/{copy} of {name} was damaged, and is gone"))
         world.start(name)
         world.loop.at(world.loop.now + NOTICED_AFTER_S, None, self._mended)

@@ -23,6 +23,7 @@ import msgpack
 
 from stateflow.changes import Mutations
 from stateflow.errors import DataDirLocked, StateDamaged, StateMissing
+from stateflow.runtime.evidence import OWNED
 from stateflow.runtime.registry import INCOMING, UNFINISHED
 from stateflow.storage.commit_records import FRAME_MAGIC, Commit, decode, segment_header, segment_name
 from stateflow.storage.store import prefix_end
@@ -642,7 +643,9 @@ class Store:
         copy = parent.entries[directory.name] = Dir(next_file=self._dir.next_file)
         files = {name: node for name, node in self._dir.entries.items() if isinstance(node, File)}
         copy.entries = {
-            name: node for name, node in files.items() if name not in (INCOMING, UNFINISHED)
+            name: node
+            for name, node in files.items()
+            if name not in (INCOMING, UNFINISHED) and not name.startswith(OWNED)
         }  # the database's
         copy.durable = dict(copy.entries)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from random import Random
 from typing import Any
@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from stateflow import Context, Operator, state
 from stateflow.partitioner import partition_of
+from stateflow.rpc.rows import BatchRows
+from tests.applying import rows_of
 
 PARTITIONS = 3
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("event_us", pa.int64()), ("processing_us", pa.int64())])
@@ -73,3 +75,9 @@ def messages() -> dict[int, list[bytes]]:
             ]
             found[partition].append(pa.RecordBatch.from_pylist(rows, schema=SCHEMA).serialize().to_pybytes())
     return found
+
+
+def sorted_rows(rows: Mapping[int, bytes]) -> BatchRows:
+    """Of some partitions' messages, ``b""`` for none."""
+    read = {p: pa.ipc.read_record_batch(message, SCHEMA) if message else None for p, message in rows.items()}
+    return rows_of(read, SCHEMA_BYTES)

@@ -21,7 +21,7 @@ from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import positions_of, remote_error, session_to_pb
 from stateflow.runtime.layout import Position, Session
 from stateflow.types import PartitionId
-from tests.simulation.sim.flow import PARTITIONS, SCHEMA_BYTES
+from tests.simulation.sim.flow import PARTITIONS, sorted_rows
 from tests.simulation.sim.loop import Process
 from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.workload import Client, Source
@@ -91,7 +91,7 @@ class Gateway(Client):
 
     async def _deliver(self, number: int, rewind: bool = False) -> None:
         rows, watermark = self._source.batches[number]
-        steps = self._delivery.deliver(SCHEMA_BYTES, rows, number, rewind, watermark, dict)
+        steps = self._delivery.deliver(sorted_rows(rows), number, rewind, watermark, dict)
         await self._perform(steps)
 
     async def _rewind(self, oldest: int, number: int) -> None:
@@ -151,7 +151,7 @@ class Gateway(Client):
     async def _apply(self, step: Deliver) -> Mapping[int, bytes]:
         batch, opened = step.batch, self._world.opened_by.get(self._source.name)
         assert batch.session is not None
-        outputs = await self._route(batch, dict(step.rows), step.after)
+        outputs = await self._route(batch, step.rows, step.after)
         if opened is not None and opened > batch.session:
             raise Violation(f"{self._process.name} is answered although {self._source.name} belonged to a later client")
         return outputs

@@ -22,16 +22,20 @@ from stateflow.router.session import BatchSession, Refresh, RoutingTable, Send, 
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.batches import Answers, Replies, requests_of
+from stateflow.rpc.rows import BatchRows
 from stateflow.rpc.wire import remote_error, spec_to_pb
 from stateflow.runtime.positions import Batch
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim import parts
 from tests.simulation.sim.controllers import Asked
-from tests.simulation.sim.flow import PARTITIONS, SCHEMA_BYTES, messages
+from tests.simulation.sim.flow import PARTITIONS, messages, sorted_rows
 from tests.simulation.sim.loop import Process
 from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.streams import Streams
 from tests.simulation.sim.world import REPLICAS, SPEC, World
+
+#: of a request: a partition's rows in pieces; a partition a message; all of them in one
+CHUNK_BYTES = (150, 400, 1 << 20)
 
 
 @dataclass
@@ -98,7 +102,7 @@ class Client:
     async def _send(self, number: int, rows: dict[int, bytes], watermark: int | None) -> None:
         source = self._source
         batch = Batch(source.name, number, sparse=not source.dense, watermark_us=watermark)
-        for partition, output in (await self._route(batch, rows)).items():
+        for partition, output in (await self._route(batch, sorted_rows(rows))).items():
             self._world.answered(partition, batch, output)
 
     async def _fill(self, gap: PositionGap, number: int) -> None:
@@ -152,9 +156,7 @@ class Client:
         sink.mended = True
         self._source.done = number - 1
 
-    async def _route(
-        self, batch: Batch, rows: dict[int, bytes], after: Mapping[int, int] | None = None
-    ) -> dict[int, bytes]:
+    async def _route(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> dict[int, bytes]:
         """As stateflow.router.Router, without its threads."""
         loop = self._world.loop
         while self._table is None:
@@ -201,7 +203,7 @@ class Client:
         self,
         send: Send,
         batch: Batch,
-        rows: dict[int, bytes],
+        rows: BatchRows,
         after: Mapping[int, int] | None,
         session: BatchSession,
         answered: asyncio.Event,
@@ -220,7 +222,7 @@ class Client:
                     session.answered(partition, outcome.output, outcome.replayed)
             answered.set()
 
-        requests = requests_of("Flow", batch, SCHEMA_BYTES, send.parts, rows, 1 << 20, after)
+        requests = requests_of("Flow", batch, rows, send.parts, CHUNK_BYTES[batch.number % 3], after)
         self._streams.call(address, requests, Replies(address, [partition for partition, _ in send.parts], tell))
 
 

@@ -21,9 +21,11 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
+from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.positions import Batch, Positions
 from stateflow.types import PartitionId
+from tests.applying import word_of, words
 
 PARTITIONS = 3
 ME = Session(5, "me")
@@ -47,12 +49,12 @@ class Cluster:
 
     def send(self, *partitions: int, rows: str = "", sequence: int | None = None, read: Any = dict, **more: Any) -> Any:
         messages = {p: (rows or "r").encode() for p in partitions}
-        steps = self.delivery.deliver(b"s", messages, sequence, more.get("rewind", False), more.get("until"), read)
+        steps = self.delivery.deliver(words(messages), sequence, more.get("rewind", False), more.get("until"), read)
         return self._run(steps)
 
     def promise(self, watermark_us: int) -> Any:
-        everywhere = dict.fromkeys(range(PARTITIONS), b"")
-        return self._run(self.delivery.deliver(b"", everywhere, None, False, watermark_us, dict))
+        everywhere = BatchRows.visit(range(PARTITIONS))
+        return self._run(self.delivery.deliver(everywhere, None, False, watermark_us, dict))
 
     def _run(self, steps: Any) -> Any:
         return perform(steps, self._do)
@@ -75,24 +77,26 @@ class Cluster:
         self.sent.append(step.batch.number)
         found: dict[int, bytes] = {}
         error: BaseException | None = None
-        for partition, rows in step.rows.items():
+        for partition in step.rows:
             try:
-                found[partition] = self._apply(partition, step.batch, step.schema, rows, step.after)
+                found[partition] = self._apply(partition, step.batch, word_of(step.rows, partition), step.after)
             except BaseException as caught:  # noqa: BLE001
                 error = error or caught
         if error is not None:
             raise error
         return found
 
-    def _apply(self, partition: int, batch: Batch, schema: bytes, rows: bytes, after: Mapping[int, int]) -> bytes:
+    def _apply(self, partition: int, batch: Batch, rows: bytes, after: Mapping[int, int]) -> bytes:
         if partition in self.errors:
             raise self.errors[partition]
         position = self.positions[partition]
-        digest = xxhash.xxh3_64_intdigest(rows, xxhash.xxh3_64_intdigest(schema))
+        digest = xxhash.xxh3_64_intdigest(rows)
         if position.contains(batch):
             return b""
         if position.is_replay(batch, after.get(partition)):
-            position.check_digest(batch, digest)
+            known = position.reached_by("s")
+            assert known is not None
+            position.check_digest(batch, known.digest, digest)
         else:
             position.reached("s", Position(batch.number, digest=digest, client=ME.id))
             self.applied[partition].append(rows.decode() or batch.watermark_us)

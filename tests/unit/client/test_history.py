@@ -10,6 +10,7 @@ import pytest
 from stateflow.client.history import History, Sent
 from stateflow.errors import DecodeError, PositionGap
 from stateflow.runtime.layout import Session
+from tests.applying import words
 
 ME = Session(5, "me")
 EVERYTHING = 1 << 30
@@ -20,7 +21,7 @@ def history(partitions: int = 3, bytes_max: int = EVERYTHING) -> History:
 
 
 def batch(number: int, *partitions: int, size: int = 10) -> Sent:
-    return Sent(number, b"", {p: bytes([number % 256]) * size for p in partitions}, None)
+    return Sent(number, words({p: bytes([number % 256]) * size for p in partitions}))
 
 
 def sent(h: History, *batches: Sent) -> None:
@@ -53,7 +54,7 @@ def test_what_is_sent_again_is_what_each_partition_lacks_in_order() -> None:
 
 
 def test_what_is_not_kept_is_named() -> None:
-    h = history(bytes_max=30)
+    h = history(bytes_max=3 * batch(0, 0).rows.size)
     sent(h, *(batch(n, n % 2) for n in range(10)))
     h.heard({0: 6, 1: 9})
     assert [b.number for b in h.missing()] == [8]
@@ -129,7 +130,7 @@ def test_what_was_given_up_is_not_sent_again_after_another_loss() -> None:
     sent(h, batch(4, 0), batch(5, 0))
     h.heard({0: 0, 1: 0})
     assert [(b.number, set(b.rows)) for b in h.missing()] == [(2, {1}), (3, {1}), (4, {0}), (5, {0})]
-    assert h._kept_bytes == sum(each.bytes for each in h._kept.values())
+    assert h._kept_bytes == sum(each.rows.size for each in h._kept.values())
     h.let_go()
     with pytest.raises(PositionGap, match="from 2 on"):
         h.missing()

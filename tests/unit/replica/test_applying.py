@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,12 +14,12 @@ import pytest
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Moved, NotOwner, Unavailable
 from stateflow.replica.applying import Answer, Applier
-from stateflow.replica.gathering import gathered
+from stateflow.replica.messages import Piece
 from stateflow.runtime.host import Applied
 from stateflow.runtime.outcomes import Answers
-from stateflow.runtime.positions import Batch, Share
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Shares
+from stateflow.runtime.shares import Frame, Shares
 from stateflow.types import PartitionId, ReplicaInfo
 
 SOON_S = 0.01
@@ -56,11 +56,11 @@ class Node:
 class Sender:
     """``then``: is awaited when all was sent."""
 
-    def __init__(self, requests: Iterable[Sequence[Share]], then: Any = None) -> None:
+    def __init__(self, requests: Iterable[Piece], then: Any = None) -> None:
         self.requests, self.then = list(requests), then
         self.answers: list[Answer] = []
 
-    async def receive(self, patience_s: float | None = None) -> Sequence[Share] | None:
+    async def receive(self, patience_s: float | None = None) -> Piece | None:
         if self.requests:
             return self.requests.pop(0)
         if self.then is not None:
@@ -74,12 +74,21 @@ class Sender:
     async def give_sign_of_life(self) -> None: ...
 
 
-def share(number: int, rows: bytes, whole: bool = True) -> Share:
-    return Share(PartitionId("Op", number), 1, Batch("s", 0), SCHEMA.serialize().to_pybytes(), rows, None, whole)
+def frame(rows: dict[int, list[int]], batch: Batch = Batch("s", 0)) -> Frame:  # noqa: B008 - frozen
+    values = pa.array([value for mine in rows.values() for value in mine], pa.int64())
+    message = pa.record_batch([values], schema=SCHEMA).serialize().to_pybytes() if len(values) else b""
+    schema, counts = SCHEMA.serialize().to_pybytes(), [len(mine) for mine in rows.values()]
+    return Frame("Op", batch, schema, list(rows), [1] * len(rows), counts, [], [], message)
 
 
-def message(*values: int) -> bytes:
-    return cast(bytes, pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA).serialize().to_pybytes())
+def whole(rows: dict[int, list[int]]) -> Piece:
+    return Piece(frame(rows), frame(rows).message, True)
+
+
+def in_pieces(rows: dict[int, list[int]], *cuts: int) -> list[Piece]:
+    message = frame(rows).message
+    pieces = [message[start:stop] for start, stop in pairwise([0, *cuts, len(message)])]
+    return [Piece(None if n else frame(rows), piece, n == len(cuts)) for n, piece in enumerate(pieces)]
 
 
 def applied(rows: int) -> Applied:
@@ -101,17 +110,9 @@ def serve(node: Node, sender: Sender, changed: Any = None) -> Applier:
     return asyncio.run(run())
 
 
-def test_pieces_are_joined_whatever_comes_between_them() -> None:
-    node = Node({0: applied(1), 1: applied(2)})
-    whole = message(1, 2)
-    sender = Sender(
-        [
-            [share(0, whole[:10], False), share(1, message(3))],
-            [share(0, whole[10:20], False)],
-            [share(0, whole[20:]), share(2, b""), share(3, message(4))],
-        ]
-    )
-    node.here |= {2: applied(0), 3: applied(1)}
+def test_pieces_are_joined() -> None:
+    node = Node({0: applied(1), 1: applied(2), 2: applied(0), 3: applied(1)})
+    sender = Sender([whole({1: [3]}), *in_pieces({0: [1, 2], 2: []}, 10, 20), whole({3: [4]})])
     applier = serve(node, sender)
     assert node.rows == [(1, [3]), (0, [1, 2]), (2, []), (3, [4])]
     assert [partition.partition for partition, _ in sender.answers] == [1, 0, 2, 3]
@@ -120,7 +121,7 @@ def test_pieces_are_joined_whatever_comes_between_them() -> None:
 
 
 def test_a_share_that_moved_says_where_it_went() -> None:
-    sender = Sender([[share(0, message(1))]])
+    sender = Sender([whole({0: [1]})])
     serve(Node({0: ReplicaInfo("b", "s", "b:1")}), sender)
     ((_, answer),) = sender.answers
     assert isinstance(answer, Moved)
@@ -128,7 +129,7 @@ def test_a_share_that_moved_says_where_it_went() -> None:
 
 
 def test_a_share_whose_partition_does_not_come_is_sent_back() -> None:
-    sender = Sender([[share(0, message(1)), share(1, message(2))]])
+    sender = Sender([whole({0: [1], 1: [2]})])
     applier = serve(Node({0: None, 1: applied(1)}, hold_s=SOON_S), sender)
     assert [partition.partition for partition, _ in sender.answers] == [1, 0]
     assert isinstance(sender.answers[1][1], NotOwner)
@@ -143,26 +144,49 @@ def test_a_share_whose_partition_comes_is_applied_then() -> None:
             node.here[0] = applied(3)
             return True
 
-    sender = Sender([[share(0, message(1))]])
+    sender = Sender([whole({0: [1]})])
     serve(node, sender, lambda _: Arrives())
     assert [answer for _, answer in sender.answers] == [applied(3)]
 
 
 def test_rows_that_would_wait_beyond_the_limit_are_refused() -> None:
+    much = {0: list(range(MUCH))}
     with pytest.raises(InvalidArgument, match="would wait here"):
-        serve(Node({}), Sender([[share(0, b"." * (MUCH + 1), False)]]))
+        serve(Node({}), Sender(in_pieces(much, MUCH + 1)))
     with pytest.raises(InvalidArgument, match="would wait here"):
-        serve(Node({0: None}), Sender([[share(0, message(*range(MUCH)))]]))
+        serve(Node({0: None}), Sender([whole(much)]))
 
 
-def test_rows_that_cannot_be_read_are_no_matter_of_others() -> None:
-    node = Node({0: applied(1), 2: applied(1)})
-    sender = Sender([[share(0, message(1)), share(1, b"none"), share(2, message(2))]])
-    serve(node, sender)
-    assert node.rows == [(0, [1]), (2, [2])]
-    said = {partition.partition: answer for partition, answer in sender.answers}
-    assert isinstance(said[1], InvalidArgument)
-    assert (said[0], said[2]) == (applied(1), applied(1))
+def test_rows_of_others_do_not_wait_with_those_that_do() -> None:
+    arrived: list[int] = []
+
+    class Arrives(asyncio.Event):
+        async def wait(self) -> Any:
+            arrived.append(node.here.setdefault(5, 0))
+            node.here[0] = applied(1)
+            return True
+
+    node = Node({0: None, 1: applied(MUCH)})
+    sender = Sender([whole({0: [7], 1: list(range(MUCH))})])
+    serve(node, sender, lambda _: Arrives())
+    assert node.rows[-1] == (0, [7])
+    assert [partition.partition for partition, _ in sender.answers] == [1, 0]
+
+
+@pytest.mark.parametrize("counts", [[1, 2], [0, 1], [3, 3], [1 << 31, 1 << 31]], ids=str)
+def test_rows_that_are_not_as_many_as_was_said_are_refused(counts: list[int]) -> None:
+    node, said = Node({0: applied(1), 1: applied(1)}), frame({0: [1], 1: [2]})._replace(counts=counts)
+    with pytest.raises(InvalidArgument, match="2 rows came"):
+        serve(node, Sender([Piece(said, said.message, True)]))
+    assert node.rows == []
+
+
+def test_rows_that_cannot_be_read_are_refused() -> None:
+    node, said = Node({0: applied(1)}), frame({0: [1, 2, 3]})
+    for message in (b"none", said.message[:-8], said.message[:20]):
+        with pytest.raises(InvalidArgument, match="cannot be read as Arrow"):
+            serve(node, Sender([Piece(said._replace(message=message), message, True)]))
+    assert node.rows == []
 
 
 def test_a_part_that_was_given_up_is_asked_for_again() -> None:
@@ -178,16 +202,14 @@ def test_a_part_that_was_given_up_is_asked_for_again() -> None:
                     answers.told(number, node.here[part.partition])
             gives_up.clear()
 
-    sender = Sender([[share(0, message(1)), share(1, message(2))]])
+    sender = Sender([whole({0: [1], 1: [2]})])
     serve(Spares(node.here), sender)
     assert [number for number, _ in node.rows] == [0, 1, 1]
     assert [answer for _, answer in sender.answers] == [applied(1), applied(2)]
 
 
-def test_what_a_client_tells_a_successor_is_kept_by_the_part_it_came_with() -> None:
-    first = share(0, message(1))
-    shares, places, wrong = gathered([first._replace(batch=replace(first.batch, known=b"k")), share(1, b"")])
-    assert (places, wrong) == ([0, 1], {})
+def test_what_a_client_tells_a_successor_is_kept_by_the_first_part() -> None:
+    shares = frame({0: [1], 1: []}, Batch("s", 0, known=b"k")).read()
     assert [(part.known, part.start, part.stop) for part in shares.parts] == [(b"k", 0, 1), (b"", 1, 1)]
     assert shares.batch.known == b""
 
@@ -197,4 +219,4 @@ def test_a_rest_that_does_not_come_is_not_waited_for() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(Unavailable, match="the rest of a batch's rows"):
-        serve(Node({}, hold_s=SOON_S), Sender([[share(0, b"a", False)]], never))
+        serve(Node({}, hold_s=SOON_S), Sender(in_pieces({0: [1]}, 4)[:1], never))

@@ -9,60 +9,102 @@ import pyarrow as pa
 import pytest
 
 from stateflow.errors import InvalidArgument, NotOwner
-from stateflow.replica.messages import ShareReader, responses_of
+from stateflow.replica.messages import FrameReader, Piece, responses_of
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import error_of
 from stateflow.runtime.host import Applied
 from stateflow.runtime.layout import Attempt, Session
-from stateflow.runtime.positions import Batch, Share
+from stateflow.runtime.positions import Batch
+from stateflow.runtime.shares import Frame
 from stateflow.types import PartitionId
 
 SCHEMA = pa.schema([("k", pa.string())]).serialize().to_pybytes()
 
 
-def request(parts: list[rpb.PartitionRows], **header: Any) -> rpb.ApplyRequest:
-    said = {"operator": "Op", "source": "s", "batch": 4, "input_schema": SCHEMA, "known": b"k", **header}
-    return rpb.ApplyRequest(header=rpb.ApplyHeader(**said), parts=parts)
+def request(partitions: list[int], counts: list[int] | None = None, **more: Any) -> rpb.ApplyRequest:
+    said = {
+        "operator": "Op",
+        "source": "s",
+        "batch": 4,
+        "input_schema": SCHEMA,
+        "known": b"k",
+        **more.pop("header", {}),
+    }
+    return rpb.ApplyRequest(header=rpb.ApplyHeader(**said), **part(partitions, counts, **more))
 
 
-def test_the_header_of_the_first_request_counts_for_the_shares_of_all() -> None:
-    reader = ShareReader()
-    (one,) = reader.shares_of(request([rpb.PartitionRows(partition=2, epoch=3, rows=b"a", last=True, after=1)]))
-    (two,) = reader.shares_of(rpb.ApplyRequest(parts=[rpb.PartitionRows(partition=5, epoch=1, rows=b"b", last=True)]))
+def part(partitions: list[int], counts: list[int] | None = None, **more: Any) -> dict[str, Any]:
+    none = [0] * len(partitions)
+    return {"partitions": partitions, "epochs": [1] * len(partitions), "counts": counts or none, **more}
+
+
+def test_the_header_of_the_first_request_counts_for_all() -> None:
+    reader = FrameReader()
+    one = reader.read(request([2, 3], [1, 0], rows=b"a", afters=[1, -1], digests=[7, 8]))
+    two = reader.read(rpb.ApplyRequest(**part([5], [2], rows=b"b")))
     batch = Batch("s", 4)
-    assert one == Share(PartitionId("Op", 2), 3, replace(batch, known=b"k"), SCHEMA, b"a", 1)
-    assert two == Share(PartitionId("Op", 5), 1, batch, SCHEMA, b"b", None)
+    known = replace(batch, known=b"k")
+    assert one == Piece(Frame("Op", known, SCHEMA, [2, 3], [1, 1], [1, 0], [1, -1], [7, 8], b"a"), b"a", True)
+    assert two == Piece(Frame("Op", batch, SCHEMA, [5], [1], [2], [], [], b"b"), b"b", True)
 
 
-def test_what_a_client_knows_goes_with_the_first_share_that_is_whole() -> None:
-    rows = [(0, False), (1, True), (0, True)]
-    shares = ShareReader().shares_of(
-        request([rpb.PartitionRows(partition=number, epoch=1, last=last) for number, last in rows])
-    )
-    assert [(share.is_whole, share.batch.known) for share in shares] == [(False, b""), (True, b"k"), (True, b"")]
+def test_rows_in_pieces_belong_to_the_partitions_before() -> None:
+    reader = FrameReader()
+    assert not reader.read(request([2], [1], rows=b"a", more=True)).is_whole
+    assert reader.read(rpb.ApplyRequest(rows=b"b", more=True)) == Piece(None, b"b", False)
+    assert reader.read(rpb.ApplyRequest(rows=b"c")) == Piece(None, b"c", True)
+    assert reader.read(rpb.ApplyRequest(**part([3]), last=True)).is_whole
+
+
+HOSTILE = {
+    "twice": [request([1, 1])],
+    "not ascending": [request([2, 1])],
+    "again in a later message": [request([2]), rpb.ApplyRequest(**part([2]))],
+    "no epochs": [request([1], epochs=[])],
+    "more epochs": [request([1], epochs=[1, 2])],
+    "fewer counts": [request([1, 2], [1], rows=b"a")],
+    "fewer afters": [request([1, 2], afters=[1])],
+    "more digests": [request([1], digests=[1, 2])],
+    "rows of nobody": [request([1], rows=b"a")],
+    "rows without partitions": [request([], rows=b"a")],
+    "partitions without rows": [request([1], [5])],
+    "no such partition": [request([1 << 20])],
+    "no such epoch": [request([1], epochs=[(1 << 64) - 1])],
+    "no such batch": [request([1], afters=[-2])],
+    "others amid rows": [request([1], [1], rows=b"a", more=True), rpb.ApplyRequest(**part([2]))],
+    "the end amid rows": [request([1], [1], rows=b"a", more=True, last=True)],
+    "the end amid later rows": [
+        request([1], [1], rows=b"a", more=True),
+        rpb.ApplyRequest(rows=b"a", more=True, last=True),
+    ],
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_numbers_that_cannot_be_are_refused(hostile: list[rpb.ApplyRequest]) -> None:
+    reader = FrameReader()
+    for each in hostile[:-1]:
+        reader.read(each)
+    with pytest.raises(InvalidArgument):
+        reader.read(hostile[-1])
 
 
 def test_every_word_of_a_header_reaches_the_batch() -> None:
     said = {"sparse": True, "watermark_us": -5, "event_us": 0, "rewind": True}
     attempt = {"run": "r", "use": "u", "task": "t", "call": "c"}
-    (share,) = ShareReader().shares_of(
-        request(
-            [rpb.PartitionRows(last=True)],
-            **said,
-            attempt=rpb.Attempt(**attempt),
-            session=rpb.SourceSession(generation_us=9, id="me"),
-        )
-    )
-    assert share.batch == Batch("s", 4, **said, attempt=Attempt(**attempt), session=Session(9, "me"), known=b"k")
+    more = {"attempt": rpb.Attempt(**attempt), "session": rpb.SourceSession(generation_us=9, id="me")}
+    frame = FrameReader().read(request([0], header={**said, **more})).frame
+    assert frame is not None
+    assert frame.batch == Batch("s", 4, **said, attempt=Attempt(**attempt), session=Session(9, "me"), known=b"k")
 
 
 def test_a_stream_without_a_header_and_a_reserved_source_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="begins with its header"):
-        ShareReader().shares_of(rpb.ApplyRequest())
+        FrameReader().read(rpb.ApplyRequest())
     with pytest.raises(InvalidArgument, match="reserved name"):
-        ShareReader().shares_of(request([], source="stateflow:migration"))
+        FrameReader().read(request([], header={"source": "stateflow:migration"}))
     with pytest.raises(InvalidArgument, match="not a valid"):
-        ShareReader().shares_of(request([], operator="../up"))
+        FrameReader().read(request([], header={"operator": "../up"}))
 
 
 def test_answers_cross_in_pieces_and_in_order() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -11,11 +11,12 @@ import pytest
 from stateflow.errors import InvalidArgument, NotOwner, Unavailable
 from stateflow.replica import streams
 from stateflow.replica.applying import Answer, Applier, Exchange
+from stateflow.replica.messages import Piece
 from stateflow.replica.streams import CallStream
 from stateflow.replica.watching import BEAT_S
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.runtime.host import Applied
-from stateflow.runtime.positions import Share
+from stateflow.types import PartitionId
 
 LONG_S = 30.0
 Run = Callable[[Exchange], Awaitable[None]]
@@ -23,8 +24,10 @@ Run = Callable[[Exchange], Awaitable[None]]
 
 def request(call: int, *partitions: int, begins: bool = True, last: bool = True, rows: bytes = b"") -> rpb.ApplyRequest:
     header = rpb.ApplyHeader(operator="Op", source="s", batch=call) if begins else None
-    parts = [rpb.PartitionRows(partition=number, epoch=1, rows=rows, last=True) for number in partitions]
-    return rpb.ApplyRequest(call=call, header=header, parts=parts, last=last)
+    ones, counts = [1] * len(partitions), [int(bool(rows))] * len(partitions)
+    return rpb.ApplyRequest(
+        call=call, header=header, partitions=partitions, epochs=ones, counts=counts, rows=rows, last=last
+    )
 
 
 class Stream:
@@ -51,13 +54,20 @@ class Stream:
         return await asyncio.wait_for(self.said.get(), LONG_S)
 
 
-def applied(shares: Sequence[Share]) -> list[Answer]:
-    return [(share.partition, Applied(b"", False, 1)) for share in shares]
+def applied(*pieces: Piece) -> list[Answer]:
+    frames = [piece.frame for piece in pieces if piece.frame is not None]
+    return [(PartitionId("Op", number), Applied(b"", False, 1)) for frame in frames for number in frame.partitions]
+
+
+def number_of(piece: Piece | None) -> int:
+    assert piece is not None
+    assert piece.frame is not None
+    return piece.frame.batch.number
 
 
 async def echo(exchange: Exchange) -> None:
-    while (shares := await exchange.receive()) is not None:
-        await exchange.answer(applied(shares))
+    while (piece := await exchange.receive()) is not None:
+        await exchange.answer(applied(piece))
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -84,11 +94,11 @@ def test_a_call_that_waits_holds_up_no_other() -> None:
         here = asyncio.Event()
 
         async def waits(exchange: Exchange) -> None:
-            shares = await exchange.receive()
-            assert shares
-            if shares[0].batch.number == 1:
+            piece = await exchange.receive()
+            assert piece
+            if number_of(piece) == 1:
                 await here.wait()
-            await exchange.answer(applied(shares))
+            await exchange.answer(applied(piece))
 
         s = Stream(waits)
         s.send(request(1, 0), request(2, 0))
@@ -106,10 +116,10 @@ def test_calls_are_begun_in_the_order_they_came() -> None:
         begun: list[int] = []
 
         async def note(exchange: Exchange) -> None:
-            shares = await exchange.receive()
-            assert shares
-            begun.append(shares[0].batch.number)
-            await exchange.answer(applied(shares))
+            piece = await exchange.receive()
+            assert piece
+            begun.append(number_of(piece))
+            await exchange.answer(applied(piece))
 
         s = Stream(note)
         s.send(*(request(number, 0) for number in range(1, 20)), None)
@@ -122,11 +132,11 @@ def test_calls_are_begun_in_the_order_they_came() -> None:
 def test_a_refusal_ends_its_call_and_what_still_comes_of_it_is_dropped() -> None:
     async def work() -> None:
         async def refuse(exchange: Exchange) -> None:
-            shares = await exchange.receive()
-            assert shares
-            if shares[0].batch.number == 1:
+            piece = await exchange.receive()
+            assert piece
+            if number_of(piece) == 1:
                 raise NotOwner("it went", remedy="refresh")
-            await exchange.answer(applied(shares))
+            await exchange.answer(applied(piece))
 
         s = Stream(refuse)
         s.send(request(1, 0, last=False))
@@ -206,16 +216,16 @@ def test_who_is_not_read_is_not_impatient_with(monkeypatch: pytest.MonkeyPatch) 
         patience_s = 0.05
 
         async def serve(exchange: Exchange) -> None:
-            shares = await exchange.receive()
-            assert shares
-            if shares[0].batch.number > 1:
+            piece = await exchange.receive()
+            assert piece
+            if number_of(piece) > 1:
                 await here.wait()
             elif not (rest := await exchange.receive(patience_s)):
                 raise AssertionError
             else:
-                await exchange.answer(applied([*shares, *rest]))
+                await exchange.answer(applied(piece, rest))
                 return
-            await exchange.answer(applied(shares))
+            await exchange.answer(applied(piece))
 
         s = Stream(serve)
         s.send(request(1, 0, last=False), *(request(number, 0, rows=bytes(3_900)) for number in (2, 3, 4)))

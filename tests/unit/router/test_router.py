@@ -16,9 +16,11 @@ from stateflow.router.session import Route, RoutingTable
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import fault_of
+from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
 from stateflow.settings import RouterSettings
+from tests.applying import WORD, words
 from tests.unit.operators import Count
 
 LONG_S = 30.0
@@ -38,7 +40,12 @@ class Replica(replica_pb2_grpc.ReplicaServiceServicer):
 
 def answer(request: rpb.ApplyRequest) -> rpb.ApplyResponse:
     """All of a call, each output is the rows."""
-    results = [rpb.PartitionResult(partition=x.partition, output=x.rows, last=True) for x in request.parts]
+    read = iter(read_batch(request.rows, WORD)["word"].to_pylist())
+    outputs = [next(read) if count else b"" for count in request.counts]
+    results = [
+        rpb.PartitionResult(partition=partition, output=output, last=True)
+        for partition, output in zip(request.partitions, outputs, strict=True)
+    ]
     return rpb.ApplyResponse(call=request.call, results=results, last=True)
 
 
@@ -76,9 +83,9 @@ def test_a_batch_that_waits_holds_up_no_other(routed: Callable[[Serve], tuple[Ro
     router, replica = routed(late)
     router.settings = RouterSettings()
     with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(router.send, Batch("s", 0), b"", {0: b"early"})
+        waiting = other.submit(router.send, Batch("s", 0), words({0: b"early"}))
         assert sent.wait(LONG_S)
-        assert router.send(Batch("t", 0), b"", {1: b"late"}) == {1: b"late"}
+        assert router.send(Batch("t", 0), words({1: b"late"})) == {1: b"late"}
         assert waiting.result(LONG_S) == {0: b"early"}
     assert replica.streams == 1
 
@@ -94,7 +101,7 @@ def test_a_stream_that_breaks_is_opened_anew_for_the_same_batch(
 
     router, replica = routed(broken)
     router.settings = RouterSettings(backoff_initial_s=0.01)
-    assert router.send(Batch("s", 0), b"", {0: b"x", 1: b""}) == {0: b"x", 1: b""}
+    assert router.send(Batch("s", 0), words({0: b"x", 1: b""})) == {0: b"x", 1: b""}
     assert replica.streams == 2
 
 
@@ -109,7 +116,7 @@ def test_a_call_that_is_refused_goes_out_again_on_the_same_stream(
 
     router, replica = routed(refuses)
     router.settings = RouterSettings(backoff_initial_s=0.01)
-    assert router.send(Batch("s", 0), b"", {0: b"x", 1: b"y"}) == {0: b"x", 1: b"y"}
+    assert router.send(Batch("s", 0), words({0: b"x", 1: b"y"})) == {0: b"x", 1: b"y"}
     assert replica.streams == 1
 
 
@@ -128,8 +135,8 @@ def test_a_silent_stream_fails_its_batch_and_the_next_gets_another(
 
     router, replica = routed(silent)
     with pytest.raises(Unavailable, match="took the batch and said nothing"):
-        router.send(Batch("s", 0), b"", {0: b"x"})
+        router.send(Batch("s", 0), words({0: b"x"}))
     router.settings = RouterSettings(unavailable_timeout_s=LONG_S)
-    assert router.send(Batch("s", 0), b"", {0: b"x"}) == {0: b"x"}
+    assert router.send(Batch("s", 0), words({0: b"x"})) == {0: b"x"}
     assert replica.streams == 2
     over.set()

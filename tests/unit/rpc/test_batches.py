@@ -6,7 +6,9 @@ from stateflow.errors import NotOwner, StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.batches import Answer, Answers, Replies, requests_of
 from stateflow.rpc.wire import fault_of
+from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.positions import Batch
+from tests.applying import WORD, words
 
 FAULT = NotOwner("it went", remedy="refresh")
 
@@ -24,15 +26,27 @@ def result(partition: int, output: bytes = b"", last: bool = True) -> rpb.Partit
 
 
 def test_rows_cross_in_pieces_and_the_last_message_says_so() -> None:
-    found = list(requests_of("Op", Batch("s", 3), b"", [(0, 1), (1, 2)], {0: bytes(10)}, 4, {1: 2}))
+    rows = words({0: bytes(10), 1: b"", 2: b"other", 3: b"not sent"})
+    found = list(requests_of("Op", Batch("s", 3), rows, [(0, 1), (2, 4), (1, 2)], 60, {1: 2}))
     assert [request.last for request in found] == [False] * (len(found) - 1) + [True]
     assert [request.HasField("header") for request in found] == [True] + [False] * (len(found) - 1)
-    parts = [part for request in found for part in request.parts]
-    assert [(part.partition, part.epoch, len(part.rows), part.last) for part in parts] == [
-        *((0, 1, 4, False), (0, 1, 4, False), (0, 1, 2, True)),
-        (1, 2, 0, True),
-    ]
-    assert [part.HasField("after") for part in parts] == [False, False, False, True]
+    assert [partition for request in found for partition in request.partitions] == [0, 1, 2]
+    assert sum(bool(request.partitions) for request in found) > 1, "messages of rows of their own"
+    assert [epoch for request in found for epoch in request.epochs] == [1, 2, 4]
+    assert [after for request in found for after in request.afters] == [-1, 2, -1]
+    assert all(len(request.rows) <= 60 for request in found)
+    messages: list[bytes] = [b""]
+    for request in found:
+        messages[-1] += request.rows
+        messages += [b""] * (not request.more and not request.last)
+    read = [word for message in messages for word in read_batch(message, WORD)["word"].to_pylist()]
+    assert read == [bytes(10), b"other"]
+
+
+def test_a_small_batch_is_one_message() -> None:
+    rows = words(dict.fromkeys(range(50), b"w"))
+    (request,) = requests_of("Op", Batch("s", 3), rows, [(number, 1) for number in range(50)], 1 << 20)
+    assert (request.last, request.more, list(request.counts), len(request.afters)) == (True, False, [1] * 50, 0)
 
 
 def test_outputs_are_joined() -> None:

@@ -169,7 +169,7 @@ NUMBERS = [
     (replica_pb2.ApplyHeader, {"batch": -1}),
     (replica_pb2.ApplyHeader, {"batch": (1 << 63) - 1}),
     (replica_pb2.ApplyHeader, {"input_schema": b"no schema"}),
-    (replica_pb2.PartitionRows, {"partition": 1 << 31}),
+    (replica_pb2.ApplyRequest, {"partitions": [1 << 31]}),
     (replica_pb2.TakeOverRequest, {"how": 99}),
     (replica_pb2.TakeOverReply, {"checkpoint_us": -(1 << 62)}),
     (replica_pb2.BaseFile, {"size": 1 << 63}),
@@ -201,12 +201,11 @@ def test_no_number_beyond_its_meaning_passes(kind: type[Message], values: dict[s
 
 
 def test_parts_of_a_batch_are_held_to_the_table() -> None:
-    """They have a short cut of their own."""
+    """Many at once are looked at by the least and the largest of them."""
     header = sound(replica_pb2.ApplyHeader.DESCRIPTOR)
-    good = replica_pb2.ApplyRequest(header=header, parts=[{"partition": 5, "epoch": 1, "after": -1, "last": True}])  # type: ignore[list-item]
-    checked(good)
-    for values in ({"partition": PARTITIONS_MAX}, {"epoch": EPOCH_MAX + 1}, {"after": -2}, {"after": 1 << 62}):
-        bad = replica_pb2.ApplyRequest(header=header, parts=[values])  # type: ignore[list-item]
+    checked(replica_pb2.ApplyRequest(header=header, partitions=[5, 0], epochs=[1, EPOCH_MAX], afters=[-1, 0]))
+    for name, wrong in (("partitions", PARTITIONS_MAX), ("epochs", EPOCH_MAX + 1), ("afters", -2), ("afters", 1 << 62)):
+        bad = replica_pb2.ApplyRequest(header=header, **{name: [0, wrong, 1]})
         with pytest.raises(InvalidArgument):
             checked(bad)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -10,8 +11,9 @@ import pyarrow.compute as pc
 import pytest
 
 from stateflow import BatchOperator, Context, Operator, state
-from stateflow.errors import DeclarationError, EncodeError, NullKey, OperatorFailed, OutputMismatch
+from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, NullKey, OperatorFailed, OutputMismatch
 from stateflow.runtime.operator import describe
+from stateflow.runtime.timers import TimerColumns
 from stateflow.testing import OperatorHarness
 
 
@@ -237,8 +239,8 @@ def test_one_rule_for_numbers_that_no_float_holds(value: int) -> None:
             assert harness.state("a").f.value == 2.0**60
 
 
-class WithMap(Totals):
-    by_dest = state.map(str, int)
+class WithList(Totals):
+    last = state.list(str)
 
 
 class Unfinished(BatchOperator):
@@ -246,7 +248,187 @@ class Unfinished(BatchOperator):
     output = "k string"
 
 
-@pytest.mark.parametrize("cls", [WithMap, Unfinished])
+@pytest.mark.parametrize("cls", [WithList, Unfinished])
 def test_what_a_batch_operator_cannot_have(cls: type[Operator]) -> None:
     with pytest.raises(DeclarationError):
         describe(cls)
+
+
+# -- maps, sets, counters, what expires, timers ----------------------------------------------------------------
+
+
+class Routes(BatchOperator):
+    """How often each key went where, where it was first, and what has not been seen for ten seconds."""
+
+    key = "k"
+    output = "k string, dest string, n long, first boolean"
+
+    by_dest = state.map(str, int)
+    ever = state.set(str)
+    lately = state.value(int, default=0, ttl=timedelta(seconds=10))
+    rows = state.counter()
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> Any:
+        keys, dests = batch["k"], batch["dest"]
+        first = pc.invert(self.ever.contains_many(keys, dests))
+        self.ever.add_many(keys, dests)
+        n = pc.add(pc.fill_null(self.by_dest.get_many(keys, dests), 0), 1)
+        self.by_dest.put_many(keys, dests, n)
+        self.rows.add_many(keys, pa.array([1] * len(keys)))
+        self.lately.put_many(keys, pc.add(self.lately.get_many(keys), 1))
+        ctx.set_timers(keys, pc.add(batch["at"], 60_000_000))
+        if "boom" in dests.to_pylist():
+            raise RuntimeError("boom")
+        return pa.table({"k": keys, "dest": dests, "n": n, "first": first})
+
+    def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.Table:
+        sizes = self.by_dest.sizes(timers.keys)
+        self.by_dest.clear_many(timers.keys)
+        again = pc.equal(timers.name, "")
+        if pc.any(again).as_py():
+            ctx.set_timers(timers.keys.filter(again), timers.at.filter(again), name="again")
+        none = pa.nulls(len(sizes), pa.bool_())
+        return pa.table({"k": timers.keys, "dest": timers.name, "n": sizes, "first": none})
+
+
+def went(*rows: tuple[str, str], at: int = 0) -> list[dict[str, Any]]:
+    return [{"k": k, "dest": dest, "at": at * 1_000_000} for k, dest in rows]
+
+
+def test_maps_sets_and_counters_by_column() -> None:
+    with OperatorHarness(Routes, partitions=2) as harness:
+        first = harness.send(went(("a", "IAH"), ("b", "ATL")))
+        assert [(row["n"], row["first"]) for row in first] == [(1, True)] * 2
+        again = harness.send(went(("a", "IAH"), ("a", "ATL")))
+        assert {(row["dest"], row["n"], row["first"]) for row in again} == {("IAH", 2, False), ("ATL", 1, True)}
+        stored = harness.state("a")
+        assert (dict(stored.by_dest), set(stored.ever), stored.rows.value) == (
+            {"IAH": 2, "ATL": 1}, {"IAH", "ATL"}, 3,
+        )  # fmt: skip
+        with pytest.raises(OperatorFailed):
+            harness.send(went(("a", "SFO"), ("a", "boom")))
+        stored = harness.state("a")
+        assert (dict(stored.by_dest), set(stored.ever)) == ({"IAH": 2, "ATL": 1}, {"IAH", "ATL"})
+
+
+def test_what_expires_is_hidden_and_goes_from_disk() -> None:
+    with OperatorHarness(Routes, partitions=1) as harness:
+        harness.send(went(("a", "IAH")))
+        assert harness.state("a").lately.value == 1
+        harness.advance_processing_time(11)
+        assert harness.state("a").lately.value == 0
+        tag = Routes.lately.tag  # type: ignore[attr-defined]
+        assert not list(harness._stores[0].scan(b"c" + tag))
+
+
+def test_timers_by_column() -> None:
+    with OperatorHarness(Routes, partitions=1) as harness:
+        harness.send(went(("a", "IAH"), ("b", "ATL"), ("b", "SFO"), at=10))
+        harness.send(went(("c", "IAH"), at=100))
+        assert harness.advance_watermark(69_999_999) == []
+        due = harness.advance_watermark(70_000_000)
+        assert [(row["k"], row["dest"], row["n"]) for row in due] == [
+            ("a", "", 1), ("b", "", 2), ("a", "again", 0), ("b", "again", 0),
+        ]  # fmt: skip
+        assert harness.advance_watermark(100_000_000) == [], "each comes once"
+        assert [row["k"] for row in harness.advance_watermark(160_000_000)] == ["c", "c"]
+
+
+def test_timers_of_rows_are_those_of_columns() -> None:
+    """An operator of rows has set them; they are stored alike."""
+
+    class ByRow(Operator):
+        key = "k"
+        output = "k string"
+        n = state.value(int)
+
+        def process(self, row: Any, ctx: Context) -> None:
+            ctx.set_timer(5, name="t")
+            ctx.set_timer(9, name="u", domain="processing")
+            ctx.delete_timer(name="u", domain="processing")
+
+    class ByColumn(BatchOperator):
+        key = "k"
+        output = "k string"
+        n = state.value(int)
+
+        def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+            ctx.set_timers(batch["k"], pa.array([5] * len(batch), pa.timestamp("us", "UTC")), name="t")
+            ctx.set_timers(batch["k"], 9, name="u", domain="processing")
+            ctx.delete_timers(batch["k"], name="u", domain="processing")
+
+    stores = []
+    for cls in (ByRow, ByColumn):
+        with OperatorHarness(cls, partitions=1) as harness:
+            harness.send([{"k": "a"}, {"k": "b"}])
+            stores.append([entry for prefix in (b"t", b"u") for entry in harness._stores[0].scan(prefix)])
+    assert stores[0] == stores[1]
+    assert len(stores[0]) == 4
+
+
+def test_several_key_columns() -> None:
+    class Pairs(BatchOperator):
+        key = ("a", "b")
+        output = "a string, b long, n long"
+        seen = state.set(int)
+
+        def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+            keys = pa.StructArray.from_arrays([batch["a"], batch["b"]], names=["a", "b"])
+            self.seen.add_many(keys, batch["v"])
+            ctx.set_timers(keys, 5)
+
+        def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.Table:
+            a, b = timers.keys.flatten()
+            return pa.table({"a": a, "b": b, "n": self.seen.sizes(timers.keys)})
+
+    with OperatorHarness(Pairs, partitions=1) as harness:
+        harness.send([{"a": "x", "b": 1, "v": 1}, {"a": "x", "b": 1, "v": 2}, {"a": "y", "b": 1, "v": 1}])
+        assert harness.advance_watermark(5) == [{"a": "x", "b": 1, "n": 2}, {"a": "y", "b": 1, "n": 1}]
+
+
+def test_first_state_by_column() -> None:
+    first = [{"k": "a", "by_dest": {"IAH": 4}, "ever": ["IAH", "ATL"], "lately": 2, "rows": 4}, {"k": "b"}]
+    with OperatorHarness(Routes, partitions=2, initial_state=first) as harness:
+        stored = harness.state("a")
+        assert (dict(stored.by_dest), set(stored.ever), stored.rows.value) == ({"IAH": 4}, {"IAH", "ATL"}, 4)
+        assert harness.send(went(("a", "IAH")))[0]["n"] == 5
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda op, keys: op.by_dest.put_many(keys, pa.array(["x", None]), pa.array([1, 2])), EncodeError, "null"),
+        (lambda op, keys: op.by_dest.get_many(keys, pa.array(["x"])), EncodeError, "2 keys came with 1 entries"),
+        (lambda op, keys: op.ever.add_many(pa.array(["a", None]), pa.array(["x", "y"])), NullKey, "null"),
+        (lambda op, keys: op.ever.add_many(keys, pa.array([1, 2])), EncodeError, "does not fit coder utf8"),
+        (lambda op, keys: op.by_dest.put_many(keys, keys, pa.array([0.5, 1.5])), EncodeError, "state=by_dest key=a"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Any, error: type[Exception], says: str) -> None:
+    class Misuse(Routes):
+        def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+            call(self, batch["k"])
+
+    with OperatorHarness(Misuse, partitions=1) as harness:
+        with pytest.raises(error, match=says):
+            harness.send(went(("a", "x"), ("b", "y")))
+        assert not list(harness._stores[0].scan(b"c"))
+
+
+@pytest.mark.parametrize(
+    ("at", "says"),
+    [
+        (pa.array([1]), "2 keys came with 1 times"),
+        (pa.array([1, None]), "a time is null"),
+        (pa.array([1, 2], pa.timestamp("us")), "needs a time zone"),
+        (pa.array(["a", "b"]), "string is no time"),
+        ("soon", "'soon' is no time"),
+    ],
+)
+def test_times_that_are_none(at: Any, says: str) -> None:
+    class Misuse(Routes):
+        def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+            ctx.set_timers(batch["k"], at)
+
+    with OperatorHarness(Misuse, partitions=1) as harness, pytest.raises(InvalidArgument, match=says):
+        harness.send(went(("a", "x"), ("b", "y")))

@@ -11,8 +11,9 @@ from stateflow.errors import BatchChanged, PositionGap, SourceTaken, StaleBatch
 from stateflow.runtime import layout
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.layout import Attempt, Position, Session
-from stateflow.runtime.positions import Batch
+from stateflow.runtime.positions import Batch, Positions
 from stateflow.storage import MemoryStore
+from stateflow.types import PartitionId
 from tests.unit.operators import Count
 from tests.unit.runtime.test_host import SCHEMA, P, message
 
@@ -149,3 +150,14 @@ def test_rows_are_encoded_alike_every_time() -> None:
         return batch.take(pa.array(range(1, 257, 3))).serialize().to_pybytes()
 
     assert len({encoded() for _ in range(50)}) == 1
+
+
+def test_a_replay_across_an_upgrade_is_not_taken_for_other_rows() -> None:
+    """What was stored before is of messages, and says nothing of values."""
+    positions, batch = Positions(PartitionId("Op", 0), {}), Batch("s", 0)
+    positions.check_digest(batch, 17, -18)
+    positions.check_digest(batch, -18, -18)
+    positions.check_digest(batch, None, -18)
+    for then, now in ((-17, -18), (17, 18)):
+        with pytest.raises(BatchChanged, match="other rows"):
+            positions.check_digest(batch, then, now)

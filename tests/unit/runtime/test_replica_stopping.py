@@ -16,14 +16,15 @@ from stateflow import Context, Operator, state
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.replica.applying import Answer, Applier
+from stateflow.replica.messages import Piece
 from stateflow.runtime import registry
 from stateflow.runtime.environment import WorkLock
 from stateflow.runtime.host import Applied, PartitionHost
 from stateflow.runtime.operator import BatchOperator, describe
 from stateflow.runtime.outcomes import Answers
-from stateflow.runtime.positions import Batch, Share
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Shares
+from stateflow.runtime.shares import Frame, Shares
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId, ReplicaInfo
@@ -242,8 +243,10 @@ class Node:
         return []
 
 
-def shares(count: int) -> list[Share]:
-    return [Share(PartitionId("Op", n), 1, Batch("s", 0), b"", b"") for n in range(count)]
+def shares(count: int, rows: bytes = b"") -> Piece:
+    schema, counts = SCHEMA.serialize().to_pybytes(), [len(ROWS) if rows else 0] * count
+    frame = Frame("Sums", Batch("s", 0), schema, list(range(count)), [1] * count, counts, [], [], rows)
+    return Piece(frame, rows, True)
 
 
 async def until(event: threading.Event) -> None:
@@ -257,11 +260,11 @@ def applier_of(node: Node) -> Applier:
 class Sender:
     """One end of an exchange: hears the answers."""
 
-    def __init__(self, *requests: list[Share]) -> None:
+    def __init__(self, *requests: Piece) -> None:
         self.requests = list(requests)
         self.said: list[Applied | StateflowError] = []
 
-    async def receive(self, patience_s: float | None = None) -> list[Share] | None:
+    async def receive(self, patience_s: float | None = None) -> Piece | None:
         return self.requests.pop(0) if self.requests else None
 
     async def answer(self, answers: Sequence[Answer]) -> None:
@@ -324,7 +327,7 @@ def test_a_batch_that_never_comes_back_does_not_keep_a_replica_from_stopping(
     node: ReplicaNode, held: Held, tmp_path: Path
 ) -> None:
     node.settings = ReplicaSettings(stop_timeout_s=0.02)
-    to = Sender([Share(P, 1, Batch("s", 0), SCHEMA.serialize().to_pybytes(), message(ROWS))])
+    to = Sender(shares(1, message(ROWS)))
 
     async def run() -> None:
         applier = Applier(node, SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from stateflow.changes import ChangeSet, Mutations
-from stateflow.errors import PositionGap, SourceRetired, SourceTaken, StaleBatch
+from stateflow.errors import BatchChanged, PositionGap, SourceRetired, SourceTaken, StaleBatch
 from stateflow.runtime import layout
 from stateflow.runtime.host import PartitionHost
-from stateflow.runtime.layout import Position, Session
+from stateflow.runtime.layout import Attempt, Position, Session
 from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.runtime.retirement import SPARED_RUN_US, SPARED_US, Retention, Retired, idle, sources_in
 from stateflow.state.cells import LATEST_US
@@ -49,6 +49,8 @@ class One:
         later_us: int = 1,
         after: int | None = None,
         opens: Session | None = None,
+        digest: int | None = None,
+        rows: int = 1,
         **more: Any,
     ) -> bytes:
         self.now_us += later_us
@@ -56,7 +58,8 @@ class One:
             self.host.open_source(source, opens)
             more["session"] = opens
         batch = Batch(source, number, sparse=sparse, **more)
-        output = self.host.apply(batch, SCHEMA_BYTES, message([("a", 1)]), self.now_us, after).output
+        sent = message([("a", 1)] * rows) if rows else b""
+        output = self.host.apply(batch, SCHEMA_BYTES, sent, self.now_us, after, digest=digest).output
         assert dict(self.store.scan(b"")) == dict(self.copy.scan(b"")), "a follower has the same"
         return output
 
@@ -196,3 +199,63 @@ def test_a_tombstone_reads_what_it_wrote() -> None:
     for each in (Retired(-1, 5), Retired(3, 5, Session(1, "x"), -7)):
         assert Retired.decode(each.encode()) == each
     assert len(Retired(1 << 40, START, Session(START, "0123456789abcdef"), START).encode()) < 64
+
+
+# -- runs of batch DataFrames --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_each_piece_of_a_run_is_told_again(restarted: bool) -> None:
+    one = One()
+    outputs = [one.send("batch:r", number, sparse=False, digest=number) for number in range(3)]
+    assert len(set(outputs)) == 3
+    if restarted:
+        one.start()
+    sequence = one.host.sequence
+    assert [one.send("batch:r", number, sparse=False, digest=number) for number in range(3)] == outputs
+    assert one.host.sequence == sequence
+    with pytest.raises(PositionGap):
+        one.send("batch:r", 4, sparse=False)
+    for number in range(2):
+        one.send("query:r", number, sparse=False)
+    with pytest.raises(StaleBatch):
+        one.send("query:r", 0, sparse=False)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_piece_with_other_rows_is_refused(number: int) -> None:
+    one = One()
+    for each in range(3):
+        one.send("batch:r", each, sparse=False, digest=each)
+    with pytest.raises(BatchChanged, match="as many tasks= as before"):
+        one.send("batch:r", number, sparse=False, digest=9)
+    with pytest.raises(BatchChanged, match=r"had 1 row\(s\) when it was applied, and has 2 now"):
+        one.send("batch:r", number, sparse=False, rows=2, attempt=Attempt(use="u"))
+    with pytest.raises(BatchChanged, match=r"had 1 row\(s\) when it was applied, and has 0 now"):
+        one.send("batch:r", number, sparse=False, rows=0, attempt=Attempt(use="u"))
+
+
+def test_all_that_is_kept_of_a_run_goes_when_it_is_retired() -> None:
+    one = One()
+    size = sum(len(one.send("batch:r", number, sparse=False)) for number in range(3))
+    one.send("batch:rest", 0, sparse=False)
+    views = {view.source: view for view in sources_in(one.store)}
+    assert views["batch:r"].bytes >= size
+    assert len(list(one.store.scan(layout.PIECE))) == 4
+    one.host.retire("batch:r")
+    assert [key[4:14] for key, _ in one.store.scan(layout.PIECE)] == [b"batch:rest"]
+    for number in range(3):
+        with pytest.raises(SourceRetired):
+            one.send("batch:r", number, sparse=False)
+
+
+def test_what_an_earlier_version_kept_of_a_run_is_told_again() -> None:
+    """The output of its only batch, where that of a query is."""
+    one = One()
+    output = one.send("batch:r", 0, sparse=False)
+    ((key, value),) = one.store.scan(layout.PIECE)
+    assert layout.Piece.decode(value).output == output
+    one.store.apply(Mutations(deletes=[key], puts=[(layout.OUTPUT + b"batch:r", output)]))
+    one.copy.apply(Mutations(deletes=[key], puts=[(layout.OUTPUT + b"batch:r", output)]))
+    one.start()
+    assert one.send("batch:r", 0, sparse=False) == output

@@ -26,7 +26,7 @@ BATCH = pa.RecordBatch.from_pylist(
 
 def _read(batch: pa.RecordBatch, *key: str) -> list[tuple[Any, Any]]:
     reader = RowReader.of(batch.schema.serialize().to_pybytes(), key, "Op")
-    return list(zip(*alone(reader, batch.serialize().to_pybytes()).read(), strict=True))
+    return list(zip(*alone(reader, batch).read(), strict=True))
 
 
 # -- in -----------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_key_columns_are_found_by_their_exact_name() -> None:
 def test_a_null_key_is_refused_before_any_row_is_seen(key: tuple[str, ...]) -> None:
     reader = RowReader(SCHEMA, key, "Op")
     with pytest.raises(NullKey, match=r"'n' is null in 1 row\(s\)") as caught:
-        alone(reader, BATCH.serialize().to_pybytes()).read()
+        alone(reader, BATCH).read()
     assert caught.value.where == {"operator": "Op"}
 
 
@@ -193,7 +193,7 @@ BEYOND = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "America/New_Y
 def read_beyond(*times_us: int) -> list[Any]:
     times = pa.array(times_us, pa.int64()).cast(BEYOND.field(1).type)
     batch = pa.record_batch([pa.array(["a"] * len(times_us)), times], BEYOND)
-    return list(alone(RowReader(BEYOND, ("k",), "Op"), batch.serialize().to_pybytes()).read()[1])
+    return list(alone(RowReader(BEYOND, ("k",), "Op"), batch).read()[1])
 
 
 def test_a_time_that_nobody_looks_at_fails_nothing() -> None:
@@ -218,7 +218,7 @@ def test_as_a_key_it_is_refused_at_once() -> None:
     schema = pa.schema([("k", pa.date64())])
     batch = pa.record_batch([pa.array([10**17 - 10**17 % 86_400_000], pa.int64()).cast(pa.date64())], schema)
     with pytest.raises(InvalidArgument, match=r"\(column=k row=0\)"):
-        alone(RowReader(schema, ("k",), "Op"), batch.serialize().to_pybytes()).read()
+        alone(RowReader(schema, ("k",), "Op"), batch).read()
 
 
 def test_maps_are_dicts() -> None:
@@ -228,7 +228,7 @@ def test_maps_are_dicts() -> None:
     pairs = [("a", 1), ("b", 2)]
     rows = [{"k": "k", "m": pairs, "l": [pairs], "s": [({"x": 1}, 2)]}]
     batch = pa.RecordBatch.from_pylist(rows, schema=schema)
-    _, (row,) = alone(RowReader(schema, ("k",), "Op"), batch.serialize().to_pybytes()).read()
+    _, (row,) = alone(RowReader(schema, ("k",), "Op"), batch).read()
     assert (row.m, row.l) == ({"a": 1, "b": 2}, [{"a": 1, "b": 2}])
     assert row.s == [({"x": 1}, 2)], "its keys are no dict's"
     writer = OutputWriter(pa.schema([("m", inner)]), "Op")

@@ -27,7 +27,7 @@ from stateflow.runtime.authority import Command
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.transfer import BaseFile, Kept, Seal
+from stateflow.runtime.transfer import BaseFile, Kept, Seal, SnapshotInfo
 from stateflow.types import ReplicaInfo
 from tests.applying import apply_to
 from tests.unit.runtime.test_replica import SCHEMA, P, Two
@@ -55,13 +55,14 @@ def position(two: Two, source: str) -> int | None:
 # -- a standby ----------------------------------------------------------------------------------------------
 
 
-def followed(two: Two) -> None:
+def followed(two: Two) -> SnapshotInfo:
     """``b`` follows ``a`` for the standby move s1, and has everything."""
     two.send(two.a, 1, 2, 3)
     base = two.warm(two.a, two.b, "s1")
     two.b.receiver.open_incoming(P, "s1", base)
     two.send(two.a, 4)
     two.follow(two.a, two.b, "s1", base, base.sequence)
+    return base
 
 
 def test_a_standby_takes_over_with_what_it_has(two: Two) -> None:
@@ -75,6 +76,26 @@ def test_a_standby_takes_over_with_what_it_has(two: Two) -> None:
     with pytest.raises(MoveUnknown):
         two.b.receiver.apply_changes(P, "s1", [])
     assert two.restart("b").lifecycle(P).epoch == 2
+
+
+def test_what_was_owned_in_a_standbys_copy_and_lost_by_damage_is_not_brought_again(two: Two) -> None:
+    """The source's sealed copy lacks what the target took behind the seal."""
+    base = followed(two)
+    assert two.a.sender.fence(P, "m7", 2, two.b.info, standby_move="s1") is True
+    seal = two.follow(two.a, two.b, "s1", base, base.sequence + 1)
+    assert seal is not None
+    two.b.receiver.tidy(P, two.b.receiver.own(P, "s1", seal))
+    two.send(two.b, 5, epoch=2)
+    assert two.b.receiver.lost(P, "m7") is None
+    two.nodes["b"].close()
+    (copy,) = (two.root / "b" / "operators" / "Op" / "p00000").glob("s1-*")
+    for file in copy.glob("MANIFEST-*"):
+        file.write_bytes(b"")
+    two.start("b")
+    lost = two.b.receiver.lost(P, "m7")
+    assert lost is not None
+    assert lost.where["evidence"].name == copy.name + "-1"
+    assert two.b.receiver.lost(P, "m8") is None
 
 
 def test_a_take_over_that_was_cancelled_never_happens_however_late_it_comes(two: Two) -> None:

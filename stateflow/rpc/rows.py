@@ -1,0 +1,158 @@
+"""A batch's rows as they are sent: one record batch in which those of a partition lie together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+#: what a partition takes in a message beside its rows
+PART_BYTES = 32
+
+
+class Frame(NamedTuple):
+    """Of some partitions, ascending. ``counts``: of their rows, which lie in this order. ``digests``: of each, or none.
+    ``message``: an Arrow record batch message; ``b""`` for no rows."""
+
+    partitions: list[int]
+    counts: list[int]
+    digests: list[int]
+    message: bytes
+
+
+class BatchRows:
+    """Never changed.
+
+    Args:
+        schema: Arrow IPC schema of ``rows``.
+        rows: None: no partition has any.
+        partitions: that are visited, ascending.
+        ends: behind the last row of each of them; its first is where the one before ends.
+        digests: of the rows of each, where they must be the same whenever they are sent; 64 bits. Of one without rows
+            it says nothing.
+    """
+
+    def __init__(
+        self,
+        schema: bytes,
+        rows: pa.RecordBatch | None,
+        partitions: Sequence[int],
+        ends: Sequence[int],
+        digests: Sequence[int] = (),
+    ) -> None:
+        self.schema, self.rows = schema, rows
+        self.partitions, self.ends, self.digests = partitions, ends, digests
+
+    def __len__(self) -> int:
+        """Of partitions."""
+        return len(self.partitions)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.partitions)
+
+    @classmethod
+    def visit(cls, partitions: Collection[int]) -> BatchRows:
+        """Without rows. Args: partitions: ascending."""
+        return cls(b"", None, list(partitions), [0] * len(partitions))
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, in memory and in messages."""
+        return len(self.schema) + PART_BYTES * len(self) + (0 if self.rows is None else self.rows.nbytes)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """By which it is known again: two of the same rows, put together in the same way, have the same."""
+        found = hashlib.blake2b(digest_size=16)
+        rows = b"" if self.rows is None else self.rows.serialize()
+        for part in (self.schema, repr((list(self.partitions), list(self.ends))).encode(), rows):
+            found.update(len(part).to_bytes(8, "big"))
+            found.update(part)
+        return found.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BatchRows) and (self is other or self.digest == other.digest)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def only(self, partitions: Iterable[int]) -> BatchRows:
+        """Those of some of its partitions, copied where these are not all."""
+        wanted = sorted(partitions)
+        if len(wanted) == len(self.partitions):
+            return self
+        place_of = self._places
+        places = [place_of[partition] for partition in wanted]
+        starts = [self.ends[place - 1] if place else 0 for place in places]
+        counts = [self.ends[place] - start for place, start in zip(places, starts, strict=True)]
+        ends = np.cumsum(counts, dtype=np.int64)
+        rows = None
+        if self.rows is not None and len(ends) and ends[-1]:
+            shifts = np.asarray(starts, np.int64) - (ends - np.asarray(counts, np.int64))
+            rows = self.rows.take(pa.array(np.arange(ends[-1]) + np.repeat(shifts, counts)))
+        digests = [self.digests[place] for place in places] if self.digests else ()
+        return BatchRows(self.schema, rows, wanted, ends.tolist(), digests)
+
+    @cached_property
+    def _places(self) -> Mapping[int, int]:
+        return {partition: place for place, partition in enumerate(self.partitions)}
+
+    def merged(self, newer: BatchRows) -> BatchRows | None:
+        """With the rows that came for some partitions since, in place of those that were here. None: of another schema,
+        so that they cannot be in one."""
+        if len(newer) >= len(self) and set(newer.partitions) >= set(self.partitions):
+            return newer
+        older = self.only(set(self.partitions) - set(newer.partitions))
+        rows = [each.rows for each in (older, newer) if each.rows is not None]
+        if len(rows) > 1 and older.schema != newer.schema:
+            return None
+        behind = older.ends[-1] if older.ends else 0
+        both = BatchRows(
+            newer.schema or older.schema,
+            pa.concat_batches(rows) if rows else None,
+            [*older.partitions, *newer.partitions],
+            [*older.ends, *(behind + end for end in newer.ends)],
+        )
+        return both._sorted()
+
+    def _sorted(self) -> BatchRows:
+        order = sorted(range(len(self)), key=self.partitions.__getitem__)
+        starts = [0, *self.ends]
+        counts = [self.ends[place] - starts[place] for place in order]
+        rows = self.rows
+        if rows is not None:
+            picked = [np.arange(starts[place], self.ends[place]) for place in order]
+            rows = rows.take(pa.array(np.concatenate(picked)))
+        return BatchRows(
+            self.schema, rows, [self.partitions[place] for place in order], np.cumsum(counts, dtype=np.int64).tolist()
+        )
+
+    def frames(self, bytes_max: int) -> Iterator[Frame]:
+        """All of it, in messages of about so many bytes at most; larger ones hold one partition."""
+        if self.size <= bytes_max:
+            yield self._frame(0, len(self))
+            return
+        first, size = 0, 0
+        for place in range(len(self)):
+            start, end = self.ends[place - 1] if place else 0, self.ends[place]
+            more = PART_BYTES
+            if self.rows is not None and end > start:
+                more += self.rows.slice(start, end - start).nbytes
+            if place > first and size + more > bytes_max:
+                yield self._frame(first, place)
+                first, size = place, 0
+            size += more
+        yield self._frame(first, len(self))
+
+    def _frame(self, first: int, behind: int) -> Frame:
+        begin = self.ends[first - 1] if first else 0
+        ends = self.ends[first:behind]
+        counts = [end - start for start, end in zip([begin, *ends[:-1]], ends, strict=True)]
+        message = b""
+        if self.rows is not None and ends and ends[-1] > begin:
+            message = self.rows.slice(begin, ends[-1] - begin).serialize().to_pybytes()
+        return Frame(list(self.partitions[first:behind]), counts, list(self.digests[first:behind]), message)

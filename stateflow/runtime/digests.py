@@ -1,0 +1,100 @@
+"""Digests of rows by their values: whoever sends the same rows again may have them in another message, among others.
+
+Of each column the buffers count, as if the part had been alone and nothing were behind its nulls. What they were as
+Arrow messages, former versions took: such a digest says nothing of values. Those of values are below zero, so that
+both are told apart where they are stored; see :func:`comparable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+import xxhash
+
+_hash = xxhash.xxh3_64_intdigest
+_BITS = (1 << 63) - 1
+
+
+def digests_of(schema: bytes, rows: pa.RecordBatch | None, bounds: Sequence[int]) -> list[int]:
+    """Of each part, from one bound to before the next. Args: schema: Arrow IPC schema; rows: None for none."""
+    seed = _hash(schema)
+    found = [seed] * (len(bounds) - 1)
+    if rows is not None:
+        if bounds[0] or bounds[-1] != rows.num_rows:
+            rows = rows.slice(bounds[0], bounds[-1] - bounds[0])
+            bounds = [bound - bounds[0] for bound in bounds]
+        for column in rows.columns:
+            _add(column, bounds, found)
+    return [
+        -1 - ((digest ^ (stop - start)) & _BITS) for digest, (start, stop) in zip(found, pairwise(bounds), strict=True)
+    ]
+
+
+def comparable(one: int, other: int) -> bool:
+    """Are they digests of the same kind?"""
+    return (one < 0) == (other < 0)
+
+
+def _add(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        _add(column.storage, bounds, found)
+        return
+    if column.null_count:
+        _add_nulls(np.asarray(pc.is_null(column).cast(pa.uint8())), bounds, found)
+    if t.is_null(kind):
+        return
+    if t.is_boolean(kind):
+        _add_bytes(np.asarray(pc.fill_null(column, False).cast(pa.uint8())), 1, bounds, found)
+    elif t.is_binary(kind) or t.is_string(kind) or t.is_large_binary(kind) or t.is_large_string(kind):
+        _add_texts(column, bounds, found)
+    elif t.is_primitive(kind) and kind.bit_width >= 8:
+        width = kind.bit_width // 8
+        if column.null_count:  # what is behind a null is anything
+            plain = np.asarray(column.view(f"int{kind.bit_width}").fill_null(0))
+            _add_bytes(plain, width, bounds, found)
+        else:
+            _add_bytes(column.buffers()[1], width, [column.offset + bound for bound in bounds], found)
+    else:
+        _add_others(column, bounds, found)
+
+
+def _add_nulls(nulls: Any, bounds: Sequence[int], found: list[int]) -> None:
+    """Of parts that have one: others need not know that there is one elsewhere."""
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        part = nulls[start:stop]
+        if part.any():
+            found[number] = _hash(memoryview(part), found[number])
+
+
+def _add_bytes(data: Any, width: int, bounds: Sequence[int], found: list[int]) -> None:
+    view = memoryview(data).cast("B")
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        if start < stop:
+            found[number] = _hash(view[start * width : stop * width], found[number])
+
+
+def _add_texts(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
+    if column.null_count:
+        column = column.fill_null(b"" if t.is_binary(column.type) or t.is_large_binary(column.type) else "")
+    _, offsets, data = column.buffers()
+    is_large = t.is_large_binary(column.type) or t.is_large_string(column.type)
+    where = np.frombuffer(offsets, np.int64 if is_large else np.int32)[column.offset : column.offset + len(column) + 1]
+    _add_bytes(np.diff(where), where.itemsize, bounds, found)
+    if data is not None:
+        _add_bytes(data, 1, where[list(bounds)].tolist(), found)
+
+
+def _add_others(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
+    """Part by part: what is nested, and what is wider than a number."""
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        if start < stop:
+            alone = column.slice(start, stop - start).take(pa.array(range(stop - start)))
+            message = pa.record_batch([pa.concat_arrays([alone])], names=["c"]).serialize()
+            found[number] = _hash(memoryview(message), found[number])
