@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stateflow.errors import StateflowError
 from stateflow.runtime.arriving import alone
-from stateflow.runtime.arrow import read_schema, read_table
+from stateflow.runtime.arrow import read_batch, read_schema, read_table
 from stateflow.runtime.rows import RowReader
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -94,7 +94,7 @@ def readers(as_before: bool) -> list[tuple[bytes, Callable[[bytes], object]]]:
         ]
     reader = RowReader(SCHEMA, ("k",), "Op")
     return [
-        (message, lambda data: list(alone(reader, data).read()[1])),
+        (message, lambda data: list(alone(reader, read_batch(data, SCHEMA)).read()[1])),
         (schema, read_schema),
         (sink.getvalue(), read_table),
     ]

@@ -33,7 +33,9 @@ def test_sound_rows_come_through() -> None:
     batch = pa.RecordBatch.from_pylist(ROWS, SCHEMA)
     message = batch.serialize().to_pybytes()
     assert read_batch(message, SCHEMA).equals(batch)
-    assert [row.k for row in alone(RowReader(SCHEMA, ("k",), "Op"), message).read()[1]] == [row["k"] for row in ROWS]
+    assert [row.k for row in alone(RowReader(SCHEMA, ("k",), "Op"), read_batch(message, SCHEMA)).read()[1]] == [
+        row["k"] for row in ROWS
+    ]
 
 
 def test_an_offset_that_points_elsewhere_is_refused() -> None:
@@ -98,6 +100,6 @@ def test_deep_and_wide_schemas_are_refused() -> None:
 
 def test_a_time_beyond_pythons_is_one_line() -> None:
     batch = pa.record_batch({"k": ["a"], "at": pa.array([1 << 62], pa.timestamp("us", "UTC"))})
-    _, (row,) = alone(RowReader(batch.schema, ("k",), "Op"), batch.serialize().to_pybytes()).read()
+    _, (row,) = alone(RowReader(batch.schema, ("k",), "Op"), batch).read()
     with pytest.raises(InvalidArgument, match="beyond what Python has"):
         row.at.isoformat()
