@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ class Files:
 
     def create(self, number: int, data: bytes) -> None:
         self._refused("create")
+        if self.active in self.data:
+            self.synced[self.active] = len(self.data[self.active])
         self.data[number] = bytearray(data)
         self._refused("name")
         self.synced[number] = len(data)
@@ -278,6 +281,28 @@ def test_what_was_forgotten_is_not_found_and_not_logged_again() -> None:
         assert recover(files).logged.of(Q) == []
     do(log, databases, commit(1, Q, epoch=2))
     assert recover(files).logged.of(Q) == [commit(1, Q, epoch=2)]
+
+
+def test_a_segment_begins_when_the_one_before_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was appended without a sync, too: else a loss of power leaves a gap, and the log is taken for damaged."""
+    done: list[str] = []
+    fdatasync, fsync = os.fdatasync, os.fsync
+
+    def named(what: str, sync: Callable[[int], None]) -> Callable[[int], None]:
+        def of(file: int) -> None:
+            done.append(f"{what} {Path(f'/proc/self/fd/{file}').readlink().name}")
+            sync(file)
+
+        return of
+
+    monkeypatch.setattr(os, "fdatasync", named("data of", fdatasync))
+    monkeypatch.setattr(os, "fsync", named("all of", fsync))
+    files = DirectorySegments(tmp_path / "commits")
+    files.create(1, b"one")
+    files.append(b"more", sync=False)
+    done.clear()
+    files.create(2, b"two")
+    assert done[:2] == [f"data of {segment_name(1)}", f"all of {segment_name(2)}"]
 
 
 def test_forgetting_what_is_not_there_writes_nothing() -> None:
