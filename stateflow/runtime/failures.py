@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import reprlib
 import threading
-import traceback
 from typing import Any
 
 from stateflow.errors import OperatorFailed, OperatorStuck
-from stateflow.runtime.watchdog import Interrupted
+from stateflow.runtime.watchdog import Interrupted, frames_of
 
 TEXT_MAX = 1_000
 FRAMES_SHOWN = 6
@@ -64,5 +63,4 @@ def shown(value: Any) -> str | None:
 
 def trace_of(error: BaseException) -> str:
     """The operator's frames, innermost last."""
-    frames = traceback.format_list(traceback.extract_tb(error.__traceback__)[-FRAMES_SHOWN:])
-    return "\n" + "".join(frames)[: 4 * TEXT_MAX] + f"{type(error).__name__}: {text_of(error)}"
+    return "\n" + frames_of(error, FRAMES_SHOWN)[: 4 * TEXT_MAX] + f"{type(error).__name__}: {text_of(error)}"

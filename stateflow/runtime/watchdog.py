@@ -59,6 +59,17 @@ class Unguarded:
 
 UNGUARDED = Unguarded()
 
+#: another object in each child that this process forks. A batch asks three times: the system would take microseconds.
+_process = object()
+
+
+def _in_child() -> None:
+    global _process  # noqa: PLW0603 - of a process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
 
 class InHand:
     """One partition's batch while a thread works on it.
@@ -80,7 +91,7 @@ class InHand:
         "interrupted",
         "left",
         "partition",
-        "pid",
+        "process",
         "taken",
         "thread",
     )
@@ -89,7 +100,7 @@ class InHand:
         self.partition = partition
         self.began = began
         self.thread = threading.get_ident()
-        self.pid = os.getpid()
+        self.process = _process
         self.interrupted = self.taken = self.left = False
         self.host: Discardable | None = None
         self._stack = ""
@@ -108,7 +119,7 @@ class InHand:
     def end_children(self) -> None:
         """The operator may have forked, and what its child writes, of this batch or of others that are in hand with it,
         only one process may."""
-        if os.getpid() != self.pid:
+        if _process is not self.process:
             os._exit(70)
 
     def shield(self) -> None:
@@ -180,6 +191,12 @@ class InHand:
         stack = traceback.extract_stack(frame)
         first = max((n for n, each in enumerate(stack) if each.filename in _CALLERS), default=-1)
         return "".join(traceback.format_list(stack[first + 1 :][-FRAMES_SHOWN:]))
+
+
+def frames_of(error: BaseException, most: int) -> str:
+    """Where it was raised, innermost last, so many frames at most. Here, as nothing of this is the operator's: reading
+    its source may take so long that it would be taken for it."""
+    return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-most:]))
 
 
 def stalled_s(busy_since: float | None, in_hand: bool, served_at: float, now: float) -> float:
