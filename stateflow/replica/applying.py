@@ -44,6 +44,10 @@ class Exchange(Protocol):
 
     async def answer(self, answers: Sequence[Answer]) -> None: ...
 
+    async def passed(self, partitions: Sequence[int]) -> None:
+        """These contain the batch, which has nothing for them."""
+        ...
+
     async def give_sign_of_life(self) -> None:
         """The batch is worked on."""
         ...
@@ -145,6 +149,8 @@ class Applier:
         early: list[Shares] = []
         while (came := await self._next(call)) is not None:
             frame = self._whole(call, came)
+            if frame is not None:
+                frame = await self._pass_over(call, frame)
             if frame is not None and frame.partitions and (left := await self._apply_all(call, frame)) is not None:
                 self._keep(call, left.bytes, left.batch.source)
                 early.append(left)
@@ -194,6 +200,22 @@ class Applier:
         self._waiting.let_go(bytes_)
 
     # -- what comes of it ---------------------------------------------------------------------------------
+
+    async def _pass_over(self, call: _Call, frame: Frame) -> Frame:
+        """Answer for the shares that need no visit; returns the others."""
+        if frame.batch.sparse or all(frame.counts) or self.turns.stopping:
+            return frame
+        with self.watch.telling(call.exchange.give_sign_of_life) as caller:
+            try:
+                places = await self.turns.run(self.node.batches.pass_over, frame)
+            except LeftBehind:  # they are visited, and perhaps are past it
+                places = []
+        await caller.said()
+        if not places:
+            return frame
+        call.operator = frame.operator
+        await call.exchange.passed([frame.partitions[place] for place in places])
+        return frame.without(places)
 
     async def _apply_all(self, call: _Call, came: Frame | Shares) -> Shares | None:
         """Apply and answer; returns the shares whose partition is still on its way here. Raises InvalidArgument for

@@ -210,5 +210,10 @@ class _Call:
         for response in responses:
             await self._stream.say(response)
 
+    async def passed(self, partitions: Sequence[int]) -> None:
+        self._unanswered -= len(partitions)
+        self.told_last = self._all_came and not self._unanswered
+        await self._stream.say(rpb.ApplyResponse(call=self.number, passed=partitions, last=self.told_last))
+
     async def give_sign_of_life(self) -> None:
         await self._stream.give_sign_of_life()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError
 from stateflow.router.session import BatchSession, Delivery, Refresh, RoutingTable, Send, Wait, table_of
-from stateflow.rpc.batches import Answers
+from stateflow.rpc.batches import PASSED, Answers
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
 from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.positions import Batch
@@ -105,8 +105,9 @@ class Router:
 
     def _hear(self, session: BatchSession, address: str, answers: Answers) -> None:
         now = self.clock.monotonic()
+        session.passed([partition for partition, outcome in answers if outcome is PASSED], address)
         for partition, outcome in answers:
-            if not session.awaits(partition, address):
+            if outcome is PASSED or not session.awaits(partition, address):
                 continue
             if isinstance(outcome, StateflowError):
                 session.refused(partition, outcome, now)

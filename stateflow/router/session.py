@@ -201,6 +201,14 @@ class BatchSession:
             in_operator, in_commit = self._spent_us.get(sent.address, (0, 0))
             self._spent_us[sent.address] = in_operator + operator_us, in_commit + commit_us
 
+    def passed(self, partitions: Iterable[int], address: str) -> None:
+        """These contain the batch, says this replica, which has nothing for them."""
+        for partition in partitions:
+            sent = self._outstanding.get(partition)
+            if sent is not None and sent.address == address:
+                del self._outstanding[partition]
+                self.outputs[partition] = b""
+
     def refused(self, partition: int, error: StateflowError, now: float) -> None:
         sent = self._outstanding.pop(partition, None)
         if sent is None:

@@ -24,6 +24,8 @@ class Answer:
     commit_us: int
 
 
+#: of a partition that has no rows of a batch, and where nothing was due
+PASSED = Answer(b"", False, 0, 0)
 #: what partitions answer, or why they do not
 Answers: TypeAlias = list[tuple[int, Answer | StateflowError]]
 
@@ -92,7 +94,8 @@ class Replies:
         except Unavailable as error:
             self.broke(error)
             return
-        found: Answers = []
+        begun_of = self._begun
+        found: Answers = [(number, PASSED) for number in response.passed if begun_of.pop(number, None) is not None]
         for result in response.results:
             begun = self._begun.get(result.partition)
             if begun is None:

@@ -97,16 +97,18 @@ class PartitionResult(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., output: _Optional[bytes] = ..., last: _Optional[bool] = ..., replayed: _Optional[bool] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., operator_us: _Optional[int] = ..., commit_us: _Optional[int] = ...) -> None: ...
 
 class ApplyResponse(_message.Message):
-    __slots__ = ("call", "results", "last", "fault")
+    __slots__ = ("call", "results", "last", "fault", "passed")
     CALL_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
     call: int
     results: _containers.RepeatedCompositeFieldContainer[PartitionResult]
     last: bool
     fault: _common_pb2.Fault
-    def __init__(self, call: _Optional[int] = ..., results: _Optional[_Iterable[_Union[PartitionResult, _Mapping]]] = ..., last: _Optional[bool] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
+    passed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, call: _Optional[int] = ..., results: _Optional[_Iterable[_Union[PartitionResult, _Mapping]]] = ..., last: _Optional[bool] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., passed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CreateRequest(_message.Message):
     __slots__ = ("spec", "partitions", "epoch", "total", "asked", "command")

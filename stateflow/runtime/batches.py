@@ -27,10 +27,11 @@ from stateflow.runtime.host import Commit, PartitionHost, Ran
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State, Verdict
 from stateflow.runtime.outcomes import Answers, Outcome
+from stateflow.runtime.passing import until
 from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.retirement import Retention
 from stateflow.runtime.sending import Sender
-from stateflow.runtime.shares import Part, Shares
+from stateflow.runtime.shares import Frame, Part, Shares
 from stateflow.runtime.slot import Slot
 from stateflow.runtime.watchdog import InHand, Interrupted
 from stateflow.state import CachePool
@@ -83,6 +84,31 @@ class Batches:
                 if group.is_full(self._clock.monotonic()):
                     self._commit(group, answers)
             self._commit(group, answers)
+
+    def pass_over(self, frame: Frame) -> list[int]:
+        """Have a batch pass the partitions that need no visit by it, and return their places. Where that cannot be done
+        it visits all of them."""
+        began = self._clock.monotonic()
+        if self._is_held(frame.operator) or not self._lease.holds(began):
+            return []
+        try:
+            _, cls = self._registry.operator(frame.operator)
+            places = self._registry.passes.pass_over(
+                frame.operator,
+                cls,
+                frame.batch,
+                frame.partitions,
+                frame.epochs,
+                frame.counts,
+                began,
+                self._clock.now_us(),
+            )
+        except Exception as error:  # noqa: BLE001 - what the disk says, the first visit is told, too
+            log.warning("batch %s of %s passes nobody: %s", frame.batch.number, frame.batch.source, error)
+            return []
+        self._registry.served_at = now = self._clock.monotonic()
+        # the process may have been stopped meanwhile: what was passed after the lease is not said
+        return places if self._lease.holds(now) else []
 
     def _part(self, shares: Shares, number: int, part: Part, group: Group, answers: Answers) -> bool:
         """False: the group is somebody else's."""
@@ -140,6 +166,7 @@ class Batches:
         stays = False
         try:
             host = self._host(slot)
+            self._take_up(slot, host)
             rows = shares.arrived(part, host.key)
             ran = host.run(batch, rows, self._clock.now_us(), part.after, part.digest, hand)
             self._registry.served_at = now = self._clock.monotonic()
@@ -151,6 +178,7 @@ class Batches:
                 host.rollback()
                 raise _Taken(None)
             slot.cadence.ended(now)
+            self._grant(slot, host, now)
             # the process may have been stopped meanwhile: what was committed after the lease is not said
             self._lease.check(now)
             return ran
@@ -185,6 +213,7 @@ class Batches:
                 outcome: Outcome = member.host.write(member.ran, commit)
                 self._registry.served_at = now = self._clock.monotonic()
                 member.slot.cadence.ended(now)
+                self._grant(member.slot, member.host, now)
                 # the process may have been stopped meanwhile: what was committed after the lease is not said
                 self._lease.check(now)
             except BaseException as error:  # noqa: BLE001 - it is told
@@ -258,6 +287,7 @@ class Batches:
             hand = self.hands.take(slot, self._clock.monotonic())
             try:
                 host = self._host(slot)  # the operator may have to open
+                self._take_up(slot, host)
                 hand.begin_commit()
                 done = work(host)
                 self._lease.check(self._clock.monotonic())
@@ -293,7 +323,18 @@ class Batches:
         """Make its states those that are declared now, which else its first batch would see to. Called with ``work``
         held. Raises LeaseLost, and what :meth:`~stateflow.runtime.host.PartitionHost.evolve` raises."""
         self._lease.check(self._clock.monotonic())
-        self._host(slot).evolve(self._clock.now_us())
+        host = self._host(slot)
+        self._take_up(slot, host)
+        host.evolve(self._clock.now_us())
+
+    def _take_up(self, slot: Slot, host: PartitionHost) -> None:
+        """What passed the partition before is its own with its next commit. Called with ``work`` held."""
+        self._registry.passes.revoke(slot)
+        host.adopt(self._registry.passes.held(slot, host.epoch, host.sequence))
+
+    def _grant(self, slot: Slot, host: PartitionHost, now: float) -> None:
+        """Called with ``work`` held, behind a batch."""
+        self._registry.passes.grant(slot, host, host.needs_no_visit(until(slot.id, now)))
 
     def _host(self, slot: Slot) -> PartitionHost:
         """At work, with the code that is deployed by now. Called with ``work`` held."""
@@ -311,26 +352,13 @@ class Batches:
                 cache=self._cache,
                 max_value_bytes=self._settings.value_bytes_max,
                 log=self._registry.commits.log,
-                on_commit=partial(self._committed, slot),
+                on_commit=slot.tell,
                 clock=self._clock,
                 retention=self._retention,
                 deployed=partial(self._registry.deployed, slot.id.operator),
                 partitions=spec.partitions,
             )
         return slot.host
-
-    @staticmethod
-    def _committed(slot: Slot, sequence: int, encode: Callable[[], bytes]) -> None:
-        followers = list(slot.logs.values())
-        if slot.since is not None:
-            if slot.since.changes.overflowed:
-                slot.since = None
-            else:
-                followers.append(slot.since.changes)
-        if followers:
-            change_set = encode()
-            for follower in followers:
-                follower.append(sequence, change_set)
 
     def hold(self, operator: str, seconds: float) -> None:
         """Let requests of an operator wait, for so long at most; 0: go on. Raises InvalidArgument."""

@@ -70,6 +70,7 @@ class Checkpointer:
                     epoch = slot.lifecycle.epoch
                 db = self._registry.store(slot)
                 try:
+                    self._registry.settle(slot)
                     db.snapshot(directory)
                 except Exception as error:
                     raise Unavailable(
@@ -146,7 +147,7 @@ class Checkpointer:
     def _is_unchanged(slot: Slot, store: CheckpointStore) -> bool:
         """Since its last checkpoint, as far as this process knows."""
         last = (store.url, slot.lifecycle.epoch, 0 if slot.store is None else read_sequence(slot.store))
-        return slot.checkpointed == last
+        return slot.checkpointed == last and not (slot.passing is not None and slot.passing.held)
 
     def _state_digest(self, directory: Path) -> str:
         """Of a snapshot, read for itself: what will be restored is what is digested."""

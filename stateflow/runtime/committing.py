@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from stateflow.changes import ChangeSet, Mutations
@@ -48,6 +48,8 @@ class Committer:
         self.is_unsure = False
         #: entries that go with the next commit
         self.unsaved: list[tuple[bytes, bytes]] = []
+        #: positions and outputs that do, where it does not say more of their sources
+        self._adopted: dict[bytes, bytes] = {}
 
     def commit(self, source: str, number: int, mutations: Mutations, *, sync: bool = False) -> None:
         """:meth:`stage`, :meth:`log` and :meth:`write`. Args: sync: it survives a power loss."""
@@ -70,6 +72,9 @@ class Committer:
                 partition=self._partition,
             )
         sequence = self.sequence + 1
+        if self._adopted:
+            said = {key for key, _ in mutations.puts}.union(mutations.deletes)
+            mutations.puts += [entry for entry in self._adopted.items() if entry[0] not in said]
         mutations.puts += [*self.unsaved, (layout.SEQUENCE, sequence.to_bytes(8, "big"))]
         operator, partition = self._partition.operator, self._partition.partition
         changes = ChangeSet(operator, partition, self._epoch, sequence, source, number, mutations)
@@ -98,9 +103,15 @@ class Committer:
             self._store.apply(changes.mutations)
             self._log.written(self._partition, changes.sequence)
         self.sequence = changes.sequence
-        self.unsaved = []
+        self.unsaved, self._adopted = [], {}
         if self._on_commit is not None:
             self._on_commit(self.sequence, changes.encode if logged is None else lambda: logged.change_set)
+
+    def adopt(self, held: Mapping[str, layout.Position]) -> None:
+        """What was held of sources for the partition becomes its own with the next commit."""
+        for source, position in held.items():
+            name = source.encode()
+            self._adopted |= {layout.POSITION + name: position.encode(), layout.OUTPUT + name: b""}
 
     def _closed(self) -> Unavailable:
         return Unavailable(

@@ -6,6 +6,7 @@ that a retry or replay finds the stored output and changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,8 @@ from stateflow.runtime.evolving import Evolver
 from stateflow.runtime.instance import OperatorInstance, Produced
 from stateflow.runtime.keys import check_keys
 from stateflow.runtime.operator import BatchOperator, Operator, key_columns
-from stateflow.runtime.positions import INITIAL, Batch
+from stateflow.runtime.passing import Pass
+from stateflow.runtime.positions import INITIAL, Batch, watermark_of
 from stateflow.runtime.retirement import Retention
 from stateflow.runtime.rows import RowReader
 from stateflow.runtime.schema import UNDEPLOYED
@@ -204,6 +206,41 @@ class PartitionHost:
         self._committer.known()
         return True
 
+    # -- batches that pass --------------------------------------------------------------------------------
+
+    def contains(self, source: str) -> layout.Position | None:
+        """See :meth:`~stateflow.runtime.sources.Sources.contained`."""
+        return self._sources.contained(source)
+
+    def adopt(self, held: Mapping[str, layout.Position]) -> None:
+        """Batches passed that brought nothing here: sources are so far, and it is written with the next commit."""
+        if held:
+            self._sources.adopt(held)
+            self._committer.adopt(held)
+            self.latest_us = max(self.latest_us, *(position.at_us for position in held.values()))
+
+    def settle(self, held: Mapping[str, layout.Position]) -> None:
+        """:meth:`adopt`, and commit it. Raises what the store does."""
+        self.adopt(held)
+        mutations, watermark_us = Mutations(), self.watermark_us({})
+        if watermark_us is not None and watermark_us != self._watermark_us:
+            mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
+        self._committer.commit("", -1, mutations)
+        self._watermark_us = watermark_us
+        self._instance.show_watermark(watermark_us)
+        self._committer.known()
+
+    def watermark_us(self, held: Mapping[str, layout.Position]) -> int | None:
+        """The partition's, with what is held for it."""
+        return self._later(watermark_of(self._sources.overlaid(held)))
+
+    def needs_no_visit(self, until: float) -> Pass:
+        """Between batches. Args: until: monotonic seconds."""
+        event_us, processing_us = (self._timers.next_us(domain) for domain in (Domain.EVENT, Domain.PROCESSING))
+        if self._instance.hears_watermarks:
+            event_us = -math.inf if self._watermark_us is None else min(event_us, self._watermark_us + 1)
+        return Pass(self, until, event_us, processing_us)
+
     # -- batches ------------------------------------------------------------------------------------------
 
     def apply(
@@ -367,7 +404,7 @@ class PartitionHost:
     def rollback(self) -> None:
         """The state is as it was before the batch."""
         self.state.rollback()
-        self._timers.end_batch()
+        self._timers.rollback()
         self._instance.show_watermark(self._watermark_us)
 
     # -- the end ------------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ class OperatorInstance:
         self._ctx = Context(partition.operator, partition.partition, timers, keyed)
         self._ctx._frozen = {tag: freeze for tag, writer in self._side_writers.items() if (freeze := writer.freeze)}
         self.show_watermark(watermark_us)
+        #: has it something to say to each?
+        self.hears_watermarks = cls.on_watermark is not Operator.on_watermark
         self.operator = self._made(cls)
         self.attach()
 

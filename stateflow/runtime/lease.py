@@ -33,9 +33,12 @@ class Lease:
         """The controller does not know this process any more."""
         self.until = -math.inf
 
+    def holds(self, now: float) -> bool:
+        return now < self.until
+
     def check(self, now: float) -> None:
         """Raises LeaseLost. To be asked before a batch is applied, and again before it is acknowledged."""
-        if now >= self.until:
+        if not self.holds(now):
             raise LeaseLost(
                 "this replica's lease has lapsed: its partitions may have been given away",
                 remedy="it serves again when it reaches the controller; refresh the assignment",

@@ -328,36 +328,50 @@ class Positions:
 
     def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
         """The minimum over the sources that have one, this batch's with it; None when none has."""
-        oldest: int | None = None
-        for source, position in self._known.items():
-            promised = position.watermark_us
-            if promised is not None and source not in without and source != batch.source:
-                oldest = promised if oldest is None else min(oldest, promised)
+        oldest = watermark_of(self._known, {*without, batch.source})
         known = None if batch.source in without else self._known.get(batch.source)
         promised = _later(None if known is None else known.watermark_us, batch.watermark_us)
         return promised if oldest is None else oldest if promised is None else min(oldest, promised)
 
+    def overlaid(self, held: Mapping[str, Position]) -> dict[str, Position]:
+        """All that are known, with what is held beyond it. From any thread."""
+        return {**self._known, **held}
+
     def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
         """The source's position once the batch is applied."""
-        before = self._known.get(batch.source, _NONE)
-        return Position(
-            batch.number,
-            _later(before.watermark_us, batch.watermark_us),
-            rows,
-            batch.attempt,
-            _later(before.event_us, batch.event_us),
-            before.event_before_us if before.batch == batch.number else before.event_us,
-            now_us,
-            digest,
-            batch.known or before.known,
-            "" if batch.session is None else batch.session.id,
-        )
+        return behind(self._known.get(batch.source, _NONE), batch, rows, now_us, digest)
 
     def reached(self, source: str, position: Position) -> None:
         """It is committed."""
         self._known.pop(source, None)
         self._known[source] = position  # the one whose last batch came last
         self._recalled.discard(source)
+
+
+def behind(before: Position, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
+    """A source's position once a batch is applied."""
+    return Position(
+        batch.number,
+        _later(before.watermark_us, batch.watermark_us),
+        rows,
+        batch.attempt,
+        _later(before.event_us, batch.event_us),
+        before.event_before_us if before.batch == batch.number else before.event_us,
+        now_us,
+        digest,
+        batch.known or before.known,
+        "" if batch.session is None else batch.session.id,
+    )
+
+
+def watermark_of(positions: Mapping[str, Position], without: Collection[str] = ()) -> int | None:
+    """The minimum over the sources that have one; None when none has."""
+    promised = (
+        each.watermark_us
+        for source, each in positions.items()
+        if each.watermark_us is not None and source not in without
+    )
+    return min(promised, default=None)
 
 
 def _later(one: int | None, other: int | None) -> int | None:

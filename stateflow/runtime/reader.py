@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from stateflow.errors import StateDamaged
 from stateflow.runtime import layout
 from stateflow.runtime.batches import Batches, not_owned
+from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.host import read_watermark
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.reading import At, StateColumns, declaration_of, entries_of
@@ -39,7 +40,10 @@ class Reader:
             store = self._evolved(partition)
         host = self._registry.slot(partition).host
         latest_us = 0 if host is None else host.latest_us  # time does not go back: what is gone stays gone
-        at = At(max(self._registry.clock.now_us(), latest_us), read_watermark(store))
+        watermark_us = read_watermark(store)
+        if host is not None and (held := self._held(partition)):
+            watermark_us = host.watermark_us(held)
+        at = At(max(self._registry.clock.now_us(), latest_us), watermark_us)
         try:
             yield from entries_of(declaration, store, at, keys)
         except Exception as error:
@@ -68,7 +72,10 @@ class Reader:
         times: list[int] = []
         for number in partitions:
             slot = self._registry.slot(PartitionId(operator, number))
-            reached = slot.host.reached(source) if slot.host is not None else None
+            passing, host = slot.passing, slot.host
+            reached = None if host is None else host.reached(source)
+            if passing is not None and host is not None and passing.sequence == host.sequence:
+                reached = passing.held.get(source, reached)
             if reached is None or reached.batch < batch - 1 or slot.lifecycle.state is not State.OWNED:
                 return None
             event_us = reached.event_us if reached.batch < batch else reached.event_before_us
@@ -79,6 +86,8 @@ class Reader:
     def position(self, partition: PartitionId, source: str) -> layout.Position | None:
         """How far ``source`` has come in the partition. Raises NotOwner."""
         store = self._owned_store(partition)
+        if (held := self._held(partition).get(source)) is not None:
+            return held
         stored = store.get(layout.POSITION + source.encode())
         if stored is not None:
             return layout.Position.decode(stored)
@@ -88,7 +97,16 @@ class Reader:
 
     def sources(self, partition: PartitionId) -> list[SourceView]:
         """Whoever has sent to a partition, as far as it is known. Raises NotOwner."""
-        return sources_in(self._owned_store(partition))
+        return sources_in(self._owned_store(partition), self._held(partition))
+
+    def _held(self, partition: PartitionId) -> Mapping[str, layout.Position]:
+        """What passed the partition, beyond what its database has."""
+        slot = self._registry.look(partition)
+        if slot.passing is None:
+            return {}
+        host = slot.host
+        sequence = read_sequence(self._registry.store(slot)) if host is None else host.sequence
+        return self._registry.passes.held(slot, slot.lifecycle.epoch, sequence)
 
     def _owned_store(self, partition: PartitionId) -> PartitionStore:
         slot = self._registry.look(partition)

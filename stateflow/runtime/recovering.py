@@ -31,6 +31,7 @@ class Recovery:
         """Find what is here. Nothing that might be state is removed: what cannot be used is put aside, and said."""
         registry = self._registry
         registry.commits.find()
+        registry.passes.find()
         registry.evidence.say()
         for folder in sorted(path for path in (registry.root / "operators").glob("*") if path.is_dir()):
             # what is seen here may not be durable yet: the process may have been killed before it saw to that
@@ -49,6 +50,7 @@ class Recovery:
                 self._recover(PartitionId(folder.name, int(home.name[1:])), home)
         registry.expect(0)
         registry.commits.begin()
+        registry.passes.begin()
 
     def _recover(self, partition: PartitionId, home: Path) -> None:
         """Of the copies on disk the newest that is this replica's own counts. It has all that was logged, then.
@@ -94,6 +96,9 @@ class Recovery:
             successor if ownership.state == State.SEALED else None,
         )
         slot.directory, slot.schema = newest.directory, newest.schema
+        if ownership.state == State.OWNED:
+            sequence = newest.lacking[-1].sequence if newest.lacking else newest.sequence
+            slot.passing = registry.passes.found(partition, ownership.epoch, sequence)
         if ownership.state == State.SEALED and ownership.move_id:
             slot.kept = Kept(ownership.move_id, ownership.epoch, newest.sequence)
 

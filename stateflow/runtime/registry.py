@@ -35,6 +35,7 @@ from stateflow.runtime.evidence import Evidence, owned_mark
 from stateflow.runtime.identity import identify
 from stateflow.runtime.lifecycle import CheckedLifecycle, Lifecycle, State
 from stateflow.runtime.operator import Operator, class_of, describe
+from stateflow.runtime.passing import Passes
 from stateflow.runtime.rows import get_ready
 from stateflow.runtime.schema import evolution_of
 from stateflow.runtime.slot import CheckedMutex, Incoming, Slot
@@ -68,7 +69,8 @@ class PartitionRegistry:
 
     Layout: ``LOCK``, ``REPLICA`` (see :mod:`stateflow.runtime.identity`), ``TERM``, ``operators/<name>/operator.json``,
     ``…/p00003/<copy>/`` (RocksDB; ``<copy>.part/`` while it is not whole), ``commits/`` (see
-    :mod:`stateflow.runtime.commits`), ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
+    :mod:`stateflow.runtime.commits`), ``passed/`` (see :mod:`stateflow.runtime.passing`), ``snapshots/<id>/`` (hard
+    links that serve a transfer; emptied at start).
     """
 
     def __init__(
@@ -105,6 +107,8 @@ class PartitionRegistry:
         self.environment.remove_tree(self.snapshots)
         self.snapshots.mkdir(parents=True)
         self.evidence = Evidence(root, self.environment)
+        durable = {"wal": False, "fsync": True}.get(settings.acknowledge)  # a standby confirms what it follows
+        self.passes = Passes(root, self.environment, durable)
         self.commits = Commits(
             root, settings, self.environment, lambda partition: self.look(partition).directory, self._lose_unsynced
         )
@@ -428,6 +432,12 @@ class PartitionRegistry:
             self.close_store(slot)
             raise
 
+    def settle(self, slot: Slot) -> None:
+        """What batches that passed it left is in its database. Called with ``work`` held, or ``mutex`` with no batch in
+        hand. Raises what the disk does."""
+        if slot.passing is not None:
+            self.passes.settle(slot, self.store(slot), self.commits.log)
+
     def sync(self, store: PartitionStore) -> float:
         """Force it to disk, however long that takes: milliseconds."""
         began = self.clock.monotonic()
@@ -450,6 +460,8 @@ class PartitionRegistry:
             free = list(self._free(held))
             for slot in free:
                 if slot.host is not None:
+                    with contextlib.suppress(Exception):  # the next start finds it where it is held
+                        self.settle(slot)
                     slot.host.let_go(closing.append)
             if closing:  # operators that never come back from it keep nothing open
                 self.environment.aside(partial(_all, closing), CLOSE_S_MAX)
@@ -461,6 +473,7 @@ class PartitionRegistry:
                     self.remove(slot.restoring.directory)
                 if slot.store is not None:
                     slot.store.close()
+        self.passes.close()
         self.commits.close()
         self._claim.close()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgpack
 
@@ -159,13 +160,14 @@ class SourceView:
     session: Session | None = None
 
 
-def sources_in(store: PartitionStore) -> list[SourceView]:
-    """All that a partition knows."""
+def sources_in(store: PartitionStore, held: Mapping[str, Position] = MappingProxyType({})) -> list[SourceView]:
+    """All that a partition knows. Args: held: for it, beyond what it knows itself."""
     sessions = {key[len(layout.SESSION) :].decode(): Session.decode(v) for key, v in store.scan(layout.SESSION)}
     outputs = {key[len(layout.OUTPUT) :].decode(): len(value) for key, value in store.scan(layout.OUTPUT)}
     found: list[SourceView] = []
     for key, value in store.scan(layout.POSITION):
-        source, position = key[len(layout.POSITION) :].decode(), Position.decode(value)
+        source = key[len(layout.POSITION) :].decode()
+        position = held.get(source) or Position.decode(value)
         size, session = len(value) + outputs.get(source, 0), sessions.pop(source, None)
         if (piece := store.get(layout.piece_key(source, position.batch))) is not None:
             size += Piece.decode(piece).bytes_up_to

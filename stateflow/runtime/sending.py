@@ -57,6 +57,8 @@ class Sender:
                     move=move_id,
                 )
             store = self._registry.store(slot)
+            if owned:
+                self._registry.settle(slot)
             slot.snapshots += 1
             snapshot_id = f"{partition.operator}-{partition.partition}-{move_id}-{slot.snapshots}"
             sequence, epoch = read_sequence(store), lifecycle.epoch
@@ -210,6 +212,7 @@ class Sender:
         lifecycle, target = slot.lifecycle, slot.lifecycle.successor
         assert target is not None
         store = self._registry.store(slot)
+        self._registry.settle(slot)
         epoch = lifecycle.granted
         ownership = layout.Ownership(
             self._registry.info.name, State.SEALED, epoch, lifecycle.move_id, target.name, target.site, target.address

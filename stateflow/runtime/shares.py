@@ -46,6 +46,22 @@ class Frame(NamedTuple):
     digests: Sequence[int]
     message: bytes
 
+    def without(self, places: Sequence[int]) -> Frame:
+        """Those at the other places. Args: places: of shares without rows, ascending."""
+        gone = set(places)
+        rest = [place for place in range(len(self.partitions)) if place not in gone]
+
+        def of(numbers: Sequence[int]) -> Sequence[int]:
+            return [numbers[place] for place in rest] if numbers else numbers
+
+        return self._replace(
+            partitions=of(self.partitions),
+            epochs=of(self.epochs),
+            counts=of(self.counts),
+            afters=of(self.afters),
+            digests=of(self.digests),
+        )
+
     def read(self) -> Shares:
         """Raises InvalidArgument: then no share of it can be told from another."""
         rows = BatchReader.of(self.schema).read(self.message) if self.message else None

@@ -7,7 +7,7 @@ mutex.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from stateflow.runtime.cadence import Cadence
 from stateflow.runtime.environment import WorkLock
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.runtime.passing import Passing
 from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, Kept, Seal
 from stateflow.runtime.watchdog import InHand
 from stateflow.storage import PartitionStore
@@ -49,12 +50,26 @@ class Slot:
     lost: StateDamaged | None = None  # it was here, and cannot be read
     stuck: InHand | None = None  # a batch that was taken away, and has not come back
     schema: bytes | None = None  # its states as they are in ``directory``, while that is not open
+    passing: Passing | None = None  # batches that need not visit it, and did not
 
     def replace(self, directory: Path, store: PartitionStore) -> Path | None:
         """Another copy is the partition from now on. Returns where the former one is. Called with ``mutex`` held."""
         former, self.directory, self.store = self.directory, directory, store
         self.kept = self.since = self.lost = None
         return former if former != directory else None
+
+    def tell(self, sequence: int, encode: Callable[[], bytes]) -> None:
+        """Of a commit, those who follow."""
+        followers = list(self.logs.values())
+        if self.since is not None:
+            if self.since.changes.overflowed:
+                self.since = None
+            else:
+                followers.append(self.since.changes)
+        if followers:
+            change_set = encode()
+            for follower in followers:
+                follower.append(sequence, change_set)
 
     def validate(self) -> None:
         """To be called with ``mutex`` held. Raises InvariantBroken in a state that only a bug leads to."""

@@ -44,6 +44,7 @@ class Sources:
         self._store, self._retention = store, retention
         self._positions = Positions(partition, known, sessions, lapsed)
         self._tombstones = Tombstones(store, retention.retired_max)
+        self._passed: set[str] = set()  # sources whose last batch passed, while what is stored is of the one before
 
     def last(self, source: str) -> int | None:
         """The last batch of ``source`` the partition contains; None when it has seen none."""
@@ -52,6 +53,20 @@ class Sources:
     def reached(self, source: str) -> layout.Position | None:
         """Its last batch here, and what is known of it."""
         return self._positions.reached_by(source)
+
+    def contained(self, source: str) -> layout.Position | None:
+        """The same; None also where its next batch makes more of it than that, as of one that was retired."""
+        return None if self._positions.is_recalled(source) else self._positions.reached_by(source)
+
+    def adopt(self, held: Mapping[str, layout.Position]) -> None:
+        """What was held for the partition is its own, with its next commit."""
+        for source, position in held.items():
+            self._positions.reached(source, position)
+        self._passed.update(held)
+
+    def overlaid(self, held: Mapping[str, layout.Position]) -> dict[str, layout.Position]:
+        """See :meth:`~stateflow.runtime.positions.Positions.overlaid`."""
+        return self._positions.overlaid(held)
 
     def _recall(self, source: str) -> bool:
         """Whether the source is known, perhaps by its tombstone."""
@@ -92,7 +107,8 @@ class Sources:
                 return layout.Piece.decode(stored)
         position = self._positions.reached_by(batch.source)
         assert position is not None, batch
-        output = self._store.get(layout.OUTPUT + batch.source.encode()) or b""
+        passed = batch.source in self._passed
+        output = b"" if passed else self._store.get(layout.OUTPUT + batch.source.encode()) or b""
         return layout.Piece(position.rows, position.digest, len(output), output)
 
     def is_newest(self, batch: Batch) -> bool:
@@ -148,6 +164,7 @@ class Sources:
         return layout.piece_key(source, position.batch), piece.encode()
 
     def committed(self, advance: Advance) -> None:
+        self._passed.discard(advance.source)
         self._positions.reached(advance.source, advance.position)
         self._positions.silenced(advance.silent)
         self._positions.retired(advance.retired)

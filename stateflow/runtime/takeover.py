@@ -219,6 +219,7 @@ class Successor:
             ownership = layout.Ownership(
                 self._registry.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address
             )
+            self._registry.settle(slot)
             self._registry.store(slot).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
             slot.lifecycle.supersede(epoch, owner, burnt)
             if slot.host is not None:

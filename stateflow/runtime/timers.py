@@ -12,6 +12,7 @@ model). Two entries each::
 from __future__ import annotations
 
 import heapq
+import math
 import struct
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ class Timers:
         self._until: tuple[Domain, int] | None = None
         #: a partition that never had a timer is never asked for one
         self._any = next(store.scan(BY_TIME), None) is not None
+        #: none that is stored is set for a time before this, by domain; of one that is not there nobody has looked
+        self._next_us: dict[Domain, float] = {}
 
     def set(self, key: Hashable, name: str, at: datetime | int, domain: str) -> None:
         """Replaces the key's timer of that name. Raises InvalidArgument for an odd domain or time."""
@@ -187,9 +190,15 @@ class Timers:
         for entry, _ in self._store.scan(prefix):
             at_us = _ORDERED.unpack_from(entry, len(prefix))[0] - _SIGN
             if at_us > until_us:
+                self._next_us[domain] = at_us
                 return
             length, start = read_varint(entry, len(prefix) + 8)
             yield at_us, entry[start : start + length], entry[start + length :].decode()
+        self._next_us[domain] = math.inf
+
+    def next_us(self, domain: Domain) -> float:
+        """Between batches: a time before which none is due, µs."""
+        return self._next_us.get(domain, -math.inf) if self._any else math.inf
 
     def pending(self, key: Hashable) -> list[Timer]:
         """The timers of one key, by time; what the batch in hand changed included."""
@@ -222,10 +231,17 @@ class Timers:
                 into.deletes.append(by_name)
             else:
                 into.puts += [(by_name, wanted), (_by_time(domain, wanted, key, encoded), _PRESENT)]
+                if at_us is not None and at_us < self._next_us.get(domain, -math.inf):
+                    self._next_us[domain] = at_us
 
     def end_batch(self) -> None:
-        """Committed or rolled back: nothing is pending any more."""
+        """Committed: nothing is pending any more."""
         self._pending.clear()
+
+    def rollback(self) -> None:
+        """What fired in the batch fires in the next one."""
+        self._pending.clear()
+        self._next_us.clear()
 
 
 def keys_of(keys: pa.Array) -> list[Any]:

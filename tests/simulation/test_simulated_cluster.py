@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from stateflow.runtime.environment import Environment as RealEnvironment
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
+from stateflow.runtime.passing import Pass, Passes, Passing
 from stateflow.runtime.positions import Batch, Positions
 from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.sending import Sender
@@ -119,13 +121,13 @@ def test_a_copy_belongs_to_the_history_that_it_has() -> None:
 
     def after_a_power_loss(standby: dict[bytes, bytes]) -> list[int]:
         oracle = Oracle("wal")
-        oracle.opened(partition, 1, 0, power_was_lost=False)
+        oracle.opened(partition, 1, 0, {}, power_was_lost=False)
         for number in (0, 1):
             oracle.committed(partition, "a", 1, Batch("s", number, sparse=True), rows[number], 0, copy(0, 1)[1][number])
-        oracle.opened(partition, 1, 0, power_was_lost=True)
+        oracle.opened(partition, 1, 0, {}, power_was_lost=True)
         oracle.committed(partition, "a", 1, Batch("s", 2, sparse=True), rows[2], 0, copy(2)[1][0])
         oracle.owned(partition, "b", 2, standby, Plan(1, "STANDBY"))
-        return [commit.batch.number for commit in oracle.history(partition)]
+        return [commit.batch.number for commit in oracle.history(partition).commits]
 
     assert after_a_power_loss(copy()[0]) == []
     assert after_a_power_loss(copy(0)[0]) == [0]
@@ -353,6 +355,29 @@ def two_controllers_both_decide(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "check_answer", lambda *_: None)
 
 
+def what_passed_is_not_settled(patch: pytest.MonkeyPatch) -> None:
+    """What leaves lacks it."""
+    patch.setattr(Passes, "settle", lambda self, slot, *_: self.revoke(slot))
+
+
+def what_passed_counts_behind_a_loss(patch: pytest.MonkeyPatch) -> None:
+    """Whatever became of the commits before it."""
+
+    def found(self: Passes, partition: PartitionId, epoch: int, sequence: int) -> Passing | None:
+        held = {
+            source: each.kinds[each.kind[partition.partition]]
+            for (_, source), each in self._sources.items()
+            if partition.partition < len(each.kind) and each.kinds
+        }
+        return Passing(epoch, sequence, held) if held else None
+
+    patch.setattr(Passes, "found", found)
+
+
+def batches_pass_whatever_is_due(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionHost, "needs_no_visit", lambda self, until: Pass(self, until, math.inf, math.inf))
+
+
 #: of what few seeds meet, the first of those that are tried
 RARE = {a_name_is_whose_asks_last: 800, a_registration_is_believed_whenever_it_comes: 200}
 
@@ -386,6 +411,9 @@ RARE = {a_name_is_whose_asks_last: 800, a_registration_is_believed_whenever_it_c
         a_batch_of_which_a_part_was_never_sent_counts_as_sent,
         a_source_is_anybodys,
         a_gap_that_no_client_tells_of,
+        what_passed_is_not_settled,
+        what_passed_counts_behind_a_loss,
+        batches_pass_whatever_is_due,
     ],
     ids=[
         "what is damaged is removed",
@@ -414,6 +442,9 @@ RARE = {a_name_is_whose_asks_last: 800, a_registration_is_believed_whenever_it_c
         "a batch of which a part was never sent counts as sent",
         "a source is anybody's",
         "a gap that no client tells of",
+        "what passed is not settled",
+        "what passed counts behind a loss",
+        "batches pass whatever is due",
     ],
 )
 def test_a_broken_variant_is_found(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,6 +463,9 @@ class Segments:
 
     def create(self, number: int, data: bytes) -> None:
         self._directory.mkdir(exist_ok=True)
+        if self._file is not None:
+            self._environment.write()
+            self._file.synced = self._file.data
         path = self._directory / segment_name(number)
         path.write_bytes(data)
         self._environment.sync([path, self._directory, self._directory.parent])

@@ -195,6 +195,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.ready: deque[Handle] = deque()
         self.process: Process | None = None  # whose callback runs
         self.job: Job | None = None  # the thread that runs
+        self.notes: dict[str, Any] = {}  # of what runs in none
         self.events = 0
         self.closed = False
         self.on_event: Callable[[], None] | None = None

@@ -7,15 +7,17 @@ never moved, never crashed: every output must have been this, and every byte of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from stateflow.changes import Mutations
 from stateflow.runtime import layout
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.lifecycle import Lifecycle, State
-from stateflow.runtime.positions import Batch
+from stateflow.runtime.positions import Batch, behind
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
 from tests.simulation.sim import flow
@@ -26,9 +28,14 @@ class Violation(AssertionError):
     pass
 
 
+#: numbers of what is committed and is no batch
+TAKEN, SETTLED = -1, -2
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Of a batch; or of a client that takes over its source: then the batch is numbered -1, and says who it is."""
+    """Of a batch; or of a client that takes over its source: then the batch is TAKEN, and says who it is; or of what
+    passed before, without a batch: SETTLED. A batch that passes has the sequence of the commit before."""
 
     sequence: int
     epoch: int
@@ -55,6 +62,32 @@ def batches(history: Iterable[Commit]) -> list[Commit]:
     return [commit for commit in history if commit.batch.number >= 0]
 
 
+@dataclass(slots=True)
+class History:
+    """``passes``: what needed no commit, and is kept by the next one."""
+
+    commits: list[Commit] = field(default_factory=list)
+    passes: list[Commit] = field(default_factory=list)
+
+    def up_to(self, sequence: int, held: Mapping[str, int] = MappingProxyType({})) -> History:
+        """Args: held: source → its last batch, of those that passed behind the last commit."""
+        passes = [
+            each
+            for each in self.passes
+            if each.sequence < sequence
+            or (each.sequence == sequence and each.batch.number <= held.get(each.batch.source, -1))
+        ]
+        return History(self.commits[:sequence], passes)
+
+    @property
+    def batches(self) -> list[Commit]:
+        return batches([*self.commits, *self.passes])
+
+    def newest(self, source: str) -> int:
+        """Its last batch, -1 for none."""
+        return max([c.batch.number for c in self.batches if c.batch.source == source], default=-1)
+
+
 def may_commit(lifecycle: Lifecycle) -> bool:
     return lifecycle.state is State.OWNED or lifecycle.in_hand
 
@@ -71,15 +104,15 @@ class Oracle:
         self.epochs: dict[PartitionId, int] = {}  # the newest that was owned
         self.acknowledged: dict[tuple[PartitionId, str, int], bytes] = {}
         self.owners: dict[tuple[PartitionId, int], str] = {}  # by epoch
-        self.commits = self.lost = 0
-        self._histories: dict[tuple[PartitionId, int], list[Commit]] = {}
-        self._before_power: dict[tuple[PartitionId, int], list[list[Commit]]] = {}  # what standbys may still have
+        self.commits = self.lost = self.passes = self.settles = 0
+        self._histories: dict[tuple[PartitionId, int], History] = {}
+        self._before_power: dict[tuple[PartitionId, int], list[History]] = {}  # what standbys may still have
         self.given_up: set[PartitionId] = set()  # where a former client was let in, as the newest was told
         self._lost: set[tuple[PartitionId, str, int]] = set()
 
-    def history(self, partition: PartitionId) -> list[Commit]:
+    def history(self, partition: PartitionId) -> History:
         """As it is now."""
-        return self._histories.get((partition, self.epochs.get(partition, 0)), [])
+        return self._histories.get((partition, self.epochs.get(partition, 0)), History())
 
     # -- while it runs ------------------------------------------------------------------------------------
 
@@ -99,7 +132,7 @@ class Oracle:
         if epoch < self.epochs[partition]:
             if not given_up:
                 raise Violation(f"{replica} commits to {partition} at epoch {epoch} after {self.epochs[partition]}")
-            before = self.history(partition)
+            before = self.history(partition).batches
             self.epochs[partition] = epoch
             self._gone(partition, before, self.acknowledge != "standby", "by a take-over that was given up")
 
@@ -120,60 +153,86 @@ class Oracle:
         history = self._continued(partition, replica, epoch, sequence)
         history.append(Commit(sequence, epoch, replica, batch, b"", 0, b""))
 
+    def settled(self, partition: PartitionId, replica: str, epoch: int, wrote: Mutations) -> None:
+        """What passed is the partition's own."""
+        sequence = int.from_bytes(dict(wrote.puts)[layout.SEQUENCE], "big")
+        history = self._continued(partition, replica, epoch, sequence)
+        history.append(Commit(sequence, epoch, replica, Batch("", SETTLED), b"", 0, b""))
+        self.settles += 1
+
+    def passed(self, partition: PartitionId, replica: str, epoch: int, batch: Batch, now_us: int) -> None:
+        history = self._histories.get((partition, epoch))
+        if history is None:
+            raise Violation(f"{batch} passes {partition} at {replica} at epoch {epoch}, which nobody owned")
+        if history.newest(batch.source) != batch.number - 1:
+            raise Violation(f"{batch} passes {partition} at {replica} behind {history.newest(batch.source)}")
+        history.passes.append(Commit(len(history.commits), epoch, replica, batch, b"", now_us, b""))
+        self.passes += 1
+
     def _continued(self, partition: PartitionId, replica: str, epoch: int, sequence: int) -> list[Commit]:
         history = self._histories.get((partition, epoch))
         if history is None:
             raise Violation(f"{replica} commits to {partition} at epoch {epoch}, which nobody owned")
-        if sequence != len(history) + 1:
-            raise Violation(f"{replica} commits {sequence} to {partition} after {len(history)}")
-        return history
+        if sequence != len(history.commits) + 1:
+            raise Violation(f"{replica} commits {sequence} to {partition} after {len(history.commits)}")
+        return history.commits
 
-    def opened(self, partition: PartitionId, epoch: int, sequence: int, power_was_lost: bool) -> None:
-        """An owner is back, with what its disk kept."""
+    def opened(
+        self, partition: PartitionId, epoch: int, sequence: int, held: Mapping[str, int], power_was_lost: bool
+    ) -> None:
+        """An owner is back, with what its disk kept. Args: held: source → its last batch, of those that passed."""
         self.epochs.setdefault(partition, epoch)
-        history = self._histories.setdefault((partition, epoch), [])
-        if sequence > len(history):
-            raise Violation(f"{partition} came back with {sequence} of {len(history)} commits of epoch {epoch}")
-        if sequence < len(history) and not power_was_lost:
-            raise Violation(f"{partition} lost {history[sequence].batch} although its power was never lost")
-        before = self.history(partition)[:]
-        if sequence < len(history):
-            self._before_power.setdefault((partition, epoch), []).append(history[:])
-        del history[sequence:]
+        history = self._histories.setdefault((partition, epoch), History())
+        if sequence > len(history.commits):
+            raise Violation(f"{partition} came back with {sequence} of {len(history.commits)} commits of epoch {epoch}")
+        for source, number in held.items():
+            passed = [each.batch.number for each in history.passes if each.batch.source == source]
+            if number not in passed:
+                raise Violation(f"{partition} came back as if batch {number} of {source} had passed it")
+        kept = history.up_to(sequence, held)
+        missing = [each for each in history.batches if each not in kept.batches]
+        if missing and not power_was_lost:
+            raise Violation(f"{partition} lost {missing[0].batch} although its power was never lost")
+        before = self.history(partition).batches
+        if missing:
+            self._before_power.setdefault((partition, epoch), []).append(history)
+        self._histories[partition, epoch] = kept
         self._gone(partition, before, self.acknowledge == "wal", "with its power")
 
     def owned(self, partition: PartitionId, replica: str, epoch: int, entries: dict[bytes, bytes], plan: Plan) -> None:
         """A lifecycle says OWNED. What its copy contains is what the partition contains from now on."""
         if (partition, epoch) in self._histories:
             return
-        before = self.history(partition)
+        before = self.history(partition).batches
         if not plan.over:
             self.epochs[partition] = max(epoch, self.epochs.get(partition, 0))
         source = plan.origin
         if plan.how == "LOCAL":  # what it had, whatever became of it
             source = max(e for (p, e), name in self.owners.items() if (p, name) == (partition, replica) and e < epoch)
         sequence = int.from_bytes(entries.get(layout.SEQUENCE, b""), "big")
-        origin = self._histories.get((partition, source), [])
+        origin = self._histories.get((partition, source), History())
         # a power loss parts the history: the owner goes on from before it, a standby may have what was lost by it
         if parted := self._before_power.get((partition, source)):
             histories = [origin, *parted] if plan.how == "STANDBY" else [origin]
-            could = [h for h in histories if len(h) >= sequence]
-            played = (h for h in could if self.same(entries, self._play(partition, h[:sequence])))
-            origin = next(played, [])
-            if sequence and not origin:
+            could = [h for h in histories if len(h.commits) >= sequence]
+            played = (h for h in could if self.same(entries, self._play(partition, h.up_to(sequence))))
+            origin = next(played, History())
+            if sequence and not origin.commits:
                 raise Violation(f"{partition} has {sequence} commits by {plan.how}, of none of {len(could)} histories")
-        if sequence > len(origin):
-            raise Violation(f"{partition} has {sequence} of {len(origin)} commits by {plan.how}")
-        if sequence < len(origin) and plan.how != "STANDBY":
-            raise Violation(f"{partition} lost {origin[sequence].batch} by {plan.how}")
-        self._histories[partition, epoch] = origin[:sequence]
+        if sequence > len(origin.commits):
+            raise Violation(f"{partition} has {sequence} of {len(origin.commits)} commits by {plan.how}")
+        kept = origin.up_to(sequence)
+        missing = [each for each in origin.batches if each not in kept.batches]
+        if missing and plan.how != "STANDBY":
+            raise Violation(f"{partition} lost {missing[0].batch} by {plan.how}")
+        self._histories[partition, epoch] = kept
         # a take-over nobody heard of, by one that was not heard any more, is as if it had never been
         may = plan.how == "STANDBY" or (plan.abandoned and plan.how == "LOCAL")
         self._gone(partition, before, may and self.acknowledge != "standby", f"by {plan.how}")
 
     def _gone(self, partition: PartitionId, before: list[Commit], acknowledged_too: bool, how: str) -> None:
-        there = {(c.batch.source, c.batch.number) for c in self.history(partition)}
-        for commit in batches(before):
+        there = {(c.batch.source, c.batch.number) for c in self.history(partition).batches}
+        for commit in before:
             if (commit.batch.source, commit.batch.number) not in there:
                 key = partition, commit.batch.source, commit.batch.number
                 if key in self.acknowledged and not acknowledged_too:
@@ -184,11 +243,12 @@ class Oracle:
 
     def newest(self, partition: PartitionId, source: str) -> int:
         """The last batch of a source that the partition contains, -1 for none."""
-        return max([c.batch.number for c in self.history(partition) if c.batch.source == source], default=-1)
+        return self.history(partition).newest(source)
 
     def answered(self, partition: PartitionId, source: str, number: int, output: bytes) -> None:
         """A client was told this."""
-        committed = [c for c in self.history(partition) if (c.batch.source, c.batch.number) == (source, number)]
+        contained = self.history(partition).batches
+        committed = [c for c in contained if (c.batch.source, c.batch.number) == (source, number)]
         key = partition, source, number
         if key in self._lost:
             return  # said before it was lost, or of what was sent again
@@ -220,8 +280,8 @@ class Oracle:
             mended: sources that sent again what was lost.
         """
         history = self.history(partition)
-        seen = {(c.batch.source, c.batch.number): c.rows for c in batches(history)}
-        if len(seen) != len(batches(history)):
+        seen = {(c.batch.source, c.batch.number): c.rows for c in history.batches}
+        if len(seen) != len(history.batches):
             raise Violation(f"{partition} took a batch twice")
         told = partition in self.given_up
         lost = {(source, n) for p, source, n in self._lost if p == partition and (told or source not in mended)}
@@ -229,33 +289,58 @@ class Oracle:
         if missing or not all(sent[key] == rows for key, rows in seen.items()):
             raise Violation(f"{partition} took other batches than were sent; missing: {missing}")
         expected = self._play(partition, history)
+        visited = self._play(partition, history, visits=True)
+        if _cells(visited) != _cells(expected):
+            raise Violation(f"{partition} has other states than if nothing had passed it")
         if not self.same(entries, expected):
             one, other = _content(entries), _content(expected)
             different = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
             raise Violation(f"{partition} differs from an uninterrupted run in {different[:5]}")
 
     @staticmethod
-    def _play(partition: PartitionId, history: list[Commit]) -> dict[bytes, bytes]:
-        """What an operator that never moved and never crashed makes of it."""
+    def _play(partition: PartitionId, history: History, *, visits: bool = False) -> dict[bytes, bytes]:
+        """What an operator that never moved and never crashed makes of it. Args: visits: of what passed it, too."""
         store = MemoryStore()
         host, newest = PartitionHost(Flow, partition, store, 1), None
         step, flow.step = flow.step, lambda: None  # nothing else runs meanwhile: this is not of the run
+        passes = deque(history.passes)
         try:
-            for commit in history:
-                if commit.batch.number < 0:
+            for commit in history.commits:
+                held: dict[str, layout.Position] = {}
+                while passes and passes[0].sequence < commit.sequence:
+                    each = passes.popleft()
+                    if visits:
+                        if host.apply(each.batch, SCHEMA_BYTES, each.rows, each.now_us).output:
+                            raise Violation(f"{each.batch} passed {partition}, where something was due")
+                        continue
+                    before = held.get(each.batch.source) or host.contains(each.batch.source)
+                    assert before is not None
+                    held[each.batch.source] = behind(before, each.batch, 0, each.now_us)
+                if commit.batch.number == SETTLED:
+                    if not visits:
+                        host.settle(held)
+                    continue
+                if commit.batch.number == TAKEN:
                     assert commit.batch.session is not None
                     if commit.batch.session == newest:  # again, as the copy that is served is not the one it was told
                         store.apply(Mutations(puts=layout.lapsing(store)))
                         host = PartitionHost(Flow, partition, store, 1)
                     newest = commit.batch.session
+                    host.adopt(held)
                     host.open_source(commit.batch.source, commit.batch.session)
                     continue
+                host.adopt(held)
                 output = host.apply(commit.batch, SCHEMA_BYTES, commit.rows, commit.now_us).output
                 if output != commit.output:
                     raise Violation(f"{partition}: {commit.batch} gave another output than without interruption")
         finally:
             flow.step = step
         return dict(store.scan(b""))
+
+
+def _cells(entries: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """States and timers."""
+    return {k: v for k, v in entries.items() if not k.startswith(b"m")}
 
 
 def _content(entries: dict[bytes, bytes]) -> dict[bytes, bytes]:

@@ -130,6 +130,7 @@ def simulate(seed: int) -> World:
         flow.step = lambda: None
         world.counts.events = world.loop.events
         world.counts.commits, world.counts.batches_lost = world.oracle.commits, world.oracle.lost
+        world.counts.passes, world.counts.settles = world.oracle.passes, world.oracle.settles
         world.counts.virtual_s = world.loop.now
         for program in world.programs.values():
             if program.process is not None:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -34,10 +35,11 @@ from stateflow.runtime.lease import Lease
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.operator import describe
 from stateflow.runtime.outcomes import Answers
+from stateflow.runtime.passing import PassedSlot, Passes
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.reader import Reader
 from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Shares
+from stateflow.runtime.shares import Frame, Shares
 from stateflow.runtime.slot import Slot
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -105,6 +107,15 @@ class WatchedBatches(Batches):
         with self._noted(noted):
             super().apply(shares, answers)
 
+    def pass_over(self, frame: Frame) -> list[int]:
+        job = self.loop.job
+        assert job is not None
+        job.notes["passing"] = frame.operator, frame.batch
+        try:
+            return super().pass_over(frame)
+        finally:
+            job.notes.clear()
+
     def open_source(self, partition: PartitionId, source: str, session: Session) -> int:
         with self._noted({partition: (Batch(source, -1, sparse=True, session=session), b"")}):
             return super().open_source(partition, source, session)
@@ -118,6 +129,36 @@ class WatchedBatches(Batches):
             yield
         finally:
             job.notes.clear()
+
+
+class WatchedPasses(Passes):
+    """They note in the thread that has them what they are, for the oracle."""
+
+    loop: SimLoop
+
+    def _write(self, operator: str, source: str, numbers: list[int], *args: Any) -> None:
+        passed, positions, kind = args
+        noted = [
+            (PartitionId(operator, number), each.epoch, positions[of])
+            for number, each, of in zip(numbers, passed, kind, strict=True)
+        ]
+        with self._noted("passes", noted):
+            super()._write(operator, source, numbers, *args)
+
+    def settle(self, slot: PassedSlot, *args: Any) -> None:
+        with self._noted("settles", slot.id):
+            super().settle(slot, *args)
+
+    @contextlib.contextmanager
+    def _noted(self, what: str, value: Any) -> Iterator[None]:
+        job = self.loop.job
+        notes = self.loop.notes if job is None else job.notes
+        before = notes.get(what)
+        notes[what] = value
+        try:
+            yield
+        finally:
+            notes[what] = before
 
 
 class Node(ReplicaNode):
@@ -135,6 +176,9 @@ class Node(ReplicaNode):
             Lease.none(),
             recover=False,  # type: ignore[arg-type]
         )
+        durable = {"wal": False, "fsync": True}.get(settings.acknowledge)
+        self._registry.passes = WatchedPasses(environment.home, environment, durable)  # type: ignore[arg-type]
+        self._registry.passes.loop = process.loop
         self.batches = WatchedBatches(self._registry, self.lease, self.sender, self.cache)
         self.batches.loop = process.loop
         self.reader = Reader(self._registry, self.batches)
@@ -188,6 +232,8 @@ class Counts:
     moves_aborted: int = 0
     takeovers: int = 0
     batches_lost: int = 0
+    passes: int = 0
+    settles: int = 0
     doubles: int = 0
     blanks: int = 0
     incomplete: int = 0
@@ -313,6 +359,7 @@ class World:
             environment.logged = lambda commit: self._wrote(
                 process, commit.partition, ChangeSet.decode(commit.change_set).mutations
             )
+            environment.wrote = lambda store, mutations: self._passed(process)
         else:
             environment.wrote = lambda store, mutations: self._wrote(process, store, mutations)
         node = Node(self, process, info, environment)
@@ -327,8 +374,9 @@ class World:
             if slot.lifecycle.state is State.OWNED:
                 epoch, entries = slot.lifecycle.epoch, contents(slot)
                 sequence = int.from_bytes(entries.get(layout.SEQUENCE, b""), "big")
+                held = {s: each.batch for s, each in node._registry.passes.held(slot, epoch, sequence).items()}
                 self.oracle.owned(slot.id, name, epoch, entries, self._plan_of(slot.id, epoch))
-                self.oracle.opened(slot.id, epoch, sequence, program.power_lost)
+                self.oracle.opened(slot.id, epoch, sequence, held, program.power_lost)
                 self.oracle.changed(slot.id, self.nodes)
         program.power_lost = False
         methods = Methods()
@@ -340,11 +388,21 @@ class World:
     # -- what the oracle is told --------------------------------------------------------------------------
 
     def _wrote(self, process: Process, where: PartitionId | Store, mutations: Mutations) -> None:
-        job = self.loop.job
-        applies = None if job is None else job.notes.get("applies")
-        if applies is None or not any(key == layout.SEQUENCE for key, _ in mutations.puts):
+        if self._passed(process):
+            return
+        notes = self._notes
+        applies = notes.get("applies")
+        if not any(key == layout.SEQUENCE for key, _ in mutations.puts):
             return
         node = self.nodes[process.name]
+        if (settled := notes.get("settles")) is not None:
+            epoch = node.lifecycle(settled).epoch
+            self.log(f"{process.name} settles {settled} at {epoch}")
+            self.serving(settled)
+            self._check(lambda: self.oracle.settled(settled, process.name, epoch, mutations))
+            return
+        if applies is None:
+            return
         partition = next(slot.id for slot in node._registry.slots() if slot.id == where or slot.store is where)
         batch, rows = applies[partition]
         epoch = node.lifecycle(partition).epoch
@@ -361,6 +419,24 @@ class World:
             now_us = layout.Position.decode(position).at_us
             self._check(lambda: self.oracle.committed(partition, process.name, epoch, batch, rows, now_us, mutations))
         self._check(lambda: self.oracle.changed(partition, self.nodes))
+
+    @property
+    def _notes(self) -> dict[str, Any]:
+        """Of whoever runs."""
+        job = self.loop.job
+        return self.loop.notes if job is None else job.notes
+
+    def _passed(self, process: Process) -> bool:
+        """Was that what passed partitions?"""
+        passes = self._notes.get("passes")
+        if passes is None:
+            return False
+        _, batch = self._notes["passing"]
+        for partition, epoch, position in passes:
+            self.log(f"{batch.source} {batch.number} passes {partition} at {process.name} at {epoch}")
+            self.serving(partition)
+            self._check(partial(self.oracle.passed, partition, process.name, epoch, batch, position.at_us))
+        return True
 
     def changed(self, node: Node, partition: PartitionId) -> None:
         lifecycle = node.lifecycle(partition)

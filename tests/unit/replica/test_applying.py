@@ -14,6 +14,7 @@ import pytest
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Moved, NotOwner, Unavailable
 from stateflow.replica.applying import Answer, Applier
+from stateflow.replica.lane import LeftBehind
 from stateflow.replica.messages import Piece
 from stateflow.runtime.host import Applied
 from stateflow.runtime.outcomes import Answers
@@ -39,6 +40,9 @@ class Node:
         self.rows: list[tuple[int, list[int]]] = []
         self.batches = self.hands = self
 
+    def pass_over(self, frame: Frame) -> list[int]:
+        return []
+
     def apply(self, shares: Shares, answers: Answers) -> None:
         for number, part in enumerate(shares.parts):
             answers.begun(number)
@@ -59,6 +63,7 @@ class Sender:
     def __init__(self, requests: Iterable[Piece], then: Any = None) -> None:
         self.requests, self.then = list(requests), then
         self.answers: list[Answer] = []
+        self.past: list[int] = []
 
     async def receive(self, patience_s: float | None = None) -> Piece | None:
         if self.requests:
@@ -70,6 +75,9 @@ class Sender:
 
     async def answer(self, answers: Sequence[Answer]) -> None:
         self.answers += answers
+
+    async def passed(self, partitions: Sequence[int]) -> None:
+        self.past += partitions
 
     async def give_sign_of_life(self) -> None: ...
 
@@ -220,3 +228,42 @@ def test_a_rest_that_does_not_come_is_not_waited_for() -> None:
 
     with pytest.raises(Unavailable, match="the rest of a batch's rows"):
         serve(Node({}, hold_s=SOON_S), Sender(in_pieces({0: [1]}, 4)[:1], never))
+
+
+class Passes(Node):
+    """Partitions without rows, all but the first; or none, since its thread does not come back."""
+
+    comes_back = True
+
+    def pass_over(self, frame: Frame) -> list[int]:
+        if not self.comes_back:
+            raise LeftBehind
+        return [place for place, count in enumerate(frame.counts) if not count and frame.partitions[place]]
+
+
+def test_partitions_that_a_batch_passes_are_answered_and_not_visited() -> None:
+    node = Passes({0: applied(0), 2: applied(2)})
+    sender = Sender([whole({0: [], 1: [], 2: [3, 4], 3: []}), whole({5: []})])
+    applier = serve(node, sender)
+    assert node.rows == [(0, []), (2, [3, 4])]
+    assert [partition.partition for partition, _ in sender.answers] == [0, 2]
+    assert sender.past == [1, 3, 5]
+    (sample,) = applier.samples.after(0)
+    assert (sample.operator, sample.rows) == ("Op", 2)
+
+
+def test_a_batch_of_a_sparse_source_or_with_rows_everywhere_asks_nobody_to_pass() -> None:
+    node = Passes({0: applied(1), 1: applied(0)})
+    node.pass_over = None  # type: ignore[assignment, method-assign]
+    sparse = frame({1: []}, Batch("s", 0, sparse=True))
+    serve(node, Sender([whole({0: [1]}), Piece(sparse, sparse.message, True)]))
+    assert [partition for partition, _ in node.rows] == [0, 1]
+
+
+def test_where_the_thread_does_not_come_back_partitions_are_visited() -> None:
+    node = Passes({1: applied(0)})
+    node.comes_back = False
+    sender = Sender([whole({1: []})])
+    serve(node, sender)
+    assert node.rows == [(1, [])]
+    assert sender.past == []

@@ -89,6 +89,33 @@ def test_the_last_answer_of_a_call_ends_it() -> None:
     run(work)
 
 
+def test_a_call_may_end_with_partitions_that_a_batch_passed() -> None:
+    async def passes(exchange: Exchange) -> None:
+        first = await exchange.receive()
+        assert first is not None
+        assert first.frame is not None
+        await exchange.passed(first.frame.partitions[1:])
+        await exchange.answer(applied(first)[:1])
+        second = await exchange.receive()
+        assert second is not None
+        assert second.frame is not None
+        await exchange.passed(second.frame.partitions)
+
+    async def work() -> None:
+        s = Stream(passes)
+        s.send(request(1, 0, 1, 2, last=False), request(1, 3, 4, begins=False), None)
+        said = [await s.hear() for _ in range(3)]
+        assert [(list(each.passed), len(each.results), each.last) for each in said] == [
+            ([1, 2], 0, False),
+            ([], 1, False),
+            ([3, 4], 0, True),
+        ]
+        await s.task
+        assert s.said.empty()
+
+    run(work)
+
+
 def test_a_call_that_waits_holds_up_no_other() -> None:
     async def work() -> None:
         here = asyncio.Event()

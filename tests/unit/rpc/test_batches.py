@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stateflow.errors import NotOwner, StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.batches import Answer, Answers, Replies, requests_of
+from stateflow.rpc.batches import PASSED, Answer, Answers, Replies, requests_of
 from stateflow.rpc.wire import fault_of
 from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.positions import Batch
@@ -82,3 +82,8 @@ def test_an_answer_that_cannot_be_ends_the_call() -> None:
     errors = [error for _, error in found]
     assert all(isinstance(error, StateflowError) and "answers what cannot be" in str(error) for error in errors)
     assert [number for number, _ in found] == [0, 1]
+
+
+def test_partitions_that_the_batch_passed_give_nothing() -> None:
+    came = rpb.ApplyResponse(call=1, passed=[1, 7, 1], results=[result(0)], last=True)
+    assert told(came) == [(1, PASSED), (0, Answer(b"", False, 3, 4))]
