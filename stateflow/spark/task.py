@@ -186,7 +186,7 @@ class OperatorTask:
         for number, (piece, last) in enumerate(cut(self._read(batches, task), bytes_max)):
             work.read(piece)
             rows = self._by_partition(piece, task, digests=True)
-            del piece
+            piece.clear()  # several hold this list
             work.routed()
             watermark_us = LATEST_US if last and self.watermark is not None else None  # nothing follows
             try:
@@ -197,7 +197,9 @@ class OperatorTask:
                 raise
             if last:
                 work.tell()
+            del rows
             yield from _batches(tables)
+            del tables
             work.given()
 
     def _delivered(self, batch: Batch, rows: _Rows, work: _Work) -> list[pa.Table]:
