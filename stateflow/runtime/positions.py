@@ -221,9 +221,7 @@ class Positions:
                 operator=self.partition.operator,
                 partition=self.partition.partition,
             )
-        contained = batch.number == last or (
-            last is not None and batch.number < last and batch.is_piece
-        )
+        contained = batch.number == last or (last is not None and batch.number < last and batch.is_piece)
         if contained and batch.source in self._recalled:
             raise self.output_is_gone(batch)
         if batch.number == last:

@@ -87,5 +87,5 @@ def _is_hashed_whole(kind: Any) -> bool:
 
     nested = (t.StructType, t.ArrayType, t.MapType, t.VariantType, t.NullType)
     if isinstance(kind, t.StringType):
-        return kind.isUTF8BinaryCollation()
+        return bool(kind.collation == "UTF8_BINARY")
     return not isinstance(kind, (t.FloatType, t.DoubleType, *nested))

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from stateflow.errors import InvalidArgument
 from stateflow.spark import apply, apply_operator, query_metrics
 from stateflow.spark.order import comes_in_order, row_hash
 from stateflow.testing import LocalCluster
@@ -369,6 +370,39 @@ def test_a_disk_that_is_full_in_the_middle(spark: SparkSession, mount: Mount, mi
         assert state(small, "Gated") == expected()
 
 
+# -- more than there is room for ------------------------------------------------------------------------------
+
+
+def test_a_micro_batch_that_is_too_large_is_refused_and_other_operators_go_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a partition at a replica has a limit. A batch DataFrame of the same rows has none."""
+    monkeypatch.setenv("STATEFLOW_REPLICA_WAITING_BYTES_MAX", str(8 << 20))
+    rows = frame(spark, 8_000).withColumn("k", F.lit("k")).withColumn("pad", F.repeat(F.lit("x"), 1000))
+    rows.repartition(4, "seq").write.parquet(str(tmp_path / "input"))
+
+    def run(files: int, checkpoint: str) -> None:
+        stream = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", files)
+        applied = apply_operator(stream.parquet(str(tmp_path / "input")), Tally, cluster=tight, tasks=2)
+        writer = applied.writeStream.format("noop").option("checkpointLocation", str(tmp_path / checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination(int(PATIENCE_S))
+
+    with LocalCluster(Tally, sites={"cloud": 1}, partitions=PARTITIONS, checkpoint_interval_s=0) as tight:
+        tight.cluster.deploy(Tally, PARTITIONS, name="Other")
+        with tight.stream("Other", source="s") as other:
+            sent = [{"seq": 0, "k": "a", "kind": "a", "v": 1}]
+            assert other.send(sent) == [{"seq": 0, "k": "a", "n": 1, "total": 1}]
+            with pytest.raises(Exception, match=f"invalid_argument: more than {4 << 20} bytes of one batch's rows"):
+                run(4, "all")
+            assert state(tight, "Tally") == {}, "nothing of it is applied"
+            assert other.send(sent) == [{"seq": 0, "k": "a", "n": 2, "total": 2}]
+        run(1, "each")
+        assert {key: n for key, (n, _) in state(tight, "Tally").items()} == {"k": 8_000}
+        applied = apply_operator(spark.read.parquet(str(tmp_path / "input")), Tally, cluster=tight, tasks=2)
+        assert applied.count() == 8_000
+        assert {key: n for key, (n, _) in state(tight, "Tally").items()} == {"k": 16_000}
+
+
 # -- what a piece is -----------------------------------------------------------------------------------------
 
 
@@ -412,6 +446,12 @@ def test_a_frame_without_rows_comes_to_every_partition(
         applied = apply_operator(rows, Tally, cluster=cluster, name=name, tasks=tasks, source=f"{name}-{number}")
         assert applied.collect() == []
         assert query_metrics(applied).operators[0].visits == PARTITIONS
+
+
+def test_a_column_of_a_reserved_name_is_refused(spark: SparkSession, cluster: LocalCluster, name: str) -> None:
+    """It would be taken for one that is added, and not come to the operator."""
+    with pytest.raises(InvalidArgument, match="'__Stateflow_hash' has a name that is reserved"):
+        apply_operator(frame(spark).withColumn("__Stateflow_hash", F.lit(1)), Tally, cluster=cluster, name=name)
 
 
 ALIKE_BUT_NOT_THE_SAME = {

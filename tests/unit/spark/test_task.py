@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.errors import InputIncomplete, OperatorFailed
+from stateflow.errors import InputIncomplete, InvalidArgument, OperatorFailed
 from stateflow.router import Delivery
 from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.positions import Batch
@@ -106,3 +106,15 @@ def test_an_error_says_of_which_piece_it_is(task: OperatorTask, monkeypatch: pyt
     source = Input()
     with pytest.raises(OperatorFailed, match=rf"piece={piece} pieces_applied={piece}"):
         run(task, Replicas(source, piece), source, monkeypatch, whole=True)
+
+
+def test_more_than_can_be_one_batch_is_refused_as_soon_as_it_is_read(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a micro-batch, before anything of it is sent."""
+    source = Input()
+    monkeypatch.setattr(tasks, "WHOLE_BYTES_MAX", 7 * BATCH_BYTES)
+    work = tasks._Work(task, "q", Batch("query:q", 0), 0, ManualClock())
+    with pytest.raises(InvalidArgument, match=r"bytes of rows came to one task.*maxFilesPerTrigger"):
+        list(task._whole_batch(Batch("query:q", 0), 0, iter(source), work, streaming=False))
+    assert source.asked_for == 8
