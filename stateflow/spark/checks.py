@@ -134,7 +134,7 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
 
 
 def check_columns(df: DataFrame) -> None:
-    """Raises InvalidArgument for a column of a type that Python's Arrow has not, or of a name that is not its user's."""
+    """Raises InvalidArgument for a column of a type that Python's Arrow has not, or of a reserved name."""
     for field in df.schema:
         if field.name.lower().startswith(RESERVED_COLUMNS):
             raise InvalidArgument(

@@ -34,7 +34,8 @@ def comes_in_order(df: DataFrame) -> bool:
 
 def row_hash(df: DataFrame) -> Column:
     """64 bits of all columns. Rows that differ have different ones, but for one in 2 ** 64: two that had the same could
-    come the one way round and the other, and be taken for each other where one ends a piece.
+    come the one way round and the other, and be taken for each other where one ends a piece. Rows that are the same
+    have the same, whether their columns may be null or not.
 
     Spark's hash passes over nulls, and takes a list for its elements and -0.0 for 0.0: each is told apart here.
     """
@@ -42,50 +43,30 @@ def row_hash(df: DataFrame) -> Column:
 
     parts: list[Column] = []
     for field in df.schema:
-        parts += _parts(F.col(f"`{field.name.replace('`', '``')}`"), field.dataType, field.nullable)
-    return _hash(parts)
+        parts += _parts(F.col(f"`{field.name.replace('`', '``')}`"), field.dataType)
+    return F.xxhash64(*parts)
 
 
-def _hash(parts: list[Column]) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.xxhash64(*(parts or [F.lit(0)]))
-
-
-def _parts(value: Column, kind: Any, nullable: bool) -> list[Column]:
+def _parts(value: Column, kind: Any) -> list[Column]:
     """What to hash of a value. Of two that differ these differ, and the one's are not how the other's begin."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as t
 
-    parts = [value.isNull()] if nullable else []
+    is_null = value.isNull()
     if isinstance(kind, t.NullType):
-        return parts
+        return [is_null]
     if isinstance(kind, t.StringType):
-        return [*parts, value.cast(t.StringType())]  # whatever its collation takes for equal
+        return [is_null, value.cast(t.StringType())]  # whatever its collation takes for equal
     if isinstance(kind, (t.FloatType, t.DoubleType)):
-        return [*parts, value, F.when(value == 0, value.cast("string"))]  # which has the sign
+        return [is_null, value, F.when(value == 0, value.cast("string"))]  # which has the sign
     if isinstance(kind, t.VariantType):  # which Spark does not hash
-        return [*parts, F.to_json(value)]
+        return [is_null, F.to_json(value)]
     if isinstance(kind, t.StructType):
-        for field in kind:
-            parts += _parts(value.getField(field.name), field.dataType, nullable or field.nullable)
-        return parts
+        return [is_null, *(part for field in kind for part in _parts(value.getField(field.name), field.dataType))]
     if isinstance(kind, t.MapType):
-        entry = t.StructType().add("key", kind.keyType, False).add("value", kind.valueType, kind.valueContainsNull)
-        value, kind = F.map_entries(value), t.ArrayType(entry, False)
+        entry = t.StructType().add("key", kind.keyType).add("value", kind.valueType)
+        value, kind = F.map_entries(value), t.ArrayType(entry)
     if isinstance(kind, t.ArrayType):
-        element, has_nulls = kind.elementType, kind.containsNull
-        if has_nulls or not _is_hashed_whole(element):
-            value = F.transform(value, lambda each: _hash(_parts(each, element, has_nulls)))
-        return [*parts, F.size(value), value]
-    return [*parts, value]
-
-
-def _is_hashed_whole(kind: Any) -> bool:
-    """Whether Spark's hash of a value that is not null tells it from all others."""
-    from pyspark.sql import types as t
-
-    nested = (t.StructType, t.ArrayType, t.MapType, t.VariantType, t.NullType)
-    if isinstance(kind, t.StringType):
-        return bool(kind.collation == "UTF8_BINARY")
-    return not isinstance(kind, (t.FloatType, t.DoubleType, *nested))
+        element = kind.elementType
+        return [is_null, F.array_size(value), F.transform(value, lambda each: F.xxhash64(*_parts(each, element)))]
+    return [is_null, value]
