@@ -312,7 +312,7 @@ class PartitionHost:
         self.evolve(now_us, guard)
         if (replayed := sources.replayed(batch, after, digest)) is not None:
             earlier, named = replayed.output, batch.session is not None
-            if rows is None or named or replayed.rows or not sources.is_newest(batch):
+            if rows is None or named or replayed.rows or not sources.takes_rows_later(batch):
                 if batch.attempt.use and not initial:  # somebody who sends the same rows, or is mistaken
                     now = 0 if rows is None else len(self._checked(rows).columns())
                     sources.check_rows(batch, replayed.rows, now)

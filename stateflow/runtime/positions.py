@@ -56,6 +56,11 @@ class Batch:
     session: Session | None = None
     known: bytes = b""
 
+    @property
+    def is_piece(self) -> bool:
+        """Is it one of a run of a batch DataFrame, whatever a client calls its source?"""
+        return self.session is None and self.source.startswith(BATCH_RUN)
+
 
 def check_source(source: str) -> None:
     """Raises InvalidArgument for a name that is not its caller's to send under."""
@@ -216,17 +221,9 @@ class Positions:
                 operator=self.partition.operator,
                 partition=self.partition.partition,
             )
-        contained = batch.number == last or (
-            last is not None and batch.number < last and batch.source.startswith(BATCH_RUN)
-        )
+        contained = batch.number == last or (last is not None and batch.number < last and batch.is_piece)
         if contained and batch.source in self._recalled:
-            raise SourceRetired(
-                f"batch {batch.number} was applied, but its source was retired since, and its output with it",
-                remedy=f"go on with batch {batch.number + 1} (STATEFLOW_REPLICA_SOURCE_IDLE_S keeps more)",
-                operator=self.partition.operator,
-                partition=self.partition.partition,
-                source=batch.source,
-            )
+            raise self.output_is_gone(batch)
         if batch.number == last:
             self._refuse_others(self._known[batch.source].attempt, batch.attempt)
         if contained:
@@ -259,6 +256,19 @@ class Positions:
             )
         return False
 
+    def output_is_gone(self, batch: Batch) -> SourceRetired:
+        """To raise for a batch that is contained, and whose output is not."""
+        remedy = f"go on with batch {batch.number + 1}"
+        if batch.is_piece:
+            remedy = "its state is here; another source= applies the frame again"
+        return SourceRetired(
+            f"batch {batch.number} was applied, but its source was retired since, and its output with it",
+            remedy=f"{remedy} (STATEFLOW_REPLICA_SOURCE_IDLE_S keeps more)",
+            operator=self.partition.operator,
+            partition=self.partition.partition,
+            source=batch.source,
+        )
+
     def _refuse_others(self, earlier: Attempt, now: Attempt) -> None:
         """A retry is welcome to the stored output; somebody else, who has other rows, is not."""
         if not now.run or earlier.run != now.run:
@@ -283,7 +293,7 @@ class Positions:
         A query's replay may lack rows, as its source may skip what is gone; one run of a batch DataFrame may not.
         Raises BatchChanged.
         """
-        if now > then or (now < then and batch.source.startswith(BATCH_RUN)):
+        if now > then or (now < then and batch.is_piece):
             raise self._changed(batch, f"batch {batch.number} had {then} row(s) when it was applied, and has {now} now")
 
     def check_digest(self, batch: Batch, then: int | None, now: int | None) -> None:

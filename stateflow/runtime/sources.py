@@ -92,7 +92,7 @@ class Sources:
 
     def replayed(self, batch: Batch, after: int | None, digest: int | None) -> layout.Piece | None:
         """What is known of it, where it is the newest one again, or any of a run of a batch DataFrame. Raises
-        BatchChanged, and what :meth:`~stateflow.runtime.positions.Positions.is_replay` raises."""
+        BatchChanged, SourceRetired, and what :meth:`~stateflow.runtime.positions.Positions.is_replay` raises."""
         started = batch.source == INITIAL and (self._positions.others or self._tombstones.any)
         if not self._positions.is_replay(batch, after, started):
             return None
@@ -101,10 +101,12 @@ class Sources:
         return contained
 
     def _contained(self, batch: Batch) -> layout.Piece:
-        if batch.source.startswith(layout.BATCH_RUN):
+        if batch.is_piece:
             stored = self._store.get(layout.piece_key(batch.source, batch.number))
             if stored is not None:
                 return layout.Piece.decode(stored)
+            if not self.is_newest(batch):  # it has gone on since it was retired
+                raise self._positions.output_is_gone(batch)
         position = self._positions.reached_by(batch.source)
         assert position is not None, batch
         passed = batch.source in self._passed
@@ -114,6 +116,11 @@ class Sources:
     def is_newest(self, batch: Batch) -> bool:
         """Of those that are contained."""
         return batch.number == self._positions.last(batch.source)
+
+    def takes_rows_later(self, batch: Batch) -> bool:
+        """Whether one that is contained, and brought no rows, may bring them yet. What a task has of a run of a batch
+        DataFrame is all of it."""
+        return self.is_newest(batch) and not batch.is_piece
 
     def check_rows(self, batch: Batch, then: int, now: int) -> None:
         """Of a replay with ``now`` rows, ``then`` when it was applied. Raises BatchChanged."""
@@ -156,7 +163,7 @@ class Sources:
 
     def _stored(self, source: str, position: layout.Position, output: bytes) -> tuple[bytes, bytes]:
         """Of a run of a batch DataFrame every output: whoever evaluates it again wants them all."""
-        if not source.startswith(layout.BATCH_RUN):
+        if position.client or not source.startswith(layout.BATCH_RUN):
             return layout.OUTPUT + source.encode(), output
         before = self._store.get(layout.piece_key(source, position.batch - 1)) if position.batch else None
         bytes_before = 0 if before is None else layout.Piece.decode(before).bytes_up_to

@@ -193,14 +193,16 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
     # would leave out the shuffle and with it the tasks, and the batch would not be seen by any partition.
     numbered = df.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
     plain = task.tasks == 1 and not _ends_in_operator(df)
-    in_pieces = task.piece_bytes is not None
-    if in_pieces:
-        numbered = numbered.withColumn(HASH_COLUMN, row_hash(df))
     routed = numbered.coalesce(1) if plain else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
-    by = [] if task.order_by is None else [F.asc_nulls_last(f"`{task.order_by}`")]
-    if not in_pieces or (plain and not by and comes_in_order(df)):
+    if task.piece_bytes is None:
         return routed
-    return routed.sortWithinPartitions(*by, HASH_COLUMN)
+    # Another generator, behind the shuffle: where that turns out to have brought nothing, Spark would leave it out with
+    # a sort right behind it.
+    hashed = routed.select("*", F.stack(F.lit(1), row_hash(df)).alias(HASH_COLUMN))
+    by = [] if task.order_by is None else [F.asc_nulls_last(f"`{task.order_by}`")]
+    if plain and not by and comes_in_order(df):
+        return hashed
+    return hashed.sortWithinPartitions(*by, HASH_COLUMN)
 
 
 def _in_micro_batch(df: DataFrame) -> bool:

@@ -27,6 +27,8 @@ from stateflow.state import declarations_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+#: names of columns that are added to the input begin so
+RESERVED_COLUMNS = "__stateflow_"
 _MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): .+")
 #: applications whose executors were asked
 _PROBED: set[str] = set()
@@ -132,8 +134,12 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
 
 
 def check_columns(df: DataFrame) -> None:
-    """Raises InvalidArgument for a column of a type that Python's Arrow has not."""
+    """Raises InvalidArgument for a column of a type that Python's Arrow has not, or of a reserved name."""
     for field in df.schema:
+        if field.name.lower().startswith(RESERVED_COLUMNS):
+            raise InvalidArgument(
+                f"the column {field.name!r} has a name that is reserved", remedy="rename it: withColumnRenamed"
+            )
         kind = field.dataType.simpleString()
         if "interval year" in kind or "interval month" in kind:
             raise InvalidArgument(

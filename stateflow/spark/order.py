@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 #: give rows in the order in which they have them
 _KEEPING = ("Project", "Filter", "SubqueryAlias", "View", "Generate", "LocalLimit")
-#: read them, in an order of their own
-_READING = ("LocalRelation", "Range", "Relation", "OneRowRelation")
+#: make them, in an order of their own. Not so files: how they are split depends on the session, its cores with it
+_MAKING = ("LocalRelation", "Range", "OneRowRelation")
 
 
 def comes_in_order(df: DataFrame) -> bool:
@@ -25,7 +25,7 @@ def comes_in_order(df: DataFrame) -> bool:
         if name == "LogicalRDD":
             if node.rdd().outputDeterministicLevel().toString() != "DETERMINATE":
                 return False
-        elif not name.startswith(_READING + _KEEPING):
+        elif name not in _MAKING + _KEEPING or node.subqueries().nonEmpty():  # which may become joins
             return False
         children = node.children()
         left += [children.apply(number) for number in range(children.size())]
@@ -33,29 +33,40 @@ def comes_in_order(df: DataFrame) -> bool:
 
 
 def row_hash(df: DataFrame) -> Column:
-    """64 bits of all columns. Rows that differ have different ones, but for one in 2 ** 64."""
+    """64 bits of all columns. Rows that differ have different ones, but for one in 2 ** 64: two that had the same could
+    come the one way round and the other, and be taken for each other where one ends a piece. Rows that are the same
+    have the same, whether their columns may be null or not.
+
+    Spark's hash passes over nulls, and takes a list for its elements and -0.0 for 0.0: each is told apart here.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
-    return F.xxhash64(*[_hashable(field.name, field.dataType) for field in df.schema])
+    parts: list[Column] = []
+    for field in df.schema:
+        parts += _parts(F.col(f"`{field.name.replace('`', '``')}`"), field.dataType)
+    return F.xxhash64(*parts)
 
 
-def _hashable(name: str, kind: Any) -> Column:
+def _parts(value: Column, kind: Any) -> list[Column]:
+    """What to hash of a value. Of two that differ these differ, and the one's are not how the other's begin."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as t
 
-    column = F.col(f"`{name.replace('`', '``')}`")
+    is_null = value.isNull()
+    if isinstance(kind, t.NullType):
+        return [is_null]
     if isinstance(kind, t.StringType):
-        return column.cast(t.StringType())  # whatever its collation takes for equal
-    if _has(kind, (t.MapType, t.VariantType)):  # which Spark does not hash
-        return F.to_json(F.struct(column))
-    return column
-
-
-def _has(kind: Any, wanted: tuple[type, ...]) -> bool:
-    from pyspark.sql import types as t
-
-    if isinstance(kind, t.ArrayType):
-        return _has(kind.elementType, wanted)
+        return [is_null, value.cast(t.StringType())]  # whatever its collation takes for equal
+    if isinstance(kind, (t.FloatType, t.DoubleType)):
+        return [is_null, value, F.when(value == 0, value.cast("string"))]  # which has the sign
+    if isinstance(kind, t.VariantType):  # which Spark does not hash
+        return [is_null, F.to_json(value)]
     if isinstance(kind, t.StructType):
-        return any(_has(field.dataType, wanted) for field in kind)
-    return isinstance(kind, wanted)
+        return [is_null, *(part for field in kind for part in _parts(value.getField(field.name), field.dataType))]
+    if isinstance(kind, t.MapType):
+        entry = t.StructType().add("key", kind.keyType).add("value", kind.valueType)
+        value, kind = F.map_entries(value), t.ArrayType(entry)
+    if isinstance(kind, t.ArrayType):
+        element = kind.elementType
+        return [is_null, F.array_size(value), F.transform(value, lambda each: F.xxhash64(*_parts(each, element)))]
+    return [is_null, value]

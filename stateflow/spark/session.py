@@ -22,7 +22,7 @@ JAVA_MIN = 17
 PLAN_ONCE = {"spark.sql.adaptive.streaming.stateless.enabled": "false"}
 #: The most that Spark takes, which is no limit: for any other it adds up, at every row, the bytes of its batch so far,
 #: 35 ms of a micro-batch of 100,000 rows. Those of at most ``maxRecordsPerBatch`` rows are made in any case, and a task
-#: has all of its rows in memory before it sends the first.
+#: of a micro-batch has all of its rows in memory before it sends the first.
 BATCHES_BY_ROWS = {"spark.sql.execution.arrow.maxBytesPerBatch": "2147483647"}
 #: Where a checkpoint is on a local disk. Hadoop has two ways to the same files, written aside and renamed. Without its
 #: native library, which PySpark does not bring, the one that Spark prefers runs 10 commands per file of the

@@ -43,6 +43,8 @@ PARTITION_COLUMN = "__stateflow_partition"
 #: of a batch DataFrame: a hash of each row, which are in an order that is the same whenever they are read
 HASH_COLUMN = "__stateflow_hash"
 OUTPUT_ROWS = 10_000
+#: of rows that a task applies as a whole: no column of texts may be larger
+WHOLE_BYTES_MAX = (1 << 31) - 1
 _ROUTERS: dict[tuple[str, str, float], Router] = {}
 #: by router and source: the last batch that this process brought to every partition by itself, as a single task does
 _WHOLE: dict[tuple[str, str, float, str], int] = {}
@@ -164,7 +166,7 @@ class OperatorTask:
     ) -> Iterator[pa.RecordBatch]:
         """All of the task's rows as one batch, which is applied as a whole."""
         asked = self._ask(batch) if streaming else None  # answered while the rows are read
-        arrived = list(self._read(batches, task))
+        arrived = self._read_whole(batches, task)
         work.read(arrived)
         rows = self._by_partition(arrived, task, digests=False)  # a query's replay may lack rows
         del arrived  # the rows are encoded: no need to have them twice
@@ -186,7 +188,7 @@ class OperatorTask:
         for number, (piece, last) in enumerate(cut(self._read(batches, task), bytes_max)):
             work.read(piece)
             rows = self._by_partition(piece, task, digests=True)
-            del piece
+            piece.clear()  # several hold this list
             work.routed()
             watermark_us = LATEST_US if last and self.watermark is not None else None  # nothing follows
             try:
@@ -197,7 +199,9 @@ class OperatorTask:
                 raise
             if last:
                 work.tell()
+            del rows
             yield from _batches(tables)
+            del tables
             work.given()
 
     def _delivered(self, batch: Batch, rows: _Rows, work: _Work) -> list[pa.Table]:
@@ -207,6 +211,23 @@ class OperatorTask:
         tables = self._tables(delivery.outputs)
         work.routed()
         return tables
+
+    def _read_whole(self, batches: Iterator[pa.RecordBatch], task: int) -> list[pa.RecordBatch]:
+        """Raises InvalidArgument for more than can be one batch."""
+        arrived: list[pa.RecordBatch] = []
+        size = 0
+        for batch in self._read(batches, task):
+            size += batch.nbytes
+            if size > WHOLE_BYTES_MAX:
+                raise InvalidArgument(
+                    f"more than {WHOLE_BYTES_MAX} bytes of rows came to one task, of what is applied as a whole",
+                    remedy="limit micro-batches by their source's options (maxFilesPerTrigger, maxOffsetsPerTrigger, "
+                    "maxBytesPerTrigger), or take more tasks=",
+                    operator=self.operator,
+                    task=task,
+                )
+            arrived.append(batch)
+        return arrived
 
     def _read(self, batches: Iterator[pa.RecordBatch], task: int) -> Iterator[pa.RecordBatch]:
         """All of the task's rows, and at their end InputIncomplete where these were not all."""

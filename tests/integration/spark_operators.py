@@ -23,6 +23,8 @@ SILENT = -1_005
 LAGS = -1_006
 DWELLS_S = 3.0
 PATIENCE_S = 120.0
+#: rows of a partition that pass before its Gated waits
+GATED_AT = 4_000
 
 
 class Tally(Operator):
@@ -147,6 +149,24 @@ class Laggard(Operator):
         if row.v == LAGS:
             dwell(Path(row.pad))
         yield row.seq, row.k, self.n.value, self.total.value
+
+
+class Gated(Tally):
+    """Tally; but once it has passed GATED_AT rows, a partition waits at each while there is a file of its number in
+    the directory ``row.gate``."""
+
+    passed = 0
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        self.passed += 1
+        if self.passed > GATED_AT and (closed := Path(row.gate) / str(ctx.partition)).exists():
+            closed.with_suffix(".reached").touch()
+            deadline = time.monotonic() + PATIENCE_S
+            while closed.exists():
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{closed} is not opened")
+                time.sleep(0.01)
+        yield from super().process(row, ctx)
 
 
 def dwell(until: Path) -> None:

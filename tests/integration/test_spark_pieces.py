@@ -5,26 +5,33 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from stateflow.errors import InvalidArgument
 from stateflow.spark import apply, apply_operator, query_metrics
+from stateflow.spark.order import comes_in_order, row_hash
 from stateflow.testing import LocalCluster
-from tests.integration.spark_operators import POISON, Tally
+from tests.integration.mounts import Mount
+from tests.integration.spark_operators import GATED_AT, POISON, Gated, Tally
+from tests.integration.spark_tasks import TellingTask
 from tests.integration.support import eventually
+from tests.integration.test_full_disk import fill
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
 PARTITIONS = 4
-ROWS = 150_000
+ROWS = 60_000
 KEYS = 500
-PIECE_BYTES = 200_000
+PIECE_BYTES = 100_000
+PATIENCE_S = 120.0
 names = itertools.count()
 
 
@@ -169,69 +176,342 @@ def test_an_error_says_what_is_applied_and_a_later_run_goes_on_from_there(
     assert state(cluster, name) == expected()
 
 
-def test_a_worker_that_is_killed_in_the_middle(cluster: LocalCluster, name: str, spark: SparkSession) -> None:
-    """Its task is tried again, from the first piece: by hand, as a local session does not."""
+# -- in the middle of a run ----------------------------------------------------------------------------------
 
-    def some_pieces() -> bool:
-        return any(source.batch >= 2 for source in cluster.cluster.sources(name))
 
-    def kill() -> None:
-        eventually(some_pieces, "some pieces are applied", 60)
-        for worker in python_workers():
+class Middle:
+    """A run that goes no further than its middle, until it is let: each of its tasks waits there."""
+
+    def __init__(self, directory: Path, closed: Iterable[int] = range(PARTITIONS)) -> None:
+        self._gate, self._told = directory / "gate", directory / "told"
+        self._gate.mkdir()
+        self._told.mkdir()
+        self._closed = [self._gate / str(partition) for partition in closed]
+        for each in self._closed:
+            each.touch()
+        self.task = partial(TellingTask, told=str(self._told))
+        self._pool = ThreadPoolExecutor(4)
+        self.begun: list[Future[list[tuple[Any, ...]]]] = []
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        return frame(spark).withColumn("gate", F.lit(str(self._gate)))
+
+    def begin(self, applied: DataFrame) -> Future[list[tuple[Any, ...]]]:
+        began = self._pool.submit(collected, applied)
+        self.begun.append(began)
+        return began
+
+    def wait(self, *partitions: int, tasks: int = 2) -> None:
+        """Until these, or any, have come to the middle, and so many tasks are at work."""
+
+        def reached() -> bool:
+            self.check()
+            there = [(self._gate / f"{each}.reached").exists() for each in partitions or range(PARTITIONS)]
+            return (all(there) if partitions else any(there)) and len(self.workers()) == tasks
+
+        eventually(reached, "it is in the middle", PATIENCE_S)
+
+    def check(self) -> None:
+        """Nothing has ended."""
+        for each in self.begun:
+            assert not each.done() or each.result() is None, "it ended before it was let"
+
+    def workers(self) -> list[int]:
+        """Spark's Python processes that are at work on these runs."""
+        return [int(each.name) for each in self._told.iterdir()]
+
+    def kill_workers(self) -> None:
+        for worker in self.workers():
             os.kill(worker, signal.SIGKILL)
+            (self._told / str(worker)).unlink()
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    outputs: list[Any] | None = None
-    failures = 0
-    while outputs is None:
-        applied = apply_operator(frame(spark), Tally, cluster=cluster, name=name, tasks=2, source="s")
+    def let(self) -> None:
+        for each in self._closed:
+            each.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.let()
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Middle]]:
+    made: list[Middle] = []
+
+    def make(*closed: int) -> Middle:
+        made.append(Middle(tmp_path, closed or range(PARTITIONS)))
+        monkeypatch.setattr(apply, "OperatorTask", made[-1].task)
+        return made[-1]
+
+    assert ROWS // PARTITIONS > 2 * GATED_AT
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def gated(cluster: LocalCluster) -> str:
+    name = f"Gated-{next(names)}"
+    cluster.cluster.deploy(Gated, PARTITIONS, name=name)
+    return name
+
+
+def test_a_worker_that_is_killed_in_the_middle(
+    spark: SparkSession, cluster: LocalCluster, gated: str, middle: Callable[..., Middle]
+) -> None:
+    """Its task is tried again, from the first piece: by hand, as a local session does not. The rows come in another
+    order then."""
+    here = middle()
+
+    def applied(rows: DataFrame) -> DataFrame:
+        return apply_operator(rows, Gated, cluster=cluster, name=gated, tasks=2, source="s")
+
+    first = here.begin(applied(here.frame(spark)))
+    here.wait()
+    here.kill_workers()
+    with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+        first.result(PATIENCE_S)
+    before = sum(n for n, _ in state(cluster, gated).values())
+    assert 0 < before < ROWS, "some pieces are applied"
+    here.let()
+    assert is_whole(collected(applied(here.frame(spark).orderBy(F.desc("seq")).repartition(5))))
+    assert state(cluster, gated) == expected()
+
+
+def test_a_replica_that_is_killed_in_the_middle(
+    spark: SparkSession, cluster: LocalCluster, gated: str, middle: Callable[..., Middle]
+) -> None:
+    here = middle()
+    run = here.begin(apply_operator(here.frame(spark), Gated, cluster=cluster, name=gated, tasks=2, source="s"))
+    here.wait()
+    cluster.kill("cloud-0")
+    cluster.restart("cloud-0")
+    here.check()
+    here.let()
+    assert is_whole(run.result(PATIENCE_S))
+    assert state(cluster, gated) == expected()
+
+
+def test_a_replica_that_is_stopped_in_the_middle_until_it_is_given_up(
+    spark: SparkSession, cluster: LocalCluster, gated: str, middle: Callable[..., Middle]
+) -> None:
+    here = middle()
+
+    def alive() -> set[str]:
+        return {replica.name for replica in cluster.cluster.status().replicas if replica.alive}
+
+    run = here.begin(apply_operator(here.frame(spark), Gated, cluster=cluster, name=gated, tasks=2, source="s"))
+    here.wait()
+    cluster.freeze("cloud-0")
+    try:
+        here.let()
+        eventually(lambda: "cloud-0" not in alive(), "it is given up", 60)
+    finally:
+        cluster.thaw("cloud-0")
+    assert is_whole(run.result(PATIENCE_S))
+    assert state(cluster, gated) == expected()
+
+
+def test_a_partition_moves_in_the_middle(
+    spark: SparkSession, cluster: LocalCluster, gated: str, middle: Callable[..., Middle]
+) -> None:
+    """One that a task has beside another, which waits at the replica that the first goes to."""
+    moves, waits = 0, 2
+    here, there = owner(cluster, gated, moves), owner(cluster, gated, waits)
+    if here == there:
+        here = {"cloud-0": "cloud-1", "cloud-1": "cloud-0"}[there]
+        cluster.cluster.migrate(gated, [moves], here).wait()
+    held = middle(waits)
+    run = held.begin(apply_operator(held.frame(spark), Gated, cluster=cluster, name=gated, tasks=2, source="s"))
+    held.wait(waits)
+    cluster.cluster.migrate(gated, [moves], there).wait()
+    assert owner(cluster, gated, moves) == there
+    held.check()
+    held.let()
+    assert is_whole(run.result(PATIENCE_S))
+    assert state(cluster, gated) == expected()
+
+
+def test_two_that_are_at_it_at_once_are_told_the_same(
+    spark: SparkSession, cluster: LocalCluster, gated: str, middle: Callable[..., Middle]
+) -> None:
+    """As two attempts of a task are, where Spark speculates: each piece comes from both, from either first."""
+    here = middle()
+    runs = [
+        here.begin(apply_operator(rows, Gated, cluster=cluster, name=gated, tasks=1, source="s"))
+        for rows in (here.frame(spark).repartition(3), here.frame(spark).orderBy(F.desc("seq")).repartition(5))
+    ]
+    here.wait()
+    here.let()
+    first, second = (run.result(PATIENCE_S) for run in runs)
+    assert is_whole(first)
+    assert first == second
+    assert state(cluster, gated) == expected()
+
+
+def test_a_disk_that_is_full_in_the_middle(spark: SparkSession, mount: Mount, middle: Callable[..., Middle]) -> None:
+    disk = mount("small", 48 << 20)
+    here = middle()
+    with LocalCluster(
+        Gated, sites={"cloud": 1}, partitions=PARTITIONS, data_dir=disk / "cluster", checkpoint_interval_s=0
+    ) as small:
+
+        def applied() -> DataFrame:
+            return apply_operator(here.frame(spark), Gated, cluster=small, tasks=2, source="s")
+
+        run = here.begin(applied())
+        here.wait()
+        ballast = fill(disk)
+        here.let()
+        with pytest.raises(Exception, match="disk_full: the disk has no room"):
+            run.result(PATIENCE_S)
+        ballast.unlink()
+        assert is_whole(collected(applied()))
+        assert state(small, "Gated") == expected()
+
+
+# -- more than there is room for ------------------------------------------------------------------------------
+
+
+def test_a_micro_batch_that_is_too_large_is_refused_and_other_operators_go_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a partition at a replica has a limit. A batch DataFrame of the same rows has none."""
+    monkeypatch.setenv("STATEFLOW_REPLICA_WAITING_BYTES_MAX", str(8 << 20))
+    rows = frame(spark, 8_000).withColumn("k", F.lit("k")).withColumn("pad", F.repeat(F.lit("x"), 1000))
+    rows.repartition(4, "seq").write.parquet(str(tmp_path / "input"))
+
+    def run(files: int, checkpoint: str) -> None:
+        stream = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", files)
+        applied = apply_operator(stream.parquet(str(tmp_path / "input")), Tally, cluster=tight, tasks=2)
+        writer = applied.writeStream.format("noop").option("checkpointLocation", str(tmp_path / checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination(int(PATIENCE_S))
+
+    with LocalCluster(Tally, sites={"cloud": 1}, partitions=PARTITIONS, checkpoint_interval_s=0) as tight:
+        tight.cluster.deploy(Tally, PARTITIONS, name="Other")
+        with tight.stream("Other", source="s") as other:
+            sent = [{"seq": 0, "k": "a", "kind": "a", "v": 1}]
+            assert other.send(sent) == [{"seq": 0, "k": "a", "n": 1, "total": 1}]
+            with pytest.raises(Exception, match=f"invalid_argument: more than {4 << 20} bytes of one batch's rows"):
+                run(4, "all")
+            assert state(tight, "Tally") == {}, "nothing of it is applied"
+            assert other.send(sent) == [{"seq": 0, "k": "a", "n": 2, "total": 2}]
+        run(1, "each")
+        assert {key: n for key, (n, _) in state(tight, "Tally").items()} == {"k": 8_000}
+        applied = apply_operator(spark.read.parquet(str(tmp_path / "input")), Tally, cluster=tight, tasks=2)
+        assert applied.count() == 8_000
+        assert {key: n for key, (n, _) in state(tight, "Tally").items()} == {"k": 16_000}
+
+
+# -- what a piece is -----------------------------------------------------------------------------------------
+
+
+def test_a_piece_does_not_depend_on_how_spark_hands_rows_over(
+    spark: SparkSession, cluster: LocalCluster, name: str
+) -> None:
+    told: list[list[tuple[Any, ...]]] = []
+    for settings in ({}, {"maxRecordsPerBatch": "777"}, {"maxBytesPerBatch": "30000"}):
+        names = [f"spark.sql.execution.arrow.{each}" for each in settings]
+        before = {each: spark.conf.get(each) for each in names}
         try:
-            outputs = collected(applied)
-        except Exception:  # also of a worker that was idle when it was killed, and is used again
-            failures += 1
-            if failures > 5:
-                raise
-    killer.join()
-    assert failures
-    assert is_whole(outputs)
+            for each, value in zip(names, settings.values(), strict=True):
+                spark.conf.set(each, value)
+            rows = frame(spark).repartition(2 + len(told))
+            told.append(collected(apply_operator(rows, Tally, cluster=cluster, name=name, tasks=2, source="s")))
+        finally:
+            for each, value in before.items():
+                spark.conf.set(each, value)
+    assert is_whole(told[0])
+    assert told[0] == told[1] == told[2]
     assert state(cluster, name) == expected()
 
 
-def test_a_replica_that_is_killed_in_the_middle(cluster: LocalCluster, name: str, spark: SparkSession) -> None:
-    applied = apply_operator(frame(spark), Tally, cluster=cluster, name=name, tasks=2, source="s")
-
-    def kill() -> None:
-        eventually(lambda: any(s.batch >= 2 for s in cluster.cluster.sources(name)), "some pieces are applied", 60)
-        cluster.processes["cloud-0"].kill()
-        cluster.restart("cloud-0")
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    outputs = collected(applied)
-    killer.join()
-    assert is_whole(outputs)
-    assert state(cluster, name) == expected()
+@pytest.mark.parametrize("bytes_each", [3 * PIECE_BYTES, 6 << 20])
+def test_a_row_may_be_larger_than_a_piece_and_than_a_message(
+    spark: SparkSession, cluster: LocalCluster, name: str, bytes_each: int
+) -> None:
+    rows = frame(spark, 12).withColumn("pad", F.repeat(F.lit("x"), bytes_each))
+    applied = apply_operator(rows, Tally, cluster=cluster, name=name, tasks=2, source="s")
+    first = collected(applied)
+    assert [row[0] for row in first] == list(range(12))
+    assert collected(applied) == first
 
 
-def test_a_partition_moves_in_the_middle(cluster: LocalCluster, name: str, spark: SparkSession) -> None:
-    applied = apply_operator(frame(spark), Tally, cluster=cluster, name=name, tasks=2, source="s")
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_frame_without_rows_comes_to_every_partition(
+    spark: SparkSession, cluster: LocalCluster, name: str, tasks: int
+) -> None:
+    """Also where Spark learns from the shuffle that there are none: the watermark that fires all timers comes so."""
+    for number, rows in enumerate((frame(spark, 0), frame(spark).where(F.rand() > 2).repartition(3))):
+        applied = apply_operator(rows, Tally, cluster=cluster, name=name, tasks=tasks, source=f"{name}-{number}")
+        assert applied.collect() == []
+        assert query_metrics(applied).operators[0].visits == PARTITIONS
 
-    def move() -> None:
-        eventually(lambda: any(s.batch >= 2 for s in cluster.cluster.sources(name)), "some pieces are applied", 60)
-        here = owner(cluster, name, 0)
-        there = {"cloud-0": "cloud-1", "cloud-1": "cloud-0"}[here]
-        cluster.cluster.migrate(name, [0], there).wait()
-        moved.append(owner(cluster, name, 0) == there)
 
-    moved: list[bool] = []
-    mover = threading.Thread(target=move)
-    mover.start()
-    outputs = collected(applied)
-    mover.join()
-    assert moved == [True]
-    assert is_whole(outputs)
-    assert state(cluster, name) == expected()
+def test_a_column_of_a_reserved_name_is_refused(spark: SparkSession, cluster: LocalCluster, name: str) -> None:
+    """It would be taken for one that is added, and not come to the operator."""
+    with pytest.raises(InvalidArgument, match="'__Stateflow_hash' has a name that is reserved"):
+        apply_operator(frame(spark).withColumn("__Stateflow_hash", F.lit(1)), Tally, cluster=cluster, name=name)
+
+
+ALIKE_BUT_NOT_THE_SAME = {
+    "null": "(1, null), (null, 1), (null, null), (0, null), (null, 0)",
+    "text": "('', null), (null, ''), ('', ''), ('a', ''), ('', 'a')",
+    "zero": "(0.0D, 1), (-0.0D, 1), (null, 1)",
+    "zero in a list": "(array(0.0F)), (array(-0.0F)), (array(cast('NaN' as float)))",
+    "list": "(array(1, null)), (array(null, 1)), (array(1)), (array()), (null)",
+    "lists": "(array(array(1), array(2))), (array(array(1, 2))), (array(array(1, 2), array()))",
+    "neighbours": "(array(1), array(2)), (array(1, 2), array()), (array(), array(1, 2))",
+    "struct": "(named_struct('x', 1, 'y', null)), (named_struct('x', null, 'y', 1)), (null)",
+    "map": "(map('a', 0.0D)), (map('a', -0.0D)), (map('a', null)), (map()), (null)",
+    "times": "(map('a', timestamp'2020-01-01 00:00:00.000001')), (map('a', timestamp'2020-01-01 00:00:00.000002'))",
+    "collation": "('a' collate utf8_lcase), ('A' collate utf8_lcase)",
+    "collation in a list": "(array('a' collate utf8_lcase)), (array('A' collate utf8_lcase))",
+}
+
+
+@pytest.mark.parametrize("rows", ALIKE_BUT_NOT_THE_SAME.values(), ids=ALIKE_BUT_NOT_THE_SAME)
+def test_rows_that_differ_have_other_hashes(spark: SparkSession, rows: str) -> None:
+    """Else two of them could come the one way round, one end a piece, and come the other way round when they are sent
+    again: one of them would be applied twice, the other not at all, and nobody would notice."""
+    df = spark.sql(f"select * from values {rows}")
+    hashes = [row[0] for row in df.select(row_hash(df)).collect()]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_rows_that_are_the_same_have_the_same_hash(spark: SparkSession) -> None:
+    row = "map(cast('a' as binary), 1) a, array(null, named_struct('x', null)) b, cast('NaN' as double) c, null d"
+    df = spark.sql(f"select {row} union all select {row}")
+    assert len({each[0] for each in df.select(row_hash(df)).collect()}) == 1
+
+
+def test_the_hash_does_not_depend_on_what_might_be_null(spark: SparkSession, tmp_path: Path) -> None:
+    """What is read from files might always."""
+    made = spark.range(3).selectExpr("id", "array(id) a", "map('k', id) m", "named_struct('x', 0.0D) s", "'a' t")
+    made.write.parquet(str(tmp_path / "files"))
+    read = spark.read.parquet(str(tmp_path / "files"))
+    assert made.schema != read.schema
+    hashes = [sorted(row[0] for row in df.select(row_hash(df)).collect()) for df in (made, read)]
+    assert hashes[0] == hashes[1]
+
+
+def test_only_rows_that_certainly_come_alike_keep_their_order(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.range(10)
+    df.write.parquet(str(tmp_path / "files"))
+    df.createOrReplaceTempView("ten")
+    keep = {
+        "range": df,
+        "local": spark.createDataFrame([(1,)], "a int"),
+        "chosen": df.where("id > 3").selectExpr("id", "explode(array(1, 2))"),
+    }
+    lose = {
+        "files": spark.read.parquet(str(tmp_path / "files")),  # how they are split depends on the session
+        "shuffled": df.repartition(2),
+        "joined": spark.sql("select * from ten where id in (select id + 1 from ten)"),
+        "looked up": spark.sql("select id, (select max(o.id) from ten o where o.id <= ten.id) from ten"),
+    }
+    assert {each: comes_in_order(found) for each, found in keep.items()} == dict.fromkeys(keep, True)
+    assert {each: comes_in_order(found) for each, found in lose.items()} == dict.fromkeys(lose, False)
 
 
 @pytest.mark.parametrize("kind", ["map<string,bigint>", "array<map<string,int>>", "struct<a:binary,b:decimal(10,2)>"])
@@ -249,13 +529,3 @@ def test_rows_of_any_type_have_an_order(spark: SparkSession, cluster: LocalClust
     first = collected(applied)
     assert is_whole(first, 6_000)
     assert collected(applied) == first
-
-
-def python_workers() -> list[int]:
-    """Of this process's Spark: what its daemon has forked."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        line = " ".join(child.cmdline())
-        if "pyspark.daemon" in line and "pyspark.daemon" in " ".join(child.parent().cmdline()):  # type: ignore[union-attr]
-            found.append(child.pid)
-    return found

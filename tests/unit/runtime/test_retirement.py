@@ -249,6 +249,51 @@ def test_all_that_is_kept_of_a_run_goes_when_it_is_retired() -> None:
             one.send("batch:r", number, sparse=False)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_run_that_was_retired_goes_on_but_tells_no_piece_from_before(restarted: bool) -> None:
+    """Also where what comes again is as the newest piece, or brought no rows: its output would be taken for theirs."""
+    one = One()
+    for number in range(3):
+        one.send("batch:r", number, sparse=False, digest=7)
+    one.host.retire("batch:r")
+    outputs = [one.send("batch:r", number, sparse=False, digest=7) for number in (3, 4)]
+    if restarted:
+        one.start()
+    assert [one.send("batch:r", number, sparse=False, digest=7) for number in (3, 4)] == outputs
+    before = dict(one.store.scan(b""))
+    for number in range(3):
+        with pytest.raises(SourceRetired, match=f"batch {number} was applied, but its source was retired since"):
+            one.send("batch:r", number, sparse=False, digest=7)
+        with pytest.raises(SourceRetired):
+            one.send("batch:r", number, sparse=False, rows=0)
+    assert dict(one.store.scan(b"")) == before
+
+
+def test_no_rows_come_to_a_piece_that_brought_none() -> None:
+    """As they may to a query's batch, of a task that was not given its rows: what a task of a run has is all of it."""
+    one = One()
+    use = Attempt(use="u")
+    one.send("query:r", 0, sparse=False, rows=0, attempt=use)
+    assert one.send("query:r", 0, sparse=False, rows=1, attempt=use)
+    one.send("batch:r", 0, sparse=False, rows=0, attempt=use)
+    before = dict(one.store.scan(b""))
+    with pytest.raises(BatchChanged, match=r"had 0 row\(s\) when it was applied, and has 1 now"):
+        one.send("batch:r", 0, sparse=False, rows=1, attempt=use)
+    assert dict(one.store.scan(b"")) == before
+
+
+def test_of_a_client_only_the_newest_output_is_kept_whatever_it_calls_its_source() -> None:
+    one = One()
+    session = Session(START, "c")
+    first = one.send("batch:mine", 0, opens=session)
+    second = one.send("batch:mine", 1, session=session)
+    assert first != second == one.send("batch:mine", 1, session=session)
+    assert [value for _, value in one.store.scan(layout.OUTPUT)] == [second]
+    assert not list(one.store.scan(layout.PIECE))
+    with pytest.raises(StaleBatch):
+        one.send("batch:mine", 0, session=session)
+
+
 def test_what_an_earlier_version_kept_of_a_run_is_told_again() -> None:
     """The output of its only batch, where that of a query is."""
     one = One()

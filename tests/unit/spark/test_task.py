@@ -1,0 +1,120 @@
+"""A task's pieces, by a router that is not there: what it holds while an operator is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+import pytest
+
+from stateflow.clock import ManualClock
+from stateflow.errors import InputIncomplete, InvalidArgument, OperatorFailed
+from stateflow.router import Delivery
+from stateflow.rpc.rows import BatchRows
+from stateflow.runtime.positions import Batch
+from stateflow.spark import task as tasks
+from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, OperatorTask
+
+ROWS_EACH, BATCHES = 1000, 60
+SCHEMA = pa.schema([("k", pa.string()), (PARTITION_COLUMN, pa.int32()), (HASH_COLUMN, pa.int64())])
+
+
+class Input:
+    """Of a task: how much of it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked_for = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for number in range(BATCHES):
+            self.asked_for += 1
+            text = f"{number:0100}"
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "k": pa.array([text] * ROWS_EACH),
+                    PARTITION_COLUMN: pa.array([number % 4] * ROWS_EACH, pa.int32()),
+                    HASH_COLUMN: pa.array(range(ROWS_EACH), pa.int64()),
+                }
+            )
+
+
+BATCH_BYTES = next(iter(Input())).nbytes
+PIECE_BYTES = 5 * BATCH_BYTES
+
+
+class Replicas:
+    """In place of a router. Notes at each piece what was asked for by then, and what memory that takes."""
+
+    def __init__(self, source: Input, fails_at: int | None = None) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.rows = 0
+        self._source, self._fails_at = source, fails_at
+        self._before = pa.total_allocated_bytes()
+
+    def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
+        assert batch.number == len(self.seen)
+        assert list(rows) == [0, 1, 2, 3], "every partition has every piece"
+        if batch.number == self._fails_at:
+            raise OperatorFailed("no", remedy="mend it")
+        self.rows += rows.ends[-1]
+        self.seen.append((self._source.asked_for, pa.total_allocated_bytes() - self._before))
+        return Delivery(dict.fromkeys(rows, b""), 0, 0, 0)
+
+
+@pytest.fixture
+def task() -> OperatorTask:
+    output = pa.schema([("n", pa.int64())]).serialize().to_pybytes()
+    return OperatorTask("c", "Op", ("k",), 4, 1, output, (), None, "s", "run", 1.0, piece_bytes=PIECE_BYTES)
+
+
+def run(task: OperatorTask, replicas: Replicas, source: Input, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    monkeypatch.setattr(OperatorTask, "_router", lambda _: replicas)
+    monkeypatch.setattr(tasks, "_ended", lambda: whole)
+    first = Batch("batch:s", 0)
+    work = tasks._Work(task, None, first, 0, ManualClock())
+    for _ in task._in_pieces(first, 0, iter(source), work, PIECE_BYTES):
+        pass
+
+
+def test_an_operator_that_is_slow_is_waited_for_and_nothing_piles_up(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a piece is with the replicas no more is asked for than the piece, and the rows that told where it ends;
+    Spark, which gives them, waits."""
+    source = Input()
+    replicas = Replicas(source)
+    run(task, replicas, source, monkeypatch, whole=True)
+    assert replicas.rows == BATCHES * ROWS_EACH
+    assert len(replicas.seen) == 12
+    for number, (asked_for, allocated) in enumerate(replicas.seen):
+        assert asked_for <= 5 * (number + 1) + 1
+        assert allocated <= 2 * PIECE_BYTES, "the piece, and what is being read"
+
+
+def test_what_spark_broke_off_is_sent_as_far_as_it_makes_whole_pieces(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Input()
+    replicas = Replicas(source)
+    with pytest.raises(InputIncomplete, match="but for whole pieces"):
+        run(task, replicas, source, monkeypatch, whole=False)
+    assert len(replicas.seen) == 11
+
+
+@pytest.mark.parametrize("piece", [0, 5, 11])
+def test_an_error_says_of_which_piece_it_is(task: OperatorTask, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    source = Input()
+    with pytest.raises(OperatorFailed, match=rf"piece={piece} pieces_applied={piece}"):
+        run(task, Replicas(source, piece), source, monkeypatch, whole=True)
+
+
+def test_more_than_can_be_one_batch_is_refused_as_soon_as_it_is_read(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a micro-batch, before anything of it is sent."""
+    source = Input()
+    monkeypatch.setattr(tasks, "WHOLE_BYTES_MAX", 7 * BATCH_BYTES)
+    work = tasks._Work(task, "q", Batch("query:q", 0), 0, ManualClock())
+    with pytest.raises(InvalidArgument, match=r"bytes of rows came to one task.*maxFilesPerTrigger"):
+        list(task._whole_batch(Batch("query:q", 0), 0, iter(source), work, streaming=False))
+    assert source.asked_for == 8
