@@ -20,7 +20,7 @@ from typing import ClassVar, get_args
 from reconfig.migration import STORY_KEPT
 from stateflow.errors import REPORT_LINE, InvalidTransition, InvariantBroken, StateflowError, StateMissing, Unavailable
 from stateflow.transitions import Guard, Ignored, Impossible, Order, Row, Table, Transition
-from stateflow.types import How, PartitionId, ReplicaInfo, ranges
+from stateflow.types import How, PartitionId, ReplicaInfo, node_of, ranges
 
 # -- who and how --------------------------------------------------------------------------------------------
 
@@ -123,8 +123,9 @@ def _lacking(operator: str, numbers: list[int], lack: Lack) -> StateflowError:
     remedy = "see that it runs" if lack.why is Why.SILENT else "wait"
     if lack.failed:
         remedy = (
-            f"start {lack.owner} with the data directory that has them, or restore them: `stateflow checkpoint restore "
-            f"{operator} {ranges(numbers)} --from STORE`; if they are lost for good, `stateflow undeploy {operator} "
+            f"start {node_of(lack.owner)} with the data directory that has them, or restore them: "
+            f"`stateflow checkpoint restore {operator} {ranges(numbers)} --from STORE`; if they are lost for good, "
+            f"`stateflow undeploy {operator} "
             "--delete-state` and a new deployment begin empty"
         )
     return error(what, remedy=remedy, operator=operator, partitions=ranges(numbers))

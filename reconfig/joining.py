@@ -12,7 +12,7 @@ from typing import Final
 
 from reconfig.work import Cause
 from stateflow import ring
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import PartitionId, ReplicaInfo, node_of
 
 #: of reconfigurations by which somebody has a replica own less
 ON_PURPOSE: Final = frozenset({Cause.DRAIN, Cause.MIGRATE})
@@ -72,11 +72,13 @@ def newcomers(
 
 
 def was_emptied(replica: str, moves: Iterable[tuple[str, str, Cause]]) -> bool:
-    """Whether the last that came to or left a replica left it on purpose.
+    """Whether the last that came to or left a replica's node left it on purpose.
 
     Args: moves: (source, target, cause) of those that were completed, newest first.
     """
+    node = node_of(replica)
     for source, target, cause in moves:
-        if replica in (source, target):
-            return source == replica and cause in ON_PURPOSE
+        ends = node_of(source), node_of(target)
+        if node in ends and ends[0] != ends[1]:
+            return ends[0] == node and cause in ON_PURPOSE
     return False

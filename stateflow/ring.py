@@ -13,17 +13,20 @@ seconds for a million partitions on ten thousand replicas (``python -m benchmark
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TypeVar
 
 from uhashring import HashRing
 
 from stateflow.errors import InvalidArgument
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import WORKER, PartitionId, ReplicaInfo, node_of
 
+K = TypeVar("K")
 #: operator → the only sites whose replicas are to have it; none: all
 Confined = Mapping[str, Collection[str]]
 EVERYWHERE: Confined = MappingProxyType({})
@@ -36,16 +39,18 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
 
     Raises InvalidArgument when no replica has a positive weight.
     """
-    weights = _weights(replicas)
-    if not weights:
+    workers = _weights(replicas)
+    if not workers:
         raise InvalidArgument(
             "no replica can take partitions", remedy="start one with `stateflow replica`", operator=operator
         )
+    weights = _nodes(workers)
     numbers = sorted(partitions)
     total = sum(weights.values())
     room = {name: math.ceil(len(numbers) * weight / total) for name, weight in weights.items()}
     ring = _ring(tuple(weights.items()))
-    return dict(zip(numbers, ring.placed((_key(operator, number) for number in numbers), room), strict=True))
+    placed = ring.placed((_key(operator, number) for number in numbers), room)
+    return _at_workers(dict(zip(numbers, placed, strict=True)), workers, {})
 
 
 def by_sites(
@@ -72,24 +77,26 @@ def rebalance(
 
 
 def share_out(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> dict[PartitionId, str]:
-    """Partition → new owner, for as few partitions as bring every replica to its weight's share of them all.
+    """Partition → new owner, for as few partitions as bring every node to its weight's share of them all.
 
     A share is rounded up where that spares a move, else down. Partitions whose owner is not among ``replicas`` move in
-    any case. A replica gives first of the operator it has most of, and of that first what the ring has elsewhere. Each
-    goes to the next on the ring that is to get something. Empty when there is nobody to move to.
+    any case. A node gives first of the operator it has most of, and of that first what the ring has elsewhere. Each
+    goes to the next on the ring that is to get something, there to the worker with the fewest. How a node spreads over
+    its workers what it has is its own business. Empty when there is nobody to move to.
     """
-    weights = _weights(replicas)
-    if not weights:
+    workers = _weights(replicas)
+    if not workers:
         return {}
-    counts = Counter(owners.values())
+    weights, places = _nodes(workers), _places(owners.values(), workers)
+    counts = Counter(places[owner] for owner in owners.values())
     quota = _quotas(len(owners), weights, counts)
     giving = {name: counts[name] - quota.get(name, 0) for name in counts if counts[name] > quota.get(name, 0)}
     if not giving:
         return {}
     theirs: dict[str, list[PartitionId]] = {name: [] for name in giving}
     for partition, owner in owners.items():
-        if owner in theirs:
-            theirs[owner].append(partition)
+        if places[owner] in theirs:
+            theirs[places[owner]].append(partition)
     room = {name: max(0, quota[name] - counts[name]) for name in weights}
     ring = _ring(tuple(weights.items()))
     given: list[PartitionId] = []
@@ -97,7 +104,7 @@ def share_out(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]
         given += theirs[name] if name not in weights else _leaving(theirs[name], giving[name], name, ring, room)
     given.sort(key=lambda partition: (partition.operator, partition.partition))
     keys = (_key(partition.operator, partition.partition) for partition in given)
-    return dict(zip(given, ring.placed(keys, room), strict=True))
+    return _at_workers(dict(zip(given, ring.placed(keys, room), strict=True)), workers, Counter(owners.values()))
 
 
 def drain(
@@ -114,17 +121,46 @@ def drain(
 def newcomers(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined = EVERYWHERE
 ) -> frozenset[str]:
-    """Those of ``replicas`` that own nothing and that :func:`rebalance` would give something."""
-    owning, found = set(owners.values()), set[str]()
+    """Those of ``replicas`` whose node owns nothing, and that :func:`rebalance` would give something."""
+    owning, found = {node_of(owner) for owner in owners.values()}, set[str]()
     for _, theirs, able in by_sites(owners, replicas, confined):
-        if weights := _weights(able):
-            quota = _quotas(len(theirs), weights, Counter(theirs.values()))
-            found |= {name for name, partitions in quota.items() if partitions}
-    return frozenset(found - owning)
+        if workers := _weights(able):
+            counts = Counter(map(_places(theirs.values(), workers).__getitem__, theirs.values()))
+            quota = _quotas(len(theirs), _nodes(workers), counts)
+            found |= {name for name in workers if quota[node_of(name)] and node_of(name) not in owning}
+    return frozenset(found)
 
 
 def _weights(replicas: Iterable[ReplicaInfo]) -> dict[str, int]:
     return {info.name: info.weight for info in sorted(replicas, key=lambda info: info.name) if info.weight > 0}
+
+
+def _nodes(workers: Mapping[str, int]) -> dict[str, int]:
+    """Node → weight, which is that of its workers together. In the order of names."""
+    nodes: dict[str, int] = {}
+    for name, weight in workers.items():
+        nodes[node_of(name)] = nodes.get(node_of(name), 0) + weight
+    return dict(sorted(nodes.items()))
+
+
+def _places(owners: Iterable[str], workers: Mapping[str, int]) -> dict[str, str]:
+    """Owner → its node; who is not among ``workers`` is at no node of theirs."""
+    return {owner: node_of(owner) if owner in workers else owner + WORKER for owner in set(owners)}
+
+
+def _at_workers(nodes: Mapping[K, str], workers: Mapping[str, int], counts: Mapping[str, int]) -> dict[K, str]:
+    """The worker of each node that has the fewest for its weight, for each in turn."""
+    queues: dict[str, list[tuple[float, str]]] = {}
+    for name, weight in workers.items():
+        queues.setdefault(node_of(name), []).append((counts.get(name, 0) / weight, name))
+    for queue in queues.values():
+        heapq.heapify(queue)
+    placed: dict[K, str] = {}
+    for key, node in nodes.items():
+        load, name = queues[node][0]
+        placed[key] = name
+        heapq.heapreplace(queues[node], (load + 1 / workers[name], name))
+    return placed
 
 
 def _key(operator: str, partition: int) -> str:

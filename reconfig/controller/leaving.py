@@ -12,7 +12,7 @@ from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
 from stateflow.errors import InvalidArgument, MoveConflict, NameTaken, PartitionsLive, StateflowError
 from stateflow.runtime.view import PartitionView
-from stateflow.types import PartitionId
+from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
 
@@ -99,36 +99,41 @@ class Leaving:
     # -- replicas -----------------------------------------------------------------------------------------
 
     async def forget(self, replica: str) -> None:
-        """Raises InvalidArgument, NameTaken while it may serve, PartitionsLive, MoveConflict; nothing is changed
-        then."""
+        """Or all workers of a node. Raises InvalidArgument, NameTaken while one may serve, PartitionsLive,
+        MoveConflict; nothing is changed then."""
         cluster, members = self._context.cluster, self._context.members
         async with self._context.planning:
             if replica not in cluster.replicas:
-                known = ", ".join(sorted(cluster.replicas)) or "none"
+                known = ", ".join(sorted(set(map(node_of, cluster.replicas)))) or "none"
                 raise InvalidArgument(f"there is no replica {replica!r}", remedy=f"use one of {known}")
-            if members.may_serve(replica):
-                raise NameTaken(
-                    "the replica may be serving",
-                    remedy="drain it if it has partitions, stop it, and give the command again when its lease has "
-                    "lapsed",
-                    replica=replica,
-                    address=cluster.replicas[replica].address,
-                    lease_s=f"{members.lease_left_s(replica):.1f}",
-                )
-            owned = cluster.assigned(replica)
-            if owned:
-                raise PartitionsLive(
-                    f"{len(owned)} partitions are the replica's",
-                    remedy="start it with its data directory and drain it, or wait until they are taken over; if the "
-                    f"directory is lost, `stateflow replace {replica}` gives the name to another",
-                    replica=replica,
-                )
-            if not cluster.is_free(replica):
-                raise MoveConflict(
-                    "partitions are on their way to or from the replica", remedy="wait until that ended",
-                    replica=replica,
-                )  # fmt: skip
-            await self._context.record(ClusterState.forget, replica)
-            members.forget(replica)
-            self._context.names.replaced(replica)
-        log.warning("replica %s is forgotten; whoever comes under that name is a new one", replica)
+            names = [replica, *(each for each in sorted(cluster.replicas) if each != replica == node_of(each))]
+            for name in names:
+                self._check_ended(name)
+            for name in names:
+                await self._context.record(ClusterState.forget, name)
+                members.forget(name)
+                self._context.names.replaced(name)
+        log.warning("replica %s is forgotten; whoever comes under that name is a new one", " ".join(names))
+
+    def _check_ended(self, replica: str) -> None:
+        cluster, members = self._context.cluster, self._context.members
+        if members.may_serve(replica):
+            raise NameTaken(
+                "the replica may be serving",
+                remedy="drain it if it has partitions, stop it, and give the command again when its lease has lapsed",
+                replica=replica,
+                address=cluster.replicas[replica].address,
+                lease_s=f"{members.lease_left_s(replica):.1f}",
+            )
+        owned = cluster.assigned(replica)
+        if owned:
+            raise PartitionsLive(
+                f"{len(owned)} partitions are the replica's",
+                remedy="start it with its data directory and drain it, or wait until they are taken over; if the "
+                f"directory is lost, `stateflow replace {replica}` gives the name to another",
+                replica=replica,
+            )
+        if not cluster.is_free(replica):
+            raise MoveConflict(
+                "partitions are on their way to or from the replica", remedy="wait until that ended", replica=replica
+            )

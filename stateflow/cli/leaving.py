@@ -35,7 +35,7 @@ def undeploy(
 
 @app.command()
 def forget(
-    replica: Annotated[str, typer.Argument(help="One that has ended for good.")],
+    replica: Annotated[str, typer.Argument(help="One that has ended for good; of a node: all of its workers.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:

@@ -58,25 +58,17 @@ def adopt(
 
 
 @app.command()
-def nodes(controller: Controller = LOCAL, as_json: Json = False) -> None:
+def nodes(
+    controller: Controller = LOCAL,
+    workers: Annotated[bool, typer.Option("--workers", help="Each worker of a node, too.")] = False,
+    as_json: Json = False,
+) -> None:
     """The replicas: site, weight, last heard, partitions."""
     replicas = Cluster(controller).status().replicas
     if as_json:
         emit({"nodes": [fields_of(r) for r in replicas]})
-        return
-    table = show.new_table(
-        "replica",
-        "site",
-        "address",
-        "weight",
-        "state",
-        "heard",
-        "partitions",
-        numbers=("weight", "heard", "partitions"),
-    )
-    for r in replicas:
-        table.add_row(r.name, r.site, r.address, str(r.weight), show.state(r), show.heard(r), str(r.partitions))
-    console.print(table)
+    else:
+        console.print(show.replicas(replicas, {}, workers, weights=True))
 
 
 @app.command()
@@ -131,7 +123,7 @@ def rebalance(
 
 @app.command()
 def drain(
-    replica: Annotated[str, typer.Argument(help="Everything it owns leaves it.")],
+    replica: Annotated[str, typer.Argument(help="Everything it owns leaves it; of a node: all of its workers.")],
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
     strategy: Strategy = "auto",

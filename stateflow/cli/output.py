@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import typer
 from rich.console import Console
@@ -32,7 +32,21 @@ errors = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
 
 def emit(value: dict[str, Any]) -> None:
     """One JSON object, on one line, at once."""
-    print(json.dumps(_finite(value), default=str, allow_nan=False), flush=True)
+    print(json.dumps(_finite(value), default=str, allow_nan=False), file=_for_emit, flush=True)
+
+
+#: None: standard output
+_for_emit: TextIO | None = None
+
+
+def keep_stdout() -> None:
+    """For :func:`emit`: what anybody else prints, as operators do, goes to standard error. Whoever started this process
+    reads what it is to read, and then no more: a pipe that is full would have the next one who prints wait for ever."""
+    global _for_emit  # noqa: PLW0603 - a process has one standard output
+    if _for_emit is None:
+        _for_emit = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        flush()
+        os.dup2(2, 1)
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -103,10 +117,12 @@ def guarded(function: F) -> F:
     return run  # type: ignore[return-value]
 
 
-def log_to_stderr(verbose: bool) -> None:
+def log_to_stderr(verbose: bool, who: str = "") -> None:
+    """Args: who: logs, where several do to one place."""
+    says = f"{who}: " if who else ""
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
-        format="%(message)s" if errors.is_terminal else "%(asctime)s %(levelname)s %(name)s: %(message)s",
+        format=f"{says}%(message)s" if errors.is_terminal else f"%(asctime)s %(levelname)s {says}%(name)s: %(message)s",
         handlers=[RichHandler(console=errors, show_path=False)] if errors.is_terminal else None,
     )
 

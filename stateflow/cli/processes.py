@@ -20,8 +20,8 @@ from stateflow.cli import checkpoint
 from stateflow.cli import ledger as ledger_commands
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Controller, Json, default_ledger
-from stateflow.cli.output import console, emit, log_to_stderr
-from stateflow.node.workers import Node, Workers, behind, directory_of, left_behind
+from stateflow.cli.output import console, emit, keep_stdout, log_to_stderr
+from stateflow.node.workers import Node, Workers, claim_node, directory_of, left_behind
 from stateflow.private import UMASK, url_of
 from stateflow.replica import server
 from stateflow.runtime.code import INSIDE, check_outside
@@ -66,6 +66,8 @@ def controller(
     from stateflow.ledger import Ledger
 
     check_outside("a controller")
+    if stop_with_parent:
+        keep_stdout()
     raise_limit()
     log_to_stderr(verbose)
     os.umask(UMASK)
@@ -94,7 +96,9 @@ def replica(
     name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it over restarts.")] = None,
     listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:0",
     advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
-    weight: Annotated[int, typer.Option(help="Its share of partitions relative to others.", min=1)] = 1,
+    weight: Annotated[
+        int, typer.Option(help="Its share of partitions relative to others, for each of its workers.", min=1)
+    ] = 1,
     workers: Annotated[
         int,
         typer.Option(help="Processes: each has some of its partitions, and a core.", min=1, max=WORKERS_MAX),
@@ -116,15 +120,18 @@ def replica(
 ) -> None:
     """Run a replica: an operator process at a site."""
     check_outside("a replica")
+    if stop_with_parent:
+        keep_stdout()
     raise_limit()
-    log_to_stderr(verbose)
     os.umask(UMASK)
     settings = ReplicaSettings()
     if checkpoint_interval is not None:
         settings = settings.model_copy(update={"checkpoint_interval_s": checkpoint_interval})
     named = check_name("replica", name or f"{site}-{socket.gethostname()}")
+    log_to_stderr(verbose, "" if worker is None else worker_name(named, worker))
     check_name("site", site)
-    if worker is None and (workers > 1 or left_behind(data_dir, 1)):
+    claimed = claim_node(data_dir) if worker is None else None  # until this process ends
+    if claimed is not None and (workers > 1 or left_behind(data_dir, 1)):
         given = _given(site, controller, named, weight, checkpoints, checkpoint_interval, checkpoint_cache, verbose)
         asyncio.run(
             _run_workers(
@@ -189,23 +196,18 @@ async def _run_workers(
     as_json: bool,
     stop_with_parent: bool,
 ) -> None:
-    def arguments(number: int, was_at: str) -> list[str]:
-        place = ["--data-dir", str(data_dir), "--workers", str(count), "--worker", str(number)]
-        place += ["--listen", was_at or behind(listen, number)]
-        return given + place + (["--advertise", behind(advertise, number)] if advertise else [])
-
-    said = False
+    def arguments(number: int, listens: str, advertises: str | None) -> list[str]:
+        place = ["--data-dir", str(data_dir), "--workers", str(count), "--worker", str(number), "--listen", listens]
+        return given + place + (["--advertise", advertises] if advertises else [])
 
     def ready(address: str) -> None:
-        nonlocal said
-        if not said:
-            said = True
-            done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            done.set_result(address)
-            _say_ready(done, f"node {name} of {count} workers", as_json)
+        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        done.set_result(address)
+        _say_ready(done, f"node {name} of {count} worker{'s' if count > 1 else ''}", as_json)
 
     stop = _stop_on_signal(stop_with_parent, settings.stop_timeout_s + 10)
-    await Workers(Node(name, data_dir, controller, arguments, settings.stop_timeout_s), count).run(stop, ready)
+    node = Node(name, data_dir, controller, listen, advertise, arguments, settings.stop_timeout_s)
+    await Workers(node, count).run(stop, ready)
 
 
 class _Stop(asyncio.Event):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import sleep
 from typing import Any
 
@@ -20,6 +20,7 @@ from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfig
 from stateflow.client.cluster import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import one_line
+from stateflow.reports import RefusedReplica
 from stateflow.types import node_of, ranges, worker_of
 
 WATCH_INTERVAL_S = 1.0
@@ -56,23 +57,15 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
     for operator in now.operators:
         for unserved in operator.unserved:
             lacking[unserved.owner] += len(unserved.partitions)
-    table = new_table("replica", "site", "address", "state", "heard", "partitions", numbers=("heard", "partitions"))
-    for name, members in _nodes(now.replicas):
-        first = members[0]
-        owned, lacks = sum(r.partitions for r in members), sum(lacking[r.name] for r in members)
-        table.add_row(name, first.site, first.address, _states(members), heard(first), _owned(owned, lacks))
-        if workers and len(members) > 1:
-            for r in members:
-                worker = f"  worker {worker_of(r.name)}"
-                table.add_row(worker, "", r.address, state(r), heard(r), _owned(r.partitions, lacking[r.name]))
-    parts: list[RenderableType] = [titled("Replicas", table)]
+    parts: list[RenderableType] = [titled("Replicas", replicas(now.replicas, lacking, workers))]
     if waiting := list(dict.fromkeys(map(node_of, now.without_share()))):
         named = f"{', '.join(waiting)} owns nothing" if len(waiting) == 1 else f"{', '.join(waiting)} own nothing"
         parts.append(Text(f"{named}: `stateflow rebalance` gives a share", "yellow"))
     if now.refused:
         refused = new_table("replica", "address", "directory", "refused")
-        for each in now.refused:
-            refused.add_row(Text(each.name), Text(each.address), Text(each.directory), Text(each.error))
+        for each, count in _refused(now.refused):
+            name = each.name if count == 1 else f"{node_of(each.name)} ({count} workers)"
+            refused.add_row(Text(name), Text(each.address), Text(each.directory), Text(each.error))
         parts.append(titled("Refused", refused))
     for operator in now.operators:
         parts.append(_operator(operator))
@@ -90,6 +83,27 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
     return Group(*parts)
 
 
+def replicas(
+    found: Sequence[ReplicaStatus], lacking: Mapping[str, int], workers: bool = False, weights: bool = False
+) -> Table:
+    """A line for each node. Args: lacking: replica → partitions of it that nobody serves."""
+    numbers = ("weight", "heard", "partitions")
+    columns = ("replica", "site", "address", *(["weight"] if weights else []), "state", "heard", "partitions")
+    table = new_table(*columns, numbers=numbers)
+    table.columns[2].no_wrap = True  # in two parts it is no address
+    for name, members in _nodes(found):
+        first = members[0]
+        owned, lacks = sum(r.partitions for r in members), sum(lacking.get(r.name, 0) for r in members)
+        weight = [str(sum(r.weight for r in members))] if weights else []
+        silent = max(members, key=lambda r: (r.last_heartbeat_s < 0, r.last_heartbeat_s))
+        table.add_row(name, first.site, first.address, *weight, _states(members), heard(silent), _owned(owned, lacks))
+        for r in members if workers and len(members) > 1 else ():
+            weight = [str(r.weight)] if weights else []
+            of_worker = _owned(r.partitions, lacking.get(r.name, 0))
+            table.add_row(f"  worker {worker_of(r.name)}", "", r.address, *weight, state(r), heard(r), of_worker)
+    return table
+
+
 def _nodes(replicas: Sequence[ReplicaStatus]) -> list[tuple[str, list[ReplicaStatus]]]:
     found: dict[str, list[ReplicaStatus]] = {}
     for replica in sorted(replicas, key=lambda r: (node_of(r.name), worker_of(r.name))):
@@ -97,11 +111,22 @@ def _nodes(replicas: Sequence[ReplicaStatus]) -> list[tuple[str, list[ReplicaSta
     return list(found.items())
 
 
+def _refused(found: Sequence[RefusedReplica]) -> list[tuple[RefusedReplica, int]]:
+    """Workers of a node that are refused for one reason: the first, and how many."""
+    groups: dict[tuple[str, str], list[RefusedReplica]] = {}
+    for each in found:
+        groups.setdefault((node_of(each.name), each.error.partition(" (")[0]), []).append(each)
+    return [(each[0], len(each)) for each in groups.values()]
+
+
 def _states(members: list[ReplicaStatus]) -> Text:
-    alive = sum(r.alive for r in members)
-    if alive == len(members) > 1:
+    if len(members) == 1:
+        return state(members[0])
+    alive, opening = sum(r.alive for r in members), sum(r.opening and not r.alive for r in members)
+    if alive == len(members):
         return Text(f"alive, {alive} workers", "green")
-    return state(members[0]) if len(members) == 1 else Text(f"{alive} of {len(members)} workers alive", "bold red")
+    here = f"{alive} of {len(members)} workers alive" + (f", {opening} opening" if opening else "")
+    return Text(here, "yellow" if alive + opening == len(members) else "bold red")
 
 
 def heard(replica: ReplicaStatus) -> str:

@@ -1,20 +1,28 @@
-"""A node's workers: when one that ended is started again, and which partitions it hands to its siblings. Sans-io."""
+"""A node's workers: when one that ended is started again, which partitions they hand to each other, and when nothing is
+left of one. Sans-io."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
+from stateflow.reports import PartitionReport
+from stateflow.runtime.lifecycle import State as Kept
 from stateflow.types import PartitionId
 
-#: who lived so long was well: it is started again at once
+#: who was ready for so long was well: it is started again at once
 WELL_S = 30.0
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
 #: who died so often in a row without having been well is said to die at every start
 HOPELESS = 5
 #: a partition is worth handing on if that makes the busier of two workers less busy by this share at least
 GAIN = 0.2
+#: a worker that takes less of a core than this has nothing to hand on: it keeps nobody waiting
+BUSY = 0.2
+#: what workers did is compared over so long at least; over more, the more often partitions were handed on in a row
+COMPARE_S, COMPARE_S_MAX = 10.0, 320.0
 
 
 class State(StrEnum):
@@ -27,8 +35,8 @@ class State(StrEnum):
 @dataclass(slots=True)
 class _Worker:
     state: State
-    since: float
     deaths: int = 0
+    ready_at: float | None = None
     again_at: float = 0.0
 
 
@@ -43,15 +51,20 @@ class Supervision:
     wanted: int
     _workers: dict[int, _Worker] = field(default_factory=dict)
 
-    def started(self, number: int, now: float) -> None:
+    def started(self, number: int) -> None:
         known = self._workers.get(number)
         state = State.RUNS if number < self.wanted else State.LEAVES
-        self._workers[number] = _Worker(state, now, known.deaths if known is not None else 0)
+        self._workers[number] = _Worker(state, known.deaths if known is not None else 0)
+
+    def ready(self, number: int, now: float) -> None:
+        """It has found what is in its directory, and answers. That may have taken minutes."""
+        self._workers[number].ready_at = now
 
     def died(self, number: int, now: float) -> float:
         """It ended, and nobody wanted that. Returns in how many seconds it is started again."""
         worker = self._workers[number]
-        worker.deaths = 1 if now - worker.since >= WELL_S else worker.deaths + 1
+        was_well = worker.ready_at is not None and now - worker.ready_at >= WELL_S
+        worker.deaths = 1 if was_well else worker.deaths + 1
         pause = 0.0 if worker.deaths == 1 else min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (worker.deaths - 2))
         worker.state, worker.again_at = State.WAITS, now + pause
         return pause
@@ -68,6 +81,10 @@ class Supervision:
         """Those that run until they own nothing."""
         return [number for number, worker in self._workers.items() if worker.state is State.LEAVES]
 
+    def gone(self) -> list[int]:
+        """Those that left."""
+        return [number for number, worker in self._workers.items() if worker.state is State.ENDED]
+
     def dies_at_every_start(self, number: int) -> bool:
         return self._workers[number].deaths >= HOPELESS
 
@@ -77,12 +94,92 @@ class Supervision:
         return bool(wanted) and all(w.state is State.WAITS and w.deaths >= HOPELESS for w in wanted)
 
 
-def spread(loads: Mapping[str, Mapping[PartitionId, float]]) -> dict[PartitionId, str]:
+# -- who is handed what -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A node's workers at one moment.
+
+    Args:
+        at: monotonic seconds.
+        committed: worker → partition that it owns → its last commit; 0: it was not at work there yet.
+        used_s: worker → seconds of a processor that it has taken; none where that cannot be told.
+    """
+
+    at: float
+    committed: Mapping[str, Mapping[PartitionId, int]]
+    used_s: Mapping[str, float] = field(default_factory=dict)
+
+    def follows(self, before: Seen) -> bool:
+        """Did the same processes own the same partitions all the time, as far as can be told?"""
+        if self.committed.keys() != before.committed.keys() or self.used_s.keys() != before.used_s.keys():
+            return False
+        for worker, now in self.committed.items():
+            then = before.committed[worker]
+            if now.keys() != then.keys() or any(then[p] > now[p] or now[p] > then[p] == 0 for p in now):
+                return False
+        return all(before.used_s[worker] <= used_s for worker, used_s in self.used_s.items())
+
+    def loads(self, before: Seen) -> dict[str, dict[PartitionId, float]]:
+        """Worker → partition → what it cost since: of the processor time of its worker, what its batches are of that
+        worker's. Where processor time cannot be told, a batch is taken for the fiftieth of a second."""
+        seconds = self.at - before.at
+        loads: dict[str, dict[PartitionId, float]] = {}
+        for worker, now in self.committed.items():
+            batches = {p: number - before.committed[worker][p] for p, number in now.items()}
+            count = sum(batches.values())
+            taken = self.used_s[worker] - before.used_s[worker] if worker in self.used_s else count / 50
+            loads[worker] = {p: taken / seconds * each / count if count else 0.0 for p, each in batches.items()}
+        return loads
+
+
+@dataclass(slots=True)
+class Balance:
+    """Keeps a node's workers about equally busy. It takes its time, the more the more often in a row that was not so:
+    what comes and goes is not run after."""
+
+    _before: Seen | None = None
+    _compare_s: float = COMPARE_S
+    _rounds: int = 0
+    _handed_on: dict[PartitionId, int] = field(default_factory=dict)  # in which round, last
+
+    def look(self, seen: Seen) -> dict[PartitionId, str]:
+        """Partition → worker, of those to hand on now. Not to be asked while partitions of the node are moving."""
+        if not all(seen.committed.values()):  # somebody has just begun: by number, and at once
+            self._before = None
+            return self._moves({worker: dict.fromkeys(owned, 0.0) for worker, owned in seen.committed.items()})
+        before = self._before
+        if before is None or not seen.follows(before):
+            self._before = seen
+            return {}
+        if seen.at - before.at < self._compare_s:
+            return {}
+        self._before = seen
+        loads = seen.loads(before)
+        busiest = max(sum(each.values()) for each in loads.values())
+        moves = self._moves(loads) if busiest >= BUSY else {}
+        self._compare_s = min(COMPARE_S_MAX, self._compare_s * 2) if moves else max(COMPARE_S, self._compare_s / 2)
+        return moves
+
+    def _moves(self, loads: Mapping[str, Mapping[PartitionId, float]]) -> dict[PartitionId, str]:
+        moves = spread(loads, self._handed_on)
+        if moves:
+            self._rounds += 1
+            self._handed_on |= dict.fromkeys(moves, self._rounds)
+        return moves
+
+
+def spread(
+    loads: Mapping[str, Mapping[PartitionId, float]], handed_on: Mapping[PartitionId, int] = MappingProxyType({})
+) -> dict[PartitionId, str]:
     """Partition → worker, of those to move within a node so that its workers are about equally busy: as few as that
     takes, and none for little.
 
     Args:
         loads: worker → its partitions and what each costs, in any unit; those that cost nothing are spread by number.
+        handed_on: partition → when it last was, in any unit. Of those that cost the same one that was not goes first:
+            where one makes its worker busy and nobody can tell which, the others leave it.
     """
     floor = max((load for each in loads.values() for load in each.values()), default=0.0) / 100 or 1.0
     left = {worker: {p: max(load, floor) for p, load in each.items()} for worker, each in loads.items()}
@@ -95,8 +192,29 @@ def spread(loads: Mapping[str, Mapping[PartitionId, float]]) -> dict[PartitionId
         fitting = [(load, p) for p, load in left[most].items() if load <= gap / 2 * (1 + 1e-9) and p not in moves]
         if not fitting or gap <= GAIN * total[most]:
             return moves
-        load, partition = max(fitting, key=lambda each: (each[0], each[1].operator, -each[1].partition))
+        load, partition = max(
+            fitting, key=lambda each: (each[0], -handed_on.get(each[1], 0), each[1].operator, -each[1].partition)
+        )
         moves[partition] = least
         left[least][partition] = left[most].pop(partition)
         total[most], total[least] = total[most] - load, total[least] + load
     return moves
+
+
+# -- what is left of one that left --------------------------------------------------------------------------
+
+
+def is_spare(partitions: Iterable[PartitionReport], epochs: Mapping[PartitionId, int]) -> bool:
+    """May the directory of a worker that is to leave be deleted? Not while it serves anything, nor while it has what
+    was sealed for an owner of which the ledger does not know that it owns: that may be the newest there is.
+
+    Args:
+        partitions: as it has them.
+        epochs: at which each partition is owned, as the ledger has it.
+    """
+    for each in partitions:
+        if each.state in (Kept.OWNED, Kept.FENCING):
+            return False
+        if each.state == Kept.SEALED and epochs.get(PartitionId(each.operator, each.partition), 0) < each.epoch:
+            return False
+    return True

@@ -2,6 +2,7 @@
 
 Each worker is a replica with a part of the node's data directory: the first has the directory itself, as a replica
 alone has, the others have ``workers/<number>`` in it. Fewer workers than there were run on until they own nothing.
+Whoever runs a node, or a replica alone, has claimed the file ``NODE`` in the directory.
 """
 
 from __future__ import annotations
@@ -10,35 +11,53 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
-from stateflow.client import Cluster
+from stateflow.client import Cluster, ClusterStatus, ReplicaStatus
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import AlreadyThere, StateflowError, Unavailable
-from stateflow.node.supervising import Supervision, spread
+from stateflow.errors import (
+    AlreadyThere,
+    DataDirLocked,
+    InvalidArgument,
+    PortInUse,
+    StateflowError,
+    Unavailable,
+    from_wire,
+)
+from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
 from stateflow.rpc.clients import ReplicaClient
-from stateflow.types import PartitionId, node_of, worker_name
+from stateflow.runtime.environment import Closable, claim
+from stateflow.types import WORKER, PartitionId, node_of, ranges, worker_name, worker_of
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 WORKERS = "workers"
 #: how often it is looked whether partitions should go from one worker to another
 LOOK_S = 5.0
 #: whoever was asked to stop and has not is killed; longer than a replica takes by itself
 KILL_AFTER_S = 5.0
+PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """``arguments``: of a worker, by its number and the address it listens at if it has been there before."""
+    """``listen`` and ``advertise``: of the first worker. ``arguments``: of a worker, by its number, where it
+    listens and what it advertises."""
 
     name: str
     data_dir: Path
     controller: str
-    arguments: Callable[[int, str], Sequence[str]]
+    listen: str
+    advertise: str | None
+    arguments: Callable[[int, str, str | None], Sequence[str]]
     stop_timeout_s: float
 
 
@@ -53,89 +72,148 @@ def left_behind(data_dir: Path, count: int) -> list[int]:
     return sorted(number for number in found if number >= count)
 
 
+def claim_node(data_dir: Path) -> Closable:
+    """No other process runs a node or replica there until it is closed. Raises DataDirLocked, InvalidArgument."""
+    return claim(data_dir, "NODE")
+
+
 def behind(address: str, number: int) -> str:
     """Where the worker ``number`` listens, or is reached, where the first one does so at ``address``: so many ports
-    further, at any where that one takes any."""
+    further, at any where that one takes any. Raises InvalidArgument where there is no such port."""
     host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + number}" if port.isdigit() and int(port) else address
+    if not port.isdigit() or not int(port):
+        return address
+    if int(port) + number > PORT_MAX:
+        raise InvalidArgument(
+            f"worker {number} has no port behind {address}",
+            remedy=f"choose a port up to {PORT_MAX - number}: a node takes as many in a row as it has workers",
+        )
+    return f"{host}:{int(port) + number}"
 
 
 class Workers:
-    """Of one node. Args: count: so many are wanted."""
+    """Of one node. Args: count: so many are wanted. Raises InvalidArgument."""
 
     def __init__(self, node: Node, count: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._node, self._count, self._clock = node, count, clock
-        self._supervision = Supervision(count)
+        self._numbers = [*range(count), *left_behind(node.data_dir, count)]
+        for number in self._numbers:
+            behind(node.listen, number), behind(node.advertise or "", number)
+        self._supervision, self._balance = Supervision(count), Balance()
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._addresses: dict[int, str] = {}
-        self._watching: dict[int, asyncio.Task[None]] = {}
-        self._died = asyncio.Event()
+        self._errors: dict[int, StateflowError] = {}  # what a worker ended with, last
+        self._lives: dict[int, asyncio.Task[None]] = {}
+        self._tried: set[int] = set()
+        self._changed = asyncio.Event()
+        self._said: dict[str, str] = {}
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
-        """Until ``stop``. Raises Unavailable when no worker starts, however often."""
+        """Until ``stop``. To be called with the node claimed; ``ready`` is told the first worker's address when each
+        was started, and that one is.
+
+        Raises DataDirLocked where workers of a former node do not end, Unavailable when no worker starts, however
+        often.
+        """
         stopping = asyncio.ensure_future(stop.wait())
+        looking = None
         try:
-            numbers = [*range(self._count), *left_behind(self._node.data_dir, self._count)]
-            await asyncio.gather(*map(self._start, numbers))
-            if 0 in self._addresses:
-                ready(self._addresses[0])
-            looks_at = self._clock.monotonic() + LOOK_S
+            await self._wait_for_former(stop)
+            for number in self._numbers:
+                self._begin(number)
+            looking = asyncio.create_task(self._look_again_and_again())
+            said = False
             while not stop.is_set():
                 for number in self._supervision.due(self._clock.monotonic()):
-                    await self._start(number)
-                    if number == 0 and self._addresses.get(0) and not stop.is_set():
-                        ready(self._addresses[0])
+                    self._begin(number)
                 if self._supervision.is_hopeless():
-                    raise Unavailable(
-                        f"no worker of {self._node.name} starts", remedy="see why above, and start the node again"
-                    )
-                if self._clock.monotonic() >= looks_at:
-                    await self._look()
-                    looks_at = self._clock.monotonic() + LOOK_S
-                died = asyncio.ensure_future(self._died.wait())
-                await asyncio.wait([died, stopping], timeout=0.25, return_when=asyncio.FIRST_COMPLETED)
-                died.cancel()
-                self._died.clear()
+                    raise self._hopeless()
+                if not said and 0 in self._addresses and self._tried.issuperset(self._numbers):
+                    said = True
+                    ready(self._addresses[0])
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait([changed, stopping], timeout=0.25, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                self._changed.clear()
         finally:
-            stopping.cancel()
-            await self._stop_all()
+            for task in (stopping, looking, *self._lives.values()):
+                if task is not None:
+                    task.cancel()
+            await asyncio.gather(*map(self._stop, list(self._processes)))
+
+    async def _wait_for_former(self, stop: asyncio.Event) -> None:
+        """Workers of a node that was killed end by themselves, but not at once. Raises DataDirLocked."""
+        until = self._clock.monotonic() + self._node.stop_timeout_s + KILL_AFTER_S
+        for number in self._numbers:
+            directory = directory_of(self._node.data_dir, number)
+            while not stop.is_set() and (directory / "LOCK").exists():
+                try:
+                    with contextlib.suppress(InvalidArgument):  # the worker will say so
+                        claim(directory, "LOCK").close()
+                    break
+                except DataDirLocked:
+                    if self._clock.monotonic() >= until:
+                        raise
+                await asyncio.sleep(0.05)
+
+    def _hopeless(self) -> Unavailable:
+        errors = [self._errors[number] for number in range(self._count) if number in self._errors]
+        why = f": {errors[0]}" if errors else ""
+        return Unavailable(
+            f"no worker of {self._node.name} starts{why}", remedy="see that they can, and start the node again"
+        )
 
     # -- processes ----------------------------------------------------------------------------------------
 
-    async def _start(self, number: int) -> None:
-        """Waits until it is ready, or has ended."""
-        arguments = self._node.arguments(number, self._addresses.get(number, ""))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "stateflow"),
-            *arguments,
-            *("--json", "--stop-with-parent"),
-            stdin=asyncio.subprocess.PIPE,  # whose end it sees when this process ends, however that does
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # what a terminal sends reaches it through here
-        )
-        self._processes[number] = process
-        self._supervision.started(number, self._clock.monotonic())
-        self._watching[number] = asyncio.create_task(self._watch(number, process))
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            self._addresses[number] = json.loads(line)["address"]
+    def _begin(self, number: int) -> None:
+        self._supervision.started(number)
+        self._lives[number] = asyncio.create_task(self._live(number))
 
-    async def _watch(self, number: int, process: asyncio.subprocess.Process) -> None:
-        status = await process.wait()
+    async def _live(self, number: int) -> None:
+        """From its start to its end."""
         name = worker_name(self._node.name, number)
+        try:
+            status = await self._run_process(number)
+        except OSError as error:
+            log.error("worker %s cannot be started: %s", name, error)
+            status = -1
+        self._tried.add(number)
         pause = self._supervision.died(number, self._clock.monotonic())
         if self._supervision.dies_at_every_start(number):
-            log.error("worker %s dies at every start (status %d): see why above; again in %.0f s", name, status, pause)
+            why = self._errors.get(number, "see above")
+            log.error("worker %s dies at every start (status %d), again in %.0f s: %s", name, status, pause, why)
         else:
             log.warning("worker %s ended (status %d): it is started again in %.1f s", name, status, pause)
-        self._died.set()
+        self._changed.set()
 
-    async def _stop_all(self) -> None:
-        for task in self._watching.values():
-            task.cancel()
-        await asyncio.gather(*map(self._stop, list(self._processes)))
+    async def _run_process(self, number: int) -> int:
+        listen = self._addresses.get(number) or behind(self._node.listen, number)
+        arguments = self._node.arguments(number, listen, self._advertised(number))
+        process = self._processes[number] = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stateflow", *arguments, "--json", "--stop-with-parent"),
+            stdin=asyncio.subprocess.PIPE,  # whose end it sees when this process ends, however that does
+            stdout=asyncio.subprocess.PIPE,  # one line; what an operator prints goes to standard error
+            start_new_session=True,  # what a terminal sends reaches it through here
+        )
+        assert process.stdout is not None
+        self._hear(number, await process.stdout.readline())
+        return await process.wait()
+
+    def _hear(self, number: int, line: bytes) -> None:
+        """Where it listens, or why it does not."""
+        self._errors.pop(number, None)
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            said = json.loads(line)
+            if "error" in said:
+                error = self._errors[number] = from_wire(said["error"])
+                if isinstance(error, PortInUse):  # of the free one that it had; another will do
+                    self._addresses.pop(number, None)
+                log.error("worker %s: %s", worker_name(self._node.name, number), error)
+                return
+            self._addresses[number] = said["address"]
+            self._supervision.ready(number, self._clock.monotonic())
+            self._tried.add(number)
+            self._changed.set()
 
     async def _stop(self, number: int) -> None:
         process = self._processes[number]
@@ -152,67 +230,153 @@ class Workers:
 
     # -- partitions ---------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _look_again_and_again(self) -> None:
         """Partitions go from busy workers to those that are not, and away from those that leave. What cannot be asked
         or done now is looked at again."""
-        try:
-            for number in self._supervision.leaving():
-                await self._leave(number)
-            await asyncio.to_thread(self._spread)
-        except StateflowError as error:
-            log.info("partitions stay where they are in %s for now: %s", self._node.name, error)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with self._tolerant(""):
+                await self._look(Cluster(self._node.controller))
 
-    async def _leave(self, number: int) -> None:
-        name = worker_name(self._node.name, number)
-        cluster = Cluster(self._node.controller)
-        status = await asyncio.to_thread(cluster.status)
-        owned = {replica.name: replica.partitions for replica in status.replicas}
-        if name not in owned:
+    @contextlib.contextmanager
+    def _tolerant(self, name: str) -> Iterator[None]:
+        """Of what has to be done again. The same is said once. Args: name: of the worker that it is about."""
+        said = ""
+        try:
+            yield
+        except StateflowError as error:
+            said = str(error)
+        except Exception:
+            log.exception("partitions stay where they are in %s for now", name or self._node.name)
+        if said and said != self._said.get(name):
+            log.info("partitions stay where they are in %s for now: %s", name or self._node.name, said)
+        self._said[name] = said
+
+    async def _look(self, cluster: Cluster) -> None:
+        status = await aside(cluster.status)
+        mine = {worker_of(each.name): each for each in status.replicas if self._is_mine(each)}
+        for number in self._supervision.leaving():
+            if number in mine:
+                with self._tolerant(mine[number].name):
+                    await self._leave(cluster, mine[number], status)
+        for name in self._forgettable(status):
+            with contextlib.suppress(StateflowError):  # it may be moved from or to; later
+                await aside(partial(cluster.forget, name))
+        await aside(partial(self._spread, cluster, [mine[n] for n in range(self._count) if n in mine], status))
+
+    def _advertised(self, number: int) -> str | None:
+        return behind(self._node.advertise, number) if self._node.advertise else None
+
+    def _is_mine(self, replica: ReplicaStatus) -> bool:
+        """Not one of another node that has its name."""
+        number = worker_of(replica.name)
+        where = self._advertised(number) or self._addresses.get(number)
+        return node_of(replica.name) == self._node.name and replica.address == where and replica.alive
+
+    async def _leave(self, cluster: Cluster, worker: ReplicaStatus, status: ClusterStatus) -> None:
+        if _is_moving(status, {worker.name}):
             return
-        if owned[name]:
-            if not any(each.state == "RUNNING" for each in status.reconfigurations):
-                await asyncio.to_thread(cluster.drain, name)
+        if worker.partitions:
+            await aside(partial(cluster.drain, worker.name))
             return
-        self._watching[number].cancel()
+        has = await aside(partial(ReplicaClient(worker.address).statistics, 1 << 62))
+        epochs = {
+            PartitionId(operator.name, number): epoch
+            for operator in status.operators
+            for number, epoch in enumerate(operator.epochs)
+        }
+        if not is_spare(has.partitions, epochs):
+            raise Unavailable("it has what the ledger does not know to be elsewhere", remedy="see `stateflow status`")
+        number = worker_of(worker.name)
+        self._lives[number].cancel()
         self._supervision.ended(number)
         await self._stop(number)
-        log.warning("worker %s owns nothing any more and has ended", name)
-        await self._forget(name)
+        log.warning("worker %s owns nothing any more and has ended", worker.name)
         directory = directory_of(self._node.data_dir, number)
         if (directory / "evidence").exists():
             log.warning("%s stays: it holds what could not be served", directory)
         else:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
-    async def _forget(self, name: str) -> None:
-        """When its lease has lapsed; else people may."""
-        with contextlib.suppress(StateflowError):
-            await asyncio.to_thread(Cluster(self._node.controller).forget, name)
+    def _forgettable(self, status: ClusterStatus) -> list[str]:
+        """Workers that have left, now or before this process was started, and whose lease has lapsed."""
+        running, gone = set(self._numbers), set(self._supervision.gone())
+        return [
+            each.name
+            for each in status.replicas
+            if node_of(each.name) == self._node.name
+            and (each.weight, each.partitions, each.alive) == (0, 0, False)
+            and (worker_of(each.name) in gone or worker_of(each.name) not in running)
+        ]
 
-    def _spread(self) -> None:
-        cluster = Cluster(self._node.controller)
-        status = cluster.status()
-        if any(each.state == "RUNNING" for each in status.reconfigurations):
+    def _spread(self, cluster: Cluster, workers: list[ReplicaStatus], status: ClusterStatus) -> None:
+        names = {each.name for each in workers}
+        if len(workers) < self._count or _is_moving(status, names):
             return
-        here = {worker_name(self._node.name, number) for number in range(self._count)}
-        mine = [each for each in status.replicas if each.name in here]
-        if len(mine) < self._count or not all(each.alive for each in mine):
-            return
-        rates: dict[PartitionId, float] = {}
-        for each in mine:
-            for partition in ReplicaClient(each.address).statistics(1 << 62).partitions:
-                rates[PartitionId(partition.operator, partition.partition)] = partition.batch_rate
-        loads: dict[str, dict[PartitionId, float]] = {each.name: {} for each in mine}
-        for operator in status.operators:
-            for number, owner in enumerate(operator.owners):
-                if owner in loads:
-                    partition_id = PartitionId(operator.name, number)
-                    loads[owner][partition_id] = rates.get(partition_id, 0.0)
+        owned = {
+            (operator.name, number): owner
+            for operator in status.operators
+            for number, owner in enumerate(operator.owners)
+            if owner in names
+        }
+        committed: dict[str, dict[PartitionId, int]] = {each.name: {} for each in workers}
+        for each in workers:
+            for has in ReplicaClient(each.address).statistics(1 << 62).partitions:
+                if owned.get((has.operator, has.partition)) == each.name:
+                    committed[each.name][PartitionId(has.operator, has.partition)] = has.sequence
+        used = {each.name: processor_s(self._processes[worker_of(each.name)].pid) for each in workers}
+        used_s = {name: seconds for name, seconds in used.items() if seconds is not None}
         by_target: dict[tuple[str, str], list[int]] = {}
-        for partition_id, target in spread(loads).items():
-            by_target.setdefault((partition_id.operator, target), []).append(partition_id.partition)
+        for partition, target in self._balance.look(Seen(self._clock.monotonic(), committed, used_s)).items():
+            by_target.setdefault((partition.operator, target), []).append(partition.partition)
         for (operator_name, target), numbers in by_target.items():
-            exactly = target if node_of(target) != target else f"{target}~0"
-            log.info("%d partitions of %s go to worker %s", len(numbers), operator_name, target)
+            exactly = target if node_of(target) != target else f"{target}{WORKER}0"
+            log.info("partitions %s of %s go to worker %s", ranges(numbers), operator_name, target)
             with contextlib.suppress(AlreadyThere):
                 cluster.migrate(operator_name, numbers, exactly)
+
+
+def _is_moving(status: ClusterStatus, replicas: Collection[str]) -> bool:
+    """Is something on its way to or from them, or about to be?"""
+    return any(
+        move.source in replicas or move.target in replicas
+        for each in status.reconfigurations
+        if each.state in ("RUNNING", "PAUSED")
+        for move in each.moves
+        if move.state not in ("COMPLETED", "ABORTED")
+    )
+
+
+def processor_s(pid: int) -> float | None:
+    """Seconds of a processor that a process of this machine has taken; None: that cannot be told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """In a thread that keeps nobody from ending: a controller or worker that is stopped does not answer for long."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(T, result))
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - whoever waits is told
+            failed = error
+        with contextlib.suppress(RuntimeError):  # nobody waits any more
+            loop.call_soon_threadsafe(settle, result, failed)
+
+    threading.Thread(target=run, name="aside", daemon=True).start()
+    return await done

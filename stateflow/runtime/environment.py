@@ -63,6 +63,36 @@ class WorkLock:
         self._lock = threading.RLock()
 
 
+def claim(directory: Path, file_name: str) -> Closable:
+    """By a file in it, which has the number of the process that has claimed it. See :meth:`Environment.claim`."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o777 & ~UMASK)
+        keep_private(directory)
+        file = (directory / file_name).open("a+")
+    except OSError as error:
+        raise InvalidArgument(
+            f"the data directory cannot be used: {error.strerror}",
+            remedy="name a writable one",
+            path=directory,
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise DataDirLocked(
+            "another replica holds the data directory",
+            remedy="stop that replica, or give this one its own --data-dir",
+            path=directory,
+            pid=holder,
+        ) from error
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
 class Environment:
     """The real one."""
 
@@ -122,32 +152,7 @@ class Environment:
 
     def claim(self, directory: Path) -> Closable:
         """This process's alone until closed; made if need be. Raises DataDirLocked, InvalidArgument."""
-        try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o777 & ~UMASK)
-            keep_private(directory)
-            file = (directory / "LOCK").open("a+")
-        except OSError as error:
-            raise InvalidArgument(
-                f"the data directory cannot be used: {error.strerror}",
-                remedy="name a writable one",
-                path=directory,
-            ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            file.close()
-            raise DataDirLocked(
-                "another replica holds the data directory",
-                remedy="stop that replica, or give this one its own --data-dir",
-                path=directory,
-                pid=holder,
-            ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        return file
+        return claim(directory, "LOCK")
 
     def place(self, directory: Path) -> str:
         """Where a claimed directory is: no two processes of one place hold the claim at once. Copies have other places,

@@ -67,10 +67,10 @@ class PartitionRegistry:
 
     Raises DataDirLocked when another process does, InvalidArgument when it is another replica's.
 
-    Layout: ``LOCK``, ``REPLICA`` (see :mod:`stateflow.runtime.identity`), ``TERM``, ``operators/<name>/operator.json``,
-    ``…/p00003/<copy>/`` (RocksDB; ``<copy>.part/`` while it is not whole), ``commits/`` (see
-    :mod:`stateflow.runtime.commits`), ``passed/`` (see :mod:`stateflow.runtime.passing`), ``snapshots/<id>/`` (hard
-    links that serve a transfer; emptied at start).
+    Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
+    :mod:`stateflow.runtime.identity`), ``TERM``, ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB;
+    ``<copy>.part/`` while it is not whole), ``commits/`` (see :mod:`stateflow.runtime.commits`), ``passed/`` (see
+    :mod:`stateflow.runtime.passing`), ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
     """
 
     def __init__(

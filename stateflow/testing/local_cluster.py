@@ -199,8 +199,9 @@ class LocalCluster:
             self._process(name, self._replica_arguments(name)).start()
         for name in names:
             address = self.processes[name].wait_ready()
-            arguments = self.processes[name]._arguments
-            arguments[arguments.index(self._listen(name))] = address
+            if self._workers == 1:  # behind it others may be taken by then
+                arguments = self.processes[name]._arguments
+                arguments[arguments.index(self._listen(name))] = address
         self._wait_for_members({worker_name(name, number) for name in names for number in range(self._workers)})
         for operator in self._operators:
             self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
@@ -266,7 +267,7 @@ class LocalCluster:
         self._named(name).kill()
 
     def restart(self, name: str) -> None:
-        """Start a killed process again, at the same address on the same data."""
+        """Start a killed process again, on the same data, and at the same address where it has no workers."""
         process = self._named(name)
         if process.running:
             raise InvalidArgument(f"{name} is running", remedy="kill it first")
@@ -282,14 +283,23 @@ class LocalCluster:
         shutil.rmtree(self.data_dir / name)
         self.restart(name)
         deadline = SYSTEM_CLOCK.monotonic() + START_TIMEOUT_S
-        while True:
-            try:
-                self.cluster.replace(name)
-                return
-            except (InvalidArgument, NameTaken):  # it has not asked yet, or the lease of the former one still runs
-                if SYSTEM_CLOCK.monotonic() > deadline:
-                    raise
-            time.sleep(0.05)
+        for worker in [worker_name(name, number) for number in range(self._workers)]:
+            while not self._is_in(worker):
+                try:
+                    self.cluster.replace(worker)
+                    break
+                except (InvalidArgument, NameTaken):  # it has not asked yet, or the lease of the former one still runs
+                    if SYSTEM_CLOCK.monotonic() > deadline:
+                        raise
+                time.sleep(0.05)
+
+    def _is_in(self, name: str) -> bool:
+        """A worker whose predecessor had nothing is let in unasked."""
+        if self._workers == 1:
+            return False
+        status = self.cluster.status()
+        refused = any(each.name == name for each in status.refused)
+        return not refused and any(each.name == name and each.alive for each in status.replicas)
 
     def freeze(self, name: str) -> None:
         """SIGSTOP: the process does nothing, and does not know it."""

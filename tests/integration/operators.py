@@ -48,6 +48,18 @@ class Tally(Operator):
                 yield row.k, self.n.value, self.total.value
 
 
+class Prints(Operator):
+    """A thousand letters for each row."""
+
+    key = "k"
+    output = "k string"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> list[tuple[str]]:
+        print("x" * 1000)
+        return [(row.k,)]
+
+
 class Blob(Operator):
     """Keeps a value as large as asked for; for a negative size one that cannot be compressed."""
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from stateflow.client import Cluster, ReplicaStatus
 from stateflow.errors import InvalidArgument
 from stateflow.testing import LocalCluster
 from stateflow.types import node_of
-from tests.integration.operators import Tally
+from tests.integration.operators import Prints, Tally
 from tests.integration.support import eventually
 
 pytestmark = pytest.mark.processes
@@ -45,7 +46,12 @@ def workers_of(local: LocalCluster, node: str) -> dict[str, int]:
     """Name → process."""
     found = {}
     for child in psutil.Process(local.processes[node].pid).children():
-        line = child.cmdline()
+        try:
+            line = child.cmdline()
+        except psutil.Error:  # it has ended right now
+            continue
+        if "--worker" not in line:  # it is not what it is to be yet
+            continue
         number = line[line.index("--worker") + 1]
         found[node if number == "0" else f"{node}~{number}"] = child.pid
     return found
@@ -171,7 +177,8 @@ def test_a_worker_that_dies_at_every_start_leaves_the_others_alone(tmp_path: Pat
 
 def test_a_node_without_a_worker_that_starts_ends(tmp_path: Path) -> None:
     with LocalCluster(Tally, partitions=1) as local:
-        (tmp_path / "data").write_text("no directory")
+        for directory in (tmp_path / "data", tmp_path / "data" / "workers" / "1"):
+            (directory / "LOCK").mkdir(parents=True)
         ended = subprocess.run(
             [
                 *(sys.executable, "-m", "stateflow", "replica", "--site", "x", "--name", "n", "--workers", "2"),
@@ -180,7 +187,8 @@ def test_a_node_without_a_worker_that_starts_ends(tmp_path: Path) -> None:
             check=False, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     assert ended.returncode == 1
-    assert "no worker of n starts" in ended.stderr
+    assert "no worker of n starts: invalid_argument: the data directory cannot be used" in ended.stderr
+    assert "worker n~1: invalid_argument" in ended.stderr, "who said what"
 
 
 @pytest.mark.parametrize("name", ["edge~1", "edge~x"])
@@ -203,3 +211,65 @@ def test_two_nodes_on_one_directory(local: LocalCluster, tmp_path: Path) -> None
     )
     assert ended.returncode == 1
     assert "data directory" in ended.stderr
+
+
+def test_operators_print_where_the_log_is(tmp_path: Path) -> None:
+    """And do not wait for somebody to read it."""
+    with LocalCluster(Prints, partitions=4, data_dir=tmp_path, workers=2) as local:
+        local.stream("Prints", source="s").send([{"k": f"k{number}"} for number in range(400)])
+    assert (tmp_path / "local-0.log").read_text().count("x" * 1000) == 400
+
+
+def test_a_worker_that_hangs_keeps_no_other_from_being_started_again(local: LocalCluster) -> None:
+    """Here: one that is stopped while it starts."""
+    first = workers_of(local, "edge-0")
+    os.kill(first["edge-0~1"], signal.SIGKILL)
+    again = eventually(
+        lambda: (now := workers_of(local, "edge-0").get("edge-0~1")) != first["edge-0~1"] and now, "it begins"
+    )
+    os.kill(again, signal.SIGSTOP)
+    os.kill(first["edge-0"], signal.SIGKILL)
+    eventually(lambda: workers_of(local, "edge-0").get("edge-0", first["edge-0"]) != first["edge-0"], "as does 0", 20)
+    os.kill(again, signal.SIGCONT)
+    sender = Sender(local)
+    sender.send()
+    sender.check(local)
+
+
+def test_two_nodes_of_one_name_and_directory(local: LocalCluster) -> None:
+    """The second one has more workers, for whom there would be room."""
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "stateflow", "replica", "--site", "edge", "--name", "edge-0", "--workers", "4"),
+            *("--data-dir", str(local.data_dir / "edge-0"), "--controller", local.address),
+        ],
+        check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "data_dir_locked" in ended.stderr
+    assert "edge-0~2" not in members(local.cluster)
+
+
+def test_a_node_whose_workers_are_still_ending_is_started_at_once(local: LocalCluster) -> None:
+    pids = workers_of(local, "edge-0")
+    os.kill(pids["edge-0~1"], signal.SIGSTOP)  # it takes its time
+    local.kill("edge-0")
+    threading.Timer(6.0, os.kill, (pids["edge-0~1"], signal.SIGCONT)).start()
+    local.restart("edge-0")
+    sender = Sender(local)
+    sender.send()
+    sender.check(local)
+    log = (local.data_dir / "edge-0.log").read_text()
+    assert "data_dir_locked" not in log
+
+
+def test_there_is_no_port_for_the_last_worker(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "stateflow", "replica", "--site", "x", "--workers", "3"),
+            *("--listen", "127.0.0.1:65534", "--data-dir", str(tmp_path)),
+        ],
+        check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "worker 2 has no port behind 127.0.0.1:65534" in ended.stderr

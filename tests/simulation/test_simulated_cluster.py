@@ -379,7 +379,11 @@ def batches_pass_whatever_is_due(patch: pytest.MonkeyPatch) -> None:
 
 
 #: of what few seeds meet, the first of those that are tried
-RARE = {a_name_is_whose_asks_last: 800, a_registration_is_believed_whenever_it_comes: 200}
+RARE = {
+    a_name_is_whose_asks_last: 800,
+    a_registration_is_believed_whenever_it_comes: 200,
+    served_without_a_lease: 400,
+}
 
 
 @pytest.mark.parametrize(

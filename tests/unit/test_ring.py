@@ -12,7 +12,7 @@ from uhashring import HashRing
 
 from stateflow.errors import InvalidArgument
 from stateflow.ring import drain, newcomers, propose, rebalance
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import PartitionId, ReplicaInfo, worker_name
 
 PARTITIONS = range(512)
 
@@ -205,3 +205,42 @@ def test_operators_are_shared_out_among_the_replicas_of_their_sites() -> None:
     assert Counter(owners[p] for p in confined) == {"a": 4, "b": 4}, "what was elsewhere came home"
     assert rebalance(confined, replicas, {"Confined": ["z"]}) == {}, "nobody there answers"
     assert newcomers(confined, replicas, {"Confined": ["x"]}) == {"b"}
+
+
+# -- nodes --------------------------------------------------------------------------------------------------
+
+
+def workers(node: str, count: int, weight: int = 1) -> list[ReplicaInfo]:
+    return [ReplicaInfo(worker_name(node, number), "s", "", weight) for number in range(count)]
+
+
+def test_how_a_node_spreads_over_its_workers_is_its_own_business() -> None:
+    """A rebalance does not undo what was handed on because of load."""
+    among = [*workers("a", 2), *workers("b", 2)]
+    owners = {PartitionId("Op", n): ["a", "a~1", "a~1", "a~1", "b", "b", "b", "b"][n] for n in range(8)}
+    assert rebalance(owners, among) == {}
+    assert newcomers(owners, among) == set(), "b owns something"
+
+
+def test_a_node_counts_as_what_its_workers_weigh_together() -> None:
+    among = [*workers("a", 3), *workers("b", 1)]
+    proposed = Counter(propose("Op", range(12), among).values())
+    assert proposed == {"a": 3, "a~1": 3, "a~2": 3, "b": 3}
+    owners = {PartitionId("Op", n): "b" for n in range(12)}
+    moves = rebalance(owners, among)
+    assert Counter(moves.values()) == {"a": 3, "a~1": 3, "a~2": 3}
+    assert newcomers(owners, among) == {"a", "a~1", "a~2"}
+
+
+def test_a_worker_that_leaves_gives_all_to_its_siblings() -> None:
+    owners = {PartitionId("Op", n): worker_name("a", n % 3) for n in range(9)}
+    moves = drain({"a~2"}, owners, workers("a", 2))
+    assert sorted(Counter(moves.values()).values()) == [1, 2]
+    assert {owners[partition] for partition in moves} == {"a~2"}
+
+
+def test_what_a_silent_worker_has_moves_also_within_its_node() -> None:
+    owners = {PartitionId("Op", n): worker_name("a", n % 2) for n in range(4)}
+    moves = rebalance(owners, workers("a", 2)[1:])
+    assert set(moves.values()) == {"a~1"}
+    assert {owners[partition] for partition in moves} == {"a"}

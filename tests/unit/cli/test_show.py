@@ -141,3 +141,47 @@ def test_who_is_elsewhere_than_an_operator_may_be_lacks_no_share() -> None:
     status = ClusterStatus(replicas=(*here, edge), operators=(operator,), reconfigurations=())
     assert status.without_share() == []
     assert dataclasses.replace(status, operators=(dataclasses.replace(operator, sites=()),)).without_share() == ["e"]
+
+
+# -- nodes --------------------------------------------------------------------------------------------------
+
+
+def node(*workers: tuple[bool, float, int], opening: int = -1) -> list[ReplicaStatus]:
+    return [
+        ReplicaStatus(
+            f"n~{i}" if i else "n", "edge", f"127.0.0.1:4377{i}", 1, alive, heard, owned, opening=i == opening
+        )
+        for i, (alive, heard, owned) in enumerate(workers)
+    ]
+
+
+def cluster(replicas: list[ReplicaStatus], owners: tuple[str, ...] = ()) -> ClusterStatus:
+    operator = OperatorStatus("Op", "m:Op", len(owners), 1, owners, (1,) * len(owners))
+    return ClusterStatus(tuple(replicas), (operator,), (), ())
+
+
+def test_a_worker_without_partitions_is_no_node_without_a_share() -> None:
+    here = [*node((True, 0.1, 2), (True, 0.2, 0)), ReplicaStatus("m", "edge", "m:1", 1, True, 0.1, 1)]
+    assert "owns nothing" not in shown(show.status(cluster(here, ("n", "n", "m"))))
+
+
+def test_a_node_is_as_silent_as_the_worker_that_was_silent_longest() -> None:
+    (line,) = lines(shown(show.status(cluster(node((True, 0.1, 1), (False, 14.2, 1))))), "n")
+    assert "1 of 2 workers alive" in line
+    assert "14.2 s ago" in line
+    (line,) = lines(shown(show.status(cluster(node((True, 0.1, 1), (False, -1.0, 1), opening=1)))), "n")
+    assert "1 of 2 workers alive, 1 opening" in line
+
+
+def test_addresses_are_whole_on_a_narrow_terminal() -> None:
+    text = shown(show.status(cluster(node((True, 0.1, 8), (False, 14.2, 8))), workers=True), width=80)
+    assert "127.0.0.1:43770" in text
+    assert "127.0.0.1:43771" in text
+
+
+def test_workers_that_are_refused_for_one_reason_are_said_once() -> None:
+    error = NameTaken("the name belongs to another data directory", remedy="stop one", replica="n")
+    refused = tuple(RefusedReplica(name, f"{name}:1", "d", error, 1.0) for name in ("n", "n~1"))
+    text = shown(show.status(dataclasses.replace(cluster([]), refused=refused)))
+    assert text.count("another data directory") == 1
+    assert "n (2 workers)" in text

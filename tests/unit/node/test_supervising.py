@@ -6,7 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.node.supervising import BACKOFF_S_MAX, GAIN, HOPELESS, WELL_S, Supervision, spread
+from stateflow.node.supervising import (
+    BACKOFF_S_MAX,
+    BUSY,
+    COMPARE_S,
+    COMPARE_S_MAX,
+    GAIN,
+    HOPELESS,
+    WELL_S,
+    Balance,
+    Seen,
+    Supervision,
+    is_spare,
+    spread,
+)
+from stateflow.reports import PartitionReport
 from stateflow.types import PartitionId
 
 
@@ -14,7 +28,8 @@ def test_who_was_well_is_started_again_at_once_and_who_was_not_later_and_later()
     node = Supervision(1)
     now, pauses = 0.0, []
     for _ in range(10):
-        node.started(0, now)
+        node.started(0)
+        node.ready(0, now)
         pauses.append(node.died(0, now + 1))
         assert node.due(now + 1) == ([0] if pauses[-1] == 0 else [])
         now += 1 + pauses[-1]
@@ -22,23 +37,26 @@ def test_who_was_well_is_started_again_at_once_and_who_was_not_later_and_later()
     assert pauses[:4] == [0.0, 0.5, 1.0, 2.0]
     assert pauses == sorted(pauses)
     assert pauses[-1] == BACKOFF_S_MAX
-    node.started(0, now)
+    node.started(0)
     assert node.due(now) == [], "it runs"
+    assert node.died(0, now + WELL_S) == BACKOFF_S_MAX, "it was not ready in all that time"
+    node.started(0)
+    node.ready(0, now)
     assert node.died(0, now + WELL_S) == 0.0, "it was well"
     assert not node.dies_at_every_start(0)
 
 
 def test_a_node_is_hopeless_when_every_wanted_worker_is() -> None:
     node = Supervision(2)
-    node.started(0, 0.0), node.started(1, 0.0), node.started(2, 0.0)
+    node.started(0), node.started(1), node.started(2)
     for number in (0, 2):
         for _ in range(HOPELESS):
-            node.started(number, 0.0)
+            node.started(number)
             node.died(number, 0.0)
     assert node.dies_at_every_start(0)
     assert not node.is_hopeless(), "worker 1 runs"
     for _ in range(HOPELESS):
-        node.started(1, 0.0)
+        node.started(1)
         node.died(1, 0.0)
     assert node.is_hopeless()
 
@@ -46,10 +64,10 @@ def test_a_node_is_hopeless_when_every_wanted_worker_is() -> None:
 def test_workers_beyond_the_wanted_number_leave() -> None:
     node = Supervision(2)
     for number in range(4):
-        node.started(number, 0.0)
+        node.started(number)
     assert node.leaving() == [2, 3]
     node.ended(3)
-    assert (node.leaving(), node.due(1e9)) == ([2], [])
+    assert (node.leaving(), node.gone(), node.due(1e9)) == ([2], [3], [])
 
 
 def p(number: int) -> PartitionId:
@@ -84,3 +102,110 @@ def test_it_comes_to_rest_and_nobody_is_worse_off(loads: list[list[float]]) -> N
         now[worker][partition] = now[owner].pop(partition)
     assert max(sum(each.values()) for each in now.values()) <= most * (1 + GAIN) + 1
     assert spread(now) == {}
+
+
+# -- over time ----------------------------------------------------------------------------------------------
+
+
+class Node:
+    """Workers whose partitions cost what they cost, of which only the processor time of each worker is seen."""
+
+    def __init__(self, cost: dict[int, float], owned: dict[str, list[int]]) -> None:
+        self.cost, self.owned = cost, owned
+        self.now, self.batches = 0.0, dict.fromkeys(cost, 1)
+        self.used = dict.fromkeys(owned, 0.0)
+        self.balance = Balance()
+        self.moved_at: list[float] = []
+
+    def look(self, seconds: float = 5.0) -> dict[PartitionId, str]:
+        self.now += seconds
+        for worker, numbers in self.owned.items():
+            for number in numbers:
+                self.batches[number] += 10  # a micro-batch visits every partition
+                self.used[worker] += self.cost[number] * seconds
+        committed = {w: {p(n): self.batches[n] for n in numbers} for w, numbers in self.owned.items()}
+        moves = self.balance.look(Seen(self.now, committed, dict(self.used)))
+        for partition, worker in moves.items():
+            next(each for each in self.owned.values() if partition.partition in each).remove(partition.partition)
+            self.owned[worker].append(partition.partition)
+        if moves:
+            self.moved_at.append(self.now)
+        return moves
+
+    def load(self, worker: str) -> float:
+        return sum(self.cost[number] for number in self.owned[worker])
+
+
+def test_a_new_worker_is_given_its_part_at_once_and_by_number() -> None:
+    node = Node(dict.fromkeys(range(8), 0.0), {"n": list(range(8)), "n~1": []})
+    assert len(node.look()) == 4
+    assert [node.look() for _ in range(100)] == [{}] * 100
+
+
+@pytest.mark.parametrize("hot", range(8))
+def test_a_hot_partition_ends_up_alone_though_batches_do_not_tell_which_it_is(hot: int) -> None:
+    node = Node({n: 0.9 if n == hot else 0.01 for n in range(8)}, {"n": [0, 1, 2, 3], "n~1": [4, 5, 6, 7]})
+    for _ in range(400):
+        node.look()
+    assert [hot] in node.owned.values() or len(node.moved_at) <= 12
+    busy = next(worker for worker, numbers in node.owned.items() if hot in numbers)
+    assert len(node.owned[busy]) <= 2
+    assert node.moved_at[-1] < 1000, "it comes to rest"
+
+
+def test_loads_that_can_be_told_are_evened_out() -> None:
+    node = Node({n: 0.2 if n < 4 else 0.01 for n in range(8)}, {"n": [0, 1, 2, 3], "n~1": [4, 5, 6, 7]})
+    for _ in range(200):
+        node.look()
+    assert max(node.load("n"), node.load("n~1")) <= 0.65, "0.84 before"
+    assert len(node.moved_at) <= 8
+
+
+def test_workers_that_have_little_to_do_hand_on_nothing() -> None:
+    node = Node({n: BUSY / 5 if n < 4 else 0.0 for n in range(8)}, {"n": [0, 1, 2, 3], "n~1": [4, 5, 6, 7]})
+    assert [node.look() for _ in range(100)] == [{}] * 100
+
+
+def test_what_comes_and_goes_is_not_run_after() -> None:
+    """The load changes places all the time: partitions change hands ever more seldom."""
+    node = Node(dict.fromkeys(range(8), 0.1), {"n": [0, 1, 2, 3], "n~1": [4, 5, 6, 7]})
+    for step in range(1000):
+        busy = ["n", "n~1"][step // 3 % 2]
+        node.cost = {n: 0.2 if n in node.owned[busy] else 0.01 for n in range(8)}
+        node.look()
+    assert len(node.moved_at) <= 1000 * 5 / COMPARE_S / 4
+    assert max(b - a for a, b in zip(node.moved_at, node.moved_at[1:], strict=False)) <= 4 * COMPARE_S_MAX
+
+
+def test_a_worker_that_was_started_again_is_compared_with_nothing_before() -> None:
+    before = Seen(0.0, {"n": {p(0): 10}, "n~1": {p(1): 10}}, {"n": 5.0, "n~1": 5.0})
+    after = Seen(20.0, {"n": {p(0): 20}, "n~1": {p(1): 20}}, {"n": 9.0, "n~1": 0.5})
+    assert not after.follows(before)
+    assert not Seen(20.0, {"n": {p(0): 700}, "n~1": {p(1): 20}}).follows(Seen(0.0, {"n": {p(0): 0}, "n~1": {p(1): 9}}))
+    assert not Seen(20.0, {"n": {p(0): 1, p(1): 1}, "n~1": {}}).follows(Seen(0.0, {"n": {p(0): 1}, "n~1": {p(1): 1}}))
+
+
+def test_where_processor_time_cannot_be_told_batches_are_counted() -> None:
+    before = Seen(0.0, {"n": {p(0): 100, p(1): 100}, "n~1": {p(2): 100}})
+    after = Seen(10.0, {"n": {p(0): 400, p(1): 300}, "n~1": {p(2): 200}})
+    assert after.loads(before) == {"n": {p(0): 0.6, p(1): 0.4}, "n~1": {p(2): 0.2}}
+
+
+# -- what is left of one that left --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "epoch", "spare"),
+    [
+        ("OWNED", 1, False),
+        ("FENCING", 1, False),
+        ("SEALED", 2, False),  # for an owner that does not own yet, as far as the ledger knows
+        ("SEALED", 1, True),
+        ("WARMING", 9, True),
+    ],
+)
+def test_a_directory_is_spare_when_the_newest_is_elsewhere(state: str, epoch: int, spare: bool) -> None:
+    has = PartitionReport("Op", 0, state, epoch, 10, "move", 0.0)
+    assert is_spare([has], {p(0): 1}) is spare
+    assert is_spare([], {p(0): 1})
+    assert is_spare([has], {}) is (state == "WARMING"), "of an operator that nobody knows"

@@ -91,6 +91,14 @@ def test_one_that_was_emptied_on_purpose(moves: list[tuple[str, str, Cause]], em
     assert was_emptied("c", moves) is emptied
 
 
+def test_a_node_is_emptied_and_joins_as_one() -> None:
+    """One of its workers never had anything; what they hand to each other empties nobody."""
+    assert was_emptied("c~1", [("c", "b", Cause.DRAIN)])
+    assert not was_emptied("c", [("c", "c~1", Cause.MIGRATE), ("b", "c", Cause.REBALANCE)])
+    worker = ReplicaInfo("a~1", "cloud", "a:2")
+    assert newcomers(OWNERS, [*CLOUD[:2], worker], SITES) == frozenset(), "a has something"
+
+
 def test_an_operator_that_is_confined_to_sites_keeps_no_newcomer_there_waiting() -> None:
     edge = ReplicaInfo("e", "edge", "e:1", 1)
     sites = SITES | {"e": "edge"}
