@@ -26,7 +26,6 @@ class Fencer:
         if not fence.cold:
             await self._quiet_disk(fence)
         await self._quiet_moment(fence)
-        in_hand_ms = (self._clock.monotonic() - started) * 1e3
         event = self._changed.next(partition)
         sealed = await self._threads.in_quick(self._fence, fence)
         while not sealed:  # the batch in hand is being finished
@@ -34,10 +33,10 @@ class Fencer:
             event = self._changed.next(partition)
             lifecycle = self._node.lifecycle(partition)
             sealed = lifecycle.state is State.SEALED
-            in_hand_ms = (self._clock.monotonic() - started) * 1e3
             if not sealed and lifecycle.state is not State.FENCING:
                 raise MoveUnknown("the fence was cancelled", remedy="none", move=fence.move_id)
-        return in_hand_ms
+        # until the seal itself began: this may wake when the target serves long since
+        return max(0.0, self._node.sealed_at(partition) - started) * 1e3
 
     def _fence(self, fence: Fence) -> bool:
         sender, serves = self._node.sender, self._node.lifecycle(fence.partition).state is State.OWNED

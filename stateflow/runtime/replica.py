@@ -178,6 +178,10 @@ class ReplicaNode:
         """How long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
         return self._registry.look(partition).cadence.wait_s(self._clock.monotonic(), pause_s)
 
+    def sealed_at(self, partition: PartitionId) -> float:
+        """When its last seal began, monotonic seconds; 0: never in this process."""
+        return self._registry.look(partition).sealed_at
+
     def batch_rate(self, partition: PartitionId) -> float:
         """Batches a second, as averaged while they came."""
         cadence = self._registry.look(partition).cadence

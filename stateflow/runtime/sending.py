@@ -211,6 +211,7 @@ class Sender:
         """Durable first, then said. Called with ``mutex`` held and no batch in hand."""
         lifecycle, target = slot.lifecycle, slot.lifecycle.successor
         assert target is not None
+        slot.sealed_at = self._registry.clock.monotonic()
         store = self._registry.store(slot)
         self._registry.settle(slot)
         epoch = lifecycle.granted

@@ -50,6 +50,7 @@ class Slot:
     lost: StateDamaged | None = None  # it was here, and cannot be read
     stuck: InHand | None = None  # a batch that was taken away, and has not come back
     schema: bytes | None = None  # its states as they are in ``directory``, while that is not open
+    sealed_at: float = 0.0  # when its last seal began, monotonic seconds: rows were processed until then
     passing: Passing | None = None  # batches that need not visit it, and did not
 
     def replace(self, directory: Path, store: PartitionStore) -> Path | None:
