@@ -397,6 +397,12 @@ class NameTaken(RemoteCondition):
     code = "name_taken"
 
 
+class NoRoom(RemoteCondition):
+    """An agent has not the cores, memory or disk for the replicas that are to be started there."""
+
+    code = "no_room"
+
+
 class PartitionsClaimed(RemoteCondition):
     """Replicas have an operator's partitions, and the ledger does not know of it: it must not be created empty."""
 

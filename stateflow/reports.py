@@ -106,6 +106,52 @@ class Reconfiguration(Report):
 
 
 @dataclass(frozen=True, slots=True)
+class ChildReport(Report, _Failing):
+    """A replica of an agent.
+
+    ``wanted``: running or stopped; empty: nothing of it. ``state``: STARTING, RUNNING, WAITS (until it is started
+    again), STOPPING or STOPPED; empty: the agent has not heard of it yet. ``generation``: how often it was commanded;
+    ``runs``: as of which of these it is. ``deaths``: in a row, without having been well, the last with ``fault``.
+    ``address``: where it is reached; empty: it has not said so. ``memory_bytes``: 0: not limited.
+    """
+
+    replica: str
+    wanted: str
+    state: str
+    generation: int
+    runs: int
+    workers: int = 1
+    weight: int = 1
+    memory_bytes: int = 0
+    deaths: int = 0
+    address: str = ""
+    fault: StateflowError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport(Report):
+    """``alive``: it was heard lately, ``last_heartbeat_s`` ago (-1: not since the controller started).
+
+    ``cores``, ``memory_bytes`` and ``disk_bytes``: that it has for replicas. ``limits``: how it keeps a replica to its
+    memory, cgroup or rlimit. ``version`` is stateflow's, ``python`` the interpreter's."""
+
+    name: str
+    site: str
+    address: str
+    alive: bool
+    last_heartbeat_s: float
+    labels: dict[str, str]
+    cores: int
+    memory_bytes: int
+    disk_bytes: int
+    disk_free_bytes: int
+    version: str
+    python: str
+    limits: str
+    replicas: tuple[ChildReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaStatus(Report):
     """``last_heartbeat_s``: so long ago it was heard; ``partitions``: assigned to it; ``opening``: it is starting."""
 

@@ -144,6 +144,10 @@ class ControllerSettings(CheckedSettings):
     auto_rebalance_after_s: float = Field(
         default=60.0, ge=0, description="when it has been there for so long, and nothing has moved meanwhile"
     )
+    spawn_worker_bytes: int = Field(
+        default=256 << 20, ge=0, description="memory that a worker is taken to need at an agent where nothing was said"
+    )
+    spawn_disk_bytes: int = Field(default=1 << 30, ge=0, description="disk that a new replica is to find free")
     restore_patience_s: float = Field(
         default=60.0, gt=0, description="a restore waits so long for a target that went away when the owner had stopped"
     )

@@ -55,6 +55,8 @@ NAME = Grammar("name", re.compile(_plain(128) + r"(?:~\d{1,3})?"), _PLAIN_HOW.fo
 #: a node's first worker has the node's name, the others have their number behind it
 WORKER = "~"
 WORKERS_MAX = 256
+#: replicas that one command may start
+SPAWNED_MAX = 256
 #: of moves, restores, reconfigurations, sessions, incarnations and ledgers
 TOKEN = Grammar("id", re.compile(_plain(64)), _PLAIN_HOW.format(64))
 #: of snapshots: an operator, a partition, a move and a number

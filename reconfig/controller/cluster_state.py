@@ -25,6 +25,10 @@ item                            records
 ``standbys/<operator>/<n>``     NEW {count}: so many copies beside the owner are wanted from now on
 ``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on
 ``stood/<id>``                  NEW {ms}: for so long the operator was stopped while all moves went on
+``agent/<name>/<n>``            NEW {site, address, labels, cores, …, directory, place}: an agent registered
+``dismiss/<name>/<n>``          NEW {}: the agent is not known any more, and nothing is wanted of it
+``spawn/<replica>/<n>``         NEW {agent, running, generation, workers, weight, memory_bytes}: what the agent is to
+                                have of the replica from now on; nothing once that is forgotten
 ==============================  ============================================================================
 """
 
@@ -47,8 +51,9 @@ from reconfig.work import (
 )
 from stateflow.assignment import Assignment
 from stateflow.errors import REPORT_LINE, InvariantBroken, LeaseLost, OperatorNotDeployed, WriteUncertain
+from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of
 from stateflow.validating import check
 
 APP = App("reconfig.controller", "1")
@@ -134,6 +139,11 @@ class ClusterState:
     paused: set[str] = field(default_factory=set)  # reconfigurations
     pauses: dict[str, int] = field(default_factory=dict)  # records of it, by reconfiguration
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
+    agents: dict[str, AgentInfo] = field(default_factory=dict)
+    agent_homes: dict[str, Home] = field(default_factory=dict)
+    agent_orders: dict[str, int] = field(default_factory=dict)  # records of it, by agent
+    spawned: dict[str, Spawned] = field(default_factory=dict)  # by replica: what its agent is to have
+    spawn_orders: dict[str, int] = field(default_factory=dict)  # records of it, by replica
     distrusted: set[str] = field(default_factory=set)  # moves whose source is not to serve what it sealed
     #: epochs of which replicas tell and the ledger does not, as an older copy of it does not
     epochs_seen: dict[PartitionId, int] = field(default_factory=dict)
@@ -291,8 +301,9 @@ class ClusterState:
     def _fold_forget(self, rest: str, record: Record) -> None:
         name = rest.rpartition("/")[0]
         self.registrations[name] = self.registrations.get(name, 0) + 1
-        del self.replicas[name]
+        self.replicas.pop(name, None)
         self.homes.pop(name, None)
+        self.spawned.pop(name, None)
 
     def is_free(self, name: str) -> bool:
         """Is nothing assigned to the replica, or on its way to or from it?"""
@@ -305,6 +316,57 @@ class ClusterState:
             or any(name in (move.source, move.target) for move in moves)
             or any(name in (restore.owner, restore.target) for restore in restores)
         )
+
+    # -- agents -------------------------------------------------------------------------------------------
+
+    def register_agent(self, info: AgentInfo, home: Home) -> None:
+        if self.agents.get(info.name) == info and self.agent_homes.get(info.name) == home:
+            return
+        payload = {**asdict(info), "labels": dict(info.labels), **asdict(home)}
+        del payload["name"]  # the item has it
+        self._append(f"agent/{info.name}/{self.agent_orders.get(info.name, 0) + 1}", RecordState.NEW, None, payload)
+
+    def _fold_agent(self, rest: str, record: Record) -> None:
+        name, _, number = rest.rpartition("/")
+        fields = dict(record.payload)
+        self.agent_homes[name] = Home(fields.pop("directory"), fields.pop("place"))
+        self.agents[name] = AgentInfo(name, **fields)
+        self.agent_orders[name] = int(number)
+
+    def dismiss(self, name: str) -> None:
+        """An agent is not known any more, nor what it was to have."""
+        self._append(f"dismiss/{name}/{self.agent_orders.get(name, 0) + 1}", RecordState.NEW, None, {})
+
+    def _fold_dismiss(self, rest: str, record: Record) -> None:
+        name, _, number = rest.rpartition("/")
+        self.agent_orders[name] = int(number)
+        self.agents.pop(name, None)
+        self.agent_homes.pop(name, None)
+        self.spawned = {replica: each for replica, each in self.spawned.items() if each.agent != name}
+
+    def spawn(self, wanted: Iterable[Spawned]) -> None:
+        """Of these replicas this is wanted from now on: all of it is recorded, or nothing."""
+        entries = []
+        for each in wanted:
+            payload = asdict(each)
+            del payload["replica"]  # the item has it
+            item = f"spawn/{each.replica}/{self.spawn_orders.get(each.replica, 0) + 1}"
+            entries.append(_entry(item, RecordState.NEW, None, payload))
+        self._write(*entries)
+
+    def _fold_spawn(self, rest: str, record: Record) -> None:
+        replica, _, number = rest.rpartition("/")
+        self.spawn_orders[replica] = int(number)
+        self.spawned[replica] = Spawned(replica, **record.payload)
+
+    def wanted_at(self, agent: str) -> list[Spawned]:
+        """By replica's name."""
+        return [each for _, each in sorted(self.spawned.items()) if each.agent == agent]
+
+    def is_stopping(self, replica: str) -> bool:
+        """Was its agent told to stop it, or the node whose worker it is?"""
+        spawned = self.spawned.get(node_of(replica))
+        return spawned is not None and not spawned.running
 
     # -- operators ----------------------------------------------------------------------------------------
 
@@ -587,4 +649,7 @@ FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "standbys": ClusterState._fold_standbys,
     "pause": ClusterState._fold_pause,
     "stood": ClusterState._fold_stood,
+    "agent": ClusterState._fold_agent,
+    "dismiss": ClusterState._fold_dismiss,
+    "spawn": ClusterState._fold_spawn,
 }

@@ -150,7 +150,12 @@ class ControllerContext:
             self._end_term(error)
 
     def alive(self) -> dict[str, ReplicaInfo]:
-        return {name: info for name, info in self.cluster.replicas.items() if self.members.alive(name)}
+        """Replicas to plan with: those that were heard lately, and that their agent was not told to stop."""
+        return {
+            name: info
+            for name, info in self.cluster.replicas.items()
+            if self.members.alive(name) and not self.cluster.is_stopping(name)
+        }
 
     def owned_counts(self) -> dict[str, int]:
         """Partitions by replica, of all operators."""

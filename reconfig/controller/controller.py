@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 import grpc.aio
 
 from reconfig.controller.adopting import Adopter
+from reconfig.controller.agents import Agents
 from reconfig.controller.checkpoints import Checkpoints
 from reconfig.controller.claims import Claims
 from reconfig.controller.context import ClusterStates, ControllerContext
@@ -77,6 +78,7 @@ class Controller:
         self.adopter = Adopter(context, claims)
         self.deployments = Deployments(context, claims, self.leaving.drop)
         self.checkpoints = Checkpoints(context)
+        self.agents = Agents(context, connect, grace_s)
         self.survey = Survey(context, self.runs, self.standbys, self.takeovers, self.deployments.created)
         self._auto_rebalance = AutoRebalance(context, self.runs, self.reconfigurations)
 

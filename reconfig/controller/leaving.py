@@ -103,7 +103,8 @@ class Leaving:
         MoveConflict; nothing is changed then."""
         cluster, members = self._context.cluster, self._context.members
         async with self._context.planning:
-            if replica not in cluster.replicas:
+            self._check_not_started_again(replica)
+            if replica not in cluster.replicas and replica not in cluster.spawned:
                 known = ", ".join(sorted(set(map(node_of, cluster.replicas)))) or "none"
                 raise InvalidArgument(f"there is no replica {replica!r}", remedy=f"use one of {known}")
             names = [replica, *(each for each in sorted(cluster.replicas) if each != replica == node_of(each))]
@@ -114,6 +115,17 @@ class Leaving:
                 members.forget(name)
                 self._context.names.replaced(name)
         log.warning("replica %s is forgotten; whoever comes under that name is a new one", " ".join(names))
+
+    def _check_not_started_again(self, replica: str) -> None:
+        """Raises NameTaken where its agent would."""
+        spawned = self._context.cluster.spawned.get(replica)
+        if spawned is not None and spawned.running:
+            raise NameTaken(
+                "its agent is to run the replica",
+                remedy=f"stop it first: `stateflow stop {replica}`",
+                replica=replica,
+                agent=spawned.agent,
+            )
 
     def _check_ended(self, replica: str) -> None:
         cluster, members = self._context.cluster, self._context.members

@@ -24,10 +24,12 @@ from reconfig.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
+from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.agents import beat_of, orders_to_pb, request_of, spawned_to_pb, view_to_pb
 from stateflow.rpc.control import taken_to_pb, view_of
 from stateflow.rpc.reports import (
     adopted_to_pb,
@@ -267,6 +269,59 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def Restore(self, request: cpb.RestoreOperatorRequest, controller: Controller) -> cpb.RestoreReport:
         restore_id, done = await controller.restores.restore(_restore_of(request))
         return cpb.RestoreReport(id=restore_id, partitions=map(restored_to_pb, done))
+
+    # -- agents -------------------------------------------------------------------------------------------
+
+    @unary
+    async def AgentBeat(self, request: cpb.AgentBeatRequest, context: grpc.aio.ServicerContext) -> cpb.AgentBeatReply:
+        self.leading.heard_of(request.directory.ledger, request.term, request.agent.name)
+        return await self._heard_agent(request, context)
+
+    @of_the_term
+    async def _heard_agent(self, request: cpb.AgentBeatRequest, controller: Controller) -> cpb.AgentBeatReply:
+        return orders_to_pb(await controller.agents.heard(beat_of(request)))
+
+    @unary
+    @of_the_term
+    async def ListAgents(self, request: cpb.ListAgentsRequest, controller: Controller) -> cpb.AgentList:
+        found = controller.agents.standings()
+        return cpb.AgentList(
+            agents=[
+                view_to_pb(each.info, each.alive, each.heard_s, each.disk_free_bytes, each.wanted, each.children)
+                for each in found
+            ]
+        )
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def Spawn(self, request: cpb.SpawnRequest, controller: Controller) -> cpb.SpawnReply:
+        return cpb.SpawnReply(spawned=map(spawned_to_pb, await controller.agents.spawn(request_of(request))))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def StopReplica(self, request: cpb.StopReplicaRequest, controller: Controller) -> cpb.SpawnReply:
+        return cpb.SpawnReply(spawned=[spawned_to_pb(await controller.agents.stop(request.replica, request.force))])
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def RestartReplica(self, request: cpb.RestartReplicaRequest, controller: Controller) -> cpb.SpawnReply:
+        return cpb.SpawnReply(spawned=[spawned_to_pb(await controller.agents.restart(request.replica))])
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def ForgetAgent(self, request: cpb.ForgetAgentRequest, controller: Controller) -> pb.Empty:
+        await controller.agents.forget(request.agent)
+        return pb.Empty()
+
+    @streaming
+    @stream_of_the_term
+    async def Logs(self, request: apb.LogsRequest, controller: Controller) -> AsyncIterator[apb.LogsPage]:
+        async for data in controller.agents.logs(request.replica, request.lines, request.follow):
+            yield apb.LogsPage(data=data)
 
 
 # -- what only a controller is told -----------------------------------------------------------------------

@@ -9,6 +9,7 @@ import typer
 
 from stateflow import __version__
 from stateflow.cli import (
+    agents,
     batch,
     checkpoint,
     cluster,
@@ -29,10 +30,11 @@ from stateflow.cli.group import Commands
 from stateflow.cli.output import console, telling
 
 app = Commands(help="Stateful stream operators whose state can move while the pipeline runs.")
-for module in (run, moving, leaving, processes, cluster, demo):  # in the order of `stateflow --help`
+for module in (run, moving, leaving, processes, agents, cluster, demo):  # in the order of `stateflow --help`
     app.add_typer(module.app)
 for module in (ledger, stages, batch, checkpoint, savepoint, state, source, spark, reconfig):
     app.add_typer(module.app)
+app.add_typer(agents.agents)
 
 
 def _say_version(wanted: bool) -> None:

@@ -11,6 +11,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "replica --site cloud --name cloud-a --data-dir /var/lib/stateflow --listen 0.0.0.0:7071 --advertise "
         "cloud-a:7071 --checkpoints s3://bucket/checkpoints",
     ),
+    "agent list": ("agent list", "agent list --json"),
+    "agent forget": ("agent forget edge-1-gw7",),
+    "spawn": ("spawn edge-1 --count 3 --memory 2GiB", "spawn edge-1 --workers 4 --label disk=ssd"),
+    "stop": ("stop edge-1-gw7-0 --drain",),
+    "restart": ("restart edge-1-gw7-0",),
+    "logs": ("logs edge-1-gw7-0 --lines 20", "logs edge-1-gw7-0 -f"),
     "deploy": ("deploy myapp.ops:DelayByAircraft --partitions 128", "deploy ops.py:Count --site cloud --name CountV2"),
     "undeploy": ("undeploy DelayByAircraft --delete-state",),
     "forget": ("forget edge-7",),

@@ -45,7 +45,7 @@ class Commands(typer.Typer):
         super().__init__(
             name=name,
             cls=_Group,
-            no_args_is_help=True,
+            no_args_is_help=not options.get("invoke_without_command", False),
             pretty_exceptions_enable=False,
             context_settings={"help_option_names": ["-h", "--help"]},
             **options,

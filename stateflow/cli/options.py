@@ -98,6 +98,15 @@ def bytes_per_second(text: str) -> float:
         raise InvalidArgument(f"{text!r} is no bandwidth", remedy="write 20MB/s or 1GiB/s") from None
 
 
+def byte_count(text: str) -> int:
+    """``512MB``, ``4GiB``; a bare number is bytes. Raises InvalidArgument."""
+    units = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|M|G|T|Ki|Mi|Gi|Ti)?B?", text.strip())
+    if match is None or not float(match[1]):
+        raise InvalidArgument(f"{text!r} is no size", remedy="write 512MB or 4GiB")
+    return round(float(match[1]) * units[match[2] or ""])
+
+
 def move_options(
     max_pause: str | None, max_bandwidth: str | None, strategy: str, order: str, patience: str | None
 ) -> MoveOptions:

@@ -76,8 +76,8 @@ def controller(
 
     async def run() -> None:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        stop = _stop_on_signal(stop_with_parent, STOP_S)
-        ready.add_done_callback(lambda done: _say_ready(done, "controller", as_json))
+        stop = stop_on_signal(stop_with_parent, STOP_S)
+        ready.add_done_callback(lambda done: say_ready(done, "controller", as_json))
         opened = Ledger(url)
         did = ledger_commands.told(opened)
         if did is not None:
@@ -152,8 +152,8 @@ def replica(
             node.remember(store)
             checkpoint.try_out(store)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        stop = _stop_on_signal(stop_with_parent, settings.stop_timeout_s)
-        ready.add_done_callback(lambda done: _say_ready(done, f"replica {info.name} at {site}", as_json))
+        stop = stop_on_signal(stop_with_parent, settings.stop_timeout_s)
+        ready.add_done_callback(lambda done: say_ready(done, f"replica {info.name} at {site}", as_json))
         await server.serve(
             node, listen, controller, random=Random(), advertise=advertise, checkpoints=store, ready=ready, stop=stop
         )
@@ -203,9 +203,9 @@ async def _run_workers(
     def ready(address: str) -> None:
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         done.set_result(address)
-        _say_ready(done, f"node {name} of {count} worker{'s' if count > 1 else ''}", as_json)
+        say_ready(done, f"node {name} of {count} worker{'s' if count > 1 else ''}", as_json)
 
-    stop = _stop_on_signal(stop_with_parent, settings.stop_timeout_s + 10)
+    stop = stop_on_signal(stop_with_parent, settings.stop_timeout_s + 10)
     node = Node(name, data_dir, controller, listen, advertise, arguments, settings.stop_timeout_s)
     await Workers(node, count).run(stop, ready)
 
@@ -226,7 +226,7 @@ class _Stop(asyncio.Event):
         super().set()
 
 
-def _stop_on_signal(with_parent: bool, limit_s: float) -> asyncio.Event:
+def stop_on_signal(with_parent: bool, limit_s: float) -> asyncio.Event:
     """Set on SIGINT and SIGTERM; ``with_parent`` also when standard input closes, as it does when a parent dies."""
     stop = _Stop(limit_s)
     if with_parent:
@@ -247,7 +247,7 @@ def _end_now(status: int) -> None:
     os._exit(status)
 
 
-def _say_ready(done: asyncio.Future[str], what: str, as_json: bool) -> None:
+def say_ready(done: asyncio.Future[str], what: str, as_json: bool) -> None:
     if done.cancelled():
         return
     try:

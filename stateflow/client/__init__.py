@@ -1,11 +1,13 @@
 """Talking to a cluster without Spark: control it, stream rows into it, read its state."""
 
-from stateflow.client.cluster import Cluster, Migration
+from stateflow.client.cluster import Cluster, Migration, Spawning
 from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
 from stateflow.moves import MoveOptions
 from stateflow.reports import (
+    AgentReport,
     CheckpointReport,
+    ChildReport,
     ClusterStatus,
     MoveReport,
     OperatorStatus,
@@ -17,7 +19,9 @@ from stateflow.reports import (
 )
 
 __all__ = [
+    "AgentReport",
     "CheckpointReport",
+    "ChildReport",
     "Cluster",
     "ClusterStatus",
     "Migration",
@@ -29,6 +33,7 @@ __all__ = [
     "ReplicaStatus",
     "RestoredPartition",
     "SourceReport",
+    "Spawning",
     "StandbyReport",
     "StreamClient",
 ]

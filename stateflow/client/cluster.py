@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from numbers import Integral
 from time import sleep
@@ -16,12 +17,25 @@ from stateflow.client import sources
 from stateflow.client.given import iterable_given
 from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
-from stateflow.errors import BatchChanged, InvalidArgument, NotOwner, Unavailable, UnknownPartition, brief
+from stateflow.errors import (
+    AlreadyThere,
+    BatchChanged,
+    InvalidArgument,
+    MoveAborted,
+    MoveConflict,
+    NotOwner,
+    Unavailable,
+    UnknownPartition,
+    brief,
+)
+from stateflow.fleet import Request, Spawned
 from stateflow.moves import MoveOptions
 from stateflow.partitioner import partition_of
 from stateflow.reports import (
     AdoptedOperator,
+    AgentReport,
     CheckpointReport,
+    ChildReport,
     ClusterStatus,
     Reconfiguration,
     ReplicaStatistics,
@@ -41,6 +55,8 @@ from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.state import encode_row_key
 from stateflow.types import PARTITIONS_MAX, OperatorSpec, check_name
 
+#: whoever waits for agents looks this often
+POLL_S = 0.25
 #: rows of initial state that are sent at a time
 LOADED_ROWS = 50_000
 
@@ -68,6 +84,61 @@ class Migration:
         for _ in self.progress():
             pass
         return self.report
+
+
+@brief
+class Spawning:
+    """A command to agents under way. ``replicas``: by name, as the agents have them by now."""
+
+    def __init__(self, client: ClusterClient, wanted: Iterable[Spawned]) -> None:
+        self._client = client
+        self._wanted = {each.replica: each for each in wanted}
+        self.replicas: dict[str, ChildReport] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._wanted)
+
+    def progress(self) -> Iterator[dict[str, ChildReport]]:
+        """As it goes on, until each is as it was commanded: it runs and has registered, or has ended. Whoever has seen
+        enough may stop: the agents go on.
+
+        Raises Unavailable when the controller goes away.
+        """
+        while True:
+            found = {each.replica: each for agent in self._client.agents() for each in agent.replicas}
+            self.replicas = {name: found[name] for name in self._wanted if name in found}
+            yield self.replicas
+            if not (waits := [name for name in self._wanted if not self._is_done(name)]):
+                return
+            if superseded := [name for name in waits if self._is_superseded(name)]:
+                raise MoveConflict(
+                    "another command came after this one", remedy="see `stateflow agent list`", replica=superseded[0]
+                )
+            sleep(POLL_S)
+
+    def wait(self, deaths_max: int = 5) -> list[str]:
+        """The names, when each is as it was commanded. Raises what one ends with that dies at its first ``deaths_max``
+        starts; its agent goes on trying."""
+        for replicas in self.progress():
+            for child in replicas.values():
+                if child.deaths >= deaths_max and child.fault is not None:
+                    raise child.fault
+        return self.names
+
+    def _is_superseded(self, name: str) -> bool:
+        return name not in self.replicas or self.replicas[name].generation != self._wanted[name].generation
+
+    def _is_done(self, name: str) -> bool:
+        child, wanted = self.replicas.get(name), self._wanted[name]
+        if child is None or child.runs != wanted.generation:
+            return False
+        if not wanted.running:
+            return child.state == "STOPPED"
+        if child.state != "RUNNING":
+            return False
+        there = (each for each in self._client.status().replicas if each.name == name)
+        return any(each.alive and each.address == child.address for each in there)
 
 
 @brief
@@ -224,6 +295,73 @@ class Cluster:
         """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
         owns nothing."""
         return self._migrations(self._client.drain(replica, _asked(options, changed)))
+
+    # -- agents -------------------------------------------------------------------------------------------
+
+    def agents(self) -> list[AgentReport]:
+        """By name: what they have, and what they are to have."""
+        return self._client.agents()
+
+    def spawn(
+        self,
+        at: str,
+        *,
+        count: int = 1,
+        workers: int = 1,
+        weight: int = 1,
+        memory_bytes: int = 0,
+        labels: Mapping[str, str] | None = None,
+    ) -> Spawning:
+        """Have replicas started at an agent, or at agents of a site.
+
+        Args:
+            count: of replicas.
+            workers: of each.
+            memory_bytes: that each may have; 0: no limit.
+            labels: of agents, all of which one must have.
+
+        Raises UnknownSite, Unavailable where no agent there answers, NoRoom; nothing is started then.
+        """
+        request = Request(at, count, workers, weight, memory_bytes, dict(labels or {}))
+        return Spawning(self._client, self._client.spawn(request))
+
+    def stop_replica(self, replica: str, *, drain: bool = False, force: bool = False) -> Spawning:
+        """Have a replica stopped by its agent; its data directory stays, and ``restart_replica`` starts it again.
+
+        Args:
+            drain: move what it owns to others first.
+            force: also while it owns partitions: nobody serves them until they are taken over.
+
+        Raises PartitionsLive, MoveConflict, InvalidArgument for one that no agent started; MoveAborted where a
+        partition could not be moved away. It runs on then.
+        """
+        if drain:
+            with suppress(AlreadyThere):
+                for migration in self.drain(replica):
+                    report = migration.wait()
+                    if report.state != "COMPLETED":
+                        failed = next((move.error for move in report.moves if move.error), "it was cancelled")
+                        raise MoveAborted(
+                            f"the replica could not be drained, and runs on: {failed}",
+                            remedy=f"see `stateflow reconfig info {report.id}`",
+                            replica=replica,
+                        )
+        return Spawning(self._client, self._client.stop_replica(replica, force))
+
+    def restart_replica(self, replica: str) -> Spawning:
+        """Have a replica ended, where it runs, and started by its agent. Raises InvalidArgument, NoRoom."""
+        return Spawning(self._client, self._client.restart_replica(replica))
+
+    def logs(self, replica: str, *, lines: int = 100, follow: bool = False) -> Iterator[bytes]:
+        """The newest lines of what a replica of an agent logged, and with ``follow`` what it logs from then on, in
+        pieces. Raises InvalidArgument, Unavailable."""
+        return self._client.logs(replica, lines, follow)
+
+    def forget_agent(self, agent: str) -> None:
+        """Know nothing any more of an agent that has ended for good, nor of what it was to have.
+
+        Raises NameTaken while it may be running, PartitionsLive, InvalidArgument; nothing is changed then."""
+        self._client.forget_agent(agent)
 
     def _migrations(self, begun: Iterable[Reconfiguration]) -> list[Migration]:
         return [Migration(self._client, each) for each in begun]

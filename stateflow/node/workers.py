@@ -34,6 +34,7 @@ from stateflow.errors import (
 )
 from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
 from stateflow.rpc.clients import ReplicaClient
+from stateflow.rpc.wire import reached_at
 from stateflow.runtime.environment import Closable, claim
 from stateflow.types import WORKER, PartitionId, node_of, ranges, worker_name, worker_of
 
@@ -270,7 +271,7 @@ class Workers:
     def _is_mine(self, replica: ReplicaStatus) -> bool:
         """Not one of another node that has its name."""
         number = worker_of(replica.name)
-        where = self._advertised(number) or self._addresses.get(number)
+        where = reached_at(self._advertised(number), self._addresses.get(number, ""))
         return node_of(replica.name) == self._node.name and replica.address == where and replica.alive
 
     async def _leave(self, cluster: Cluster, worker: ReplicaStatus, status: ClusterStatus) -> None:

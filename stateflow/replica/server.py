@@ -21,7 +21,7 @@ from stateflow.replica.service import ReplicaService
 from stateflow.replica.threads import Threads
 from stateflow.replica.troubles import Troubles
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, unexpected
+from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, reached_at, unexpected
 from stateflow.runtime.allocator import keep_buffers
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.replica import ReplicaNode
@@ -60,7 +60,7 @@ async def serve(
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(service, server)
     try:
         address = bind(server, listen)
-        info = ReplicaInfo(node.info.name, node.info.site, advertise or address, node.info.weight)
+        info = ReplicaInfo(node.info.name, node.info.site, reached_at(advertise, address), node.info.weight)
         if not await recover(service, info, controller, stop):
             return
         await server.start()

@@ -44,7 +44,7 @@ Stub = TypeVar("Stub")
 #: a stream that has no deadline says something more often than this
 SILENCE_S = 60.0
 #: changes nothing, and may be asked of any controller
-READS = frozenset({"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration"})
+READS = frozenset({"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration", "ListAgents"})
 READ_TIMEOUT_S = 3.0
 #: people are told after so long that a controller is waited for, which is asked again so often
 TOLD_AFTER_S = 1.0

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from stateflow.fleet import Request, Spawned
 from stateflow.moves import MoveOptions
 from stateflow.reports import (
     AdoptedOperator,
+    AgentReport,
     ClusterStatus,
     Deployment,
     Reconfiguration,
@@ -15,8 +17,10 @@ from stateflow.reports import (
     StandbyReport,
     Taken,
 )
+from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.agents import report_of, request_to_pb, spawned_of
 from stateflow.rpc.clients import ControllerClient
 from stateflow.rpc.control import taken_of
 from stateflow.rpc.matching import message_of
@@ -75,6 +79,31 @@ class ClusterClient:
     def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
         reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), PLAN_TIMEOUT_S)
         return [adopted_of(each) for each in reply.operators]
+
+    # -- agents -------------------------------------------------------------------------------------------
+
+    def agents(self) -> list[AgentReport]:
+        return [report_of(view) for view in self._controller.call("ListAgents", cpb.ListAgentsRequest()).agents]
+
+    def spawn(self, request: Request) -> list[Spawned]:
+        return self._commanded("Spawn", request_to_pb(request))
+
+    def stop_replica(self, replica: str, force: bool) -> list[Spawned]:
+        return self._commanded("StopReplica", cpb.StopReplicaRequest(replica=replica, force=force))
+
+    def restart_replica(self, replica: str) -> list[Spawned]:
+        return self._commanded("RestartReplica", cpb.RestartReplicaRequest(replica=replica))
+
+    def _commanded(self, method: str, request: Any) -> list[Spawned]:
+        return [spawned_of(each) for each in self._controller.call(method, request, PLAN_TIMEOUT_S).spawned]
+
+    def forget_agent(self, agent: str) -> None:
+        self._controller.call("ForgetAgent", cpb.ForgetAgentRequest(agent=agent), PLAN_TIMEOUT_S)
+
+    def logs(self, replica: str, lines: int, follow: bool) -> Iterator[bytes]:
+        """Pieces of its log; without those that only say that somebody is there."""
+        request = apb.LogsRequest(replica=replica, lines=lines, follow=follow)
+        return (page.data for page in self._controller.stream("Logs", request) if page.data)
 
     # -- reconfigurations ---------------------------------------------------------------------------------
 

@@ -1,3 +1,4 @@
+from stateflow.rpc import agent_pb2 as _agent_pb2
 from stateflow.rpc import common_pb2 as _common_pb2
 from stateflow.rpc import replica_pb2 as _replica_pb2
 from google.protobuf.internal import containers as _containers
@@ -519,3 +520,173 @@ class Adopted(_message.Message):
     conflicts: _containers.RepeatedScalarFieldContainer[str]
     done: bool
     def __init__(self, operator: _Optional[str] = ..., count: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ..., sealed: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[int]] = ..., conflicts: _Optional[_Iterable[str]] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class Agent(_message.Message):
+    __slots__ = ("name", "site", "address", "labels", "cores", "memory_bytes", "disk_bytes", "version", "python", "limits")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    site: str
+    address: str
+    labels: _containers.ScalarMap[str, str]
+    cores: int
+    memory_bytes: int
+    disk_bytes: int
+    version: str
+    python: str
+    limits: str
+    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., address: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., limits: _Optional[str] = ...) -> None: ...
+
+class Spawned(_message.Message):
+    __slots__ = ("replica", "agent", "running", "generation", "workers", "weight", "memory_bytes")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    agent: str
+    running: bool
+    generation: int
+    workers: int
+    weight: int
+    memory_bytes: int
+    def __init__(self, replica: _Optional[str] = ..., agent: _Optional[str] = ..., running: _Optional[bool] = ..., generation: _Optional[int] = ..., workers: _Optional[int] = ..., weight: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class Child(_message.Message):
+    __slots__ = ("spawned", "state", "deaths", "fault", "address")
+    SPAWNED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    spawned: Spawned
+    state: str
+    deaths: int
+    fault: _common_pb2.Fault
+    address: str
+    def __init__(self, spawned: _Optional[_Union[Spawned, _Mapping]] = ..., state: _Optional[str] = ..., deaths: _Optional[int] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+
+class AgentBeatRequest(_message.Message):
+    __slots__ = ("agent", "directory", "incarnation", "disk_free_bytes", "children", "term")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    agent: Agent
+    directory: Directory
+    incarnation: str
+    disk_free_bytes: int
+    children: _containers.RepeatedCompositeFieldContainer[Child]
+    term: int
+    def __init__(self, agent: _Optional[_Union[Agent, _Mapping]] = ..., directory: _Optional[_Union[Directory, _Mapping]] = ..., incarnation: _Optional[str] = ..., disk_free_bytes: _Optional[int] = ..., children: _Optional[_Iterable[_Union[Child, _Mapping]]] = ..., term: _Optional[int] = ...) -> None: ...
+
+class AgentBeatReply(_message.Message):
+    __slots__ = ("lease_s", "wanted", "ledger", "term", "adopted", "heartbeat_interval_s")
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    lease_s: float
+    wanted: _containers.RepeatedCompositeFieldContainer[Spawned]
+    ledger: str
+    term: int
+    adopted: str
+    heartbeat_interval_s: float
+    def __init__(self, lease_s: _Optional[float] = ..., wanted: _Optional[_Iterable[_Union[Spawned, _Mapping]]] = ..., ledger: _Optional[str] = ..., term: _Optional[int] = ..., adopted: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ...) -> None: ...
+
+class ListAgentsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AgentView(_message.Message):
+    __slots__ = ("agent", "alive", "last_heartbeat_s", "disk_free_bytes", "wanted", "children")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    LAST_HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    agent: Agent
+    alive: bool
+    last_heartbeat_s: float
+    disk_free_bytes: int
+    wanted: _containers.RepeatedCompositeFieldContainer[Spawned]
+    children: _containers.RepeatedCompositeFieldContainer[Child]
+    def __init__(self, agent: _Optional[_Union[Agent, _Mapping]] = ..., alive: _Optional[bool] = ..., last_heartbeat_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., wanted: _Optional[_Iterable[_Union[Spawned, _Mapping]]] = ..., children: _Optional[_Iterable[_Union[Child, _Mapping]]] = ...) -> None: ...
+
+class AgentList(_message.Message):
+    __slots__ = ("agents",)
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    agents: _containers.RepeatedCompositeFieldContainer[AgentView]
+    def __init__(self, agents: _Optional[_Iterable[_Union[AgentView, _Mapping]]] = ...) -> None: ...
+
+class SpawnRequest(_message.Message):
+    __slots__ = ("at", "count", "workers", "weight", "memory_bytes", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    AT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    at: str
+    count: int
+    workers: int
+    weight: int
+    memory_bytes: int
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, at: _Optional[str] = ..., count: _Optional[int] = ..., workers: _Optional[int] = ..., weight: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SpawnReply(_message.Message):
+    __slots__ = ("spawned",)
+    SPAWNED_FIELD_NUMBER: _ClassVar[int]
+    spawned: _containers.RepeatedCompositeFieldContainer[Spawned]
+    def __init__(self, spawned: _Optional[_Iterable[_Union[Spawned, _Mapping]]] = ...) -> None: ...
+
+class StopReplicaRequest(_message.Message):
+    __slots__ = ("replica", "force")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    force: bool
+    def __init__(self, replica: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class RestartReplicaRequest(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    def __init__(self, replica: _Optional[str] = ...) -> None: ...
+
+class ForgetAgentRequest(_message.Message):
+    __slots__ = ("agent",)
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    def __init__(self, agent: _Optional[str] = ...) -> None: ...

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from stateflow.rpc import agent_pb2 as stateflow_dot_rpc_dot_agent__pb2
 from stateflow.rpc import common_pb2 as stateflow_dot_rpc_dot_common__pb2
 from stateflow.rpc import controller_pb2 as stateflow_dot_rpc_dot_controller__pb2
 from stateflow.rpc import replica_pb2 as stateflow_dot_rpc_dot_replica__pb2
@@ -156,6 +157,41 @@ class ControllerServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
                 _registered_method=True)
+        self.AgentBeat = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/AgentBeat',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.AgentBeatRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.AgentBeatReply.FromString,
+                _registered_method=True)
+        self.ListAgents = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/ListAgents',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ListAgentsRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.AgentList.FromString,
+                _registered_method=True)
+        self.Spawn = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Spawn',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.SpawnRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.SpawnReply.FromString,
+                _registered_method=True)
+        self.StopReplica = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/StopReplica',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.StopReplicaRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.SpawnReply.FromString,
+                _registered_method=True)
+        self.RestartReplica = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/RestartReplica',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.RestartReplicaRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.SpawnReply.FromString,
+                _registered_method=True)
+        self.ForgetAgent = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/ForgetAgent',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ForgetAgentRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+                _registered_method=True)
+        self.Logs = channel.unary_stream(
+                '/stateflow.rpc.ControllerService/Logs',
+                request_serializer=stateflow_dot_rpc_dot_agent__pb2.LogsRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_agent__pb2.LogsPage.FromString,
+                _registered_method=True)
 
 
 class ControllerServiceServicer:
@@ -306,6 +342,48 @@ class ControllerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AgentBeat(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAgents(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Spawn(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopReplica(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestartReplica(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetAgent(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Logs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -428,6 +506,41 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ForgetRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
+            ),
+            'AgentBeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.AgentBeat,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.AgentBeatRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.AgentBeatReply.SerializeToString,
+            ),
+            'ListAgents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAgents,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ListAgentsRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.AgentList.SerializeToString,
+            ),
+            'Spawn': grpc.unary_unary_rpc_method_handler(
+                    servicer.Spawn,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.SpawnRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.SpawnReply.SerializeToString,
+            ),
+            'StopReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopReplica,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.StopReplicaRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.SpawnReply.SerializeToString,
+            ),
+            'RestartReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartReplica,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.RestartReplicaRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.SpawnReply.SerializeToString,
+            ),
+            'ForgetAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetAgent,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ForgetAgentRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
+            ),
+            'Logs': grpc.unary_stream_rpc_method_handler(
+                    servicer.Logs,
+                    request_deserializer=stateflow_dot_rpc_dot_agent__pb2.LogsRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_agent__pb2.LogsPage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1078,6 +1191,195 @@ class ControllerService:
             '/stateflow.rpc.ControllerService/Forget',
             stateflow_dot_rpc_dot_controller__pb2.ForgetRequest.SerializeToString,
             stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AgentBeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/AgentBeat',
+            stateflow_dot_rpc_dot_controller__pb2.AgentBeatRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.AgentBeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAgents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/ListAgents',
+            stateflow_dot_rpc_dot_controller__pb2.ListAgentsRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.AgentList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Spawn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Spawn',
+            stateflow_dot_rpc_dot_controller__pb2.SpawnRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.SpawnReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/StopReplica',
+            stateflow_dot_rpc_dot_controller__pb2.StopReplicaRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.SpawnReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/RestartReplica',
+            stateflow_dot_rpc_dot_controller__pb2.RestartReplicaRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.SpawnReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/ForgetAgent',
+            stateflow_dot_rpc_dot_controller__pb2.ForgetAgentRequest.SerializeToString,
+            stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Logs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Logs',
+            stateflow_dot_rpc_dot_agent__pb2.LogsRequest.SerializeToString,
+            stateflow_dot_rpc_dot_agent__pb2.LogsPage.FromString,
             options,
             channel_credentials,
             insecure,

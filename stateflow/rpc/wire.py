@@ -208,6 +208,13 @@ def bind(server: grpc.aio.Server, listen: str) -> str:
     return f"{host}:{bound}"
 
 
+def reached_at(advertise: str | None, bound: str) -> str:
+    """Where others reach what listens at ``bound``. Args: advertise: host:port; port 0 is the one that was bound."""
+    if advertise and advertise.endswith(":0"):
+        return f"{advertise[:-2]}:{bound.rpartition(':')[2]}"
+    return advertise or bound
+
+
 # -- pieces -----------------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,17 @@ def claim(directory: Path, file_name: str) -> Closable:
     return file
 
 
+def place_of(directory: Path) -> str:
+    """Where a claimed directory is: no two processes of one place hold the claim at once. Copies have other places,
+    on this machine or another; after a restart of the machine it is another place as well."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        machine = f"{uuid.getnode():x}"
+    lock = (directory / "LOCK").stat()
+    return f"{machine}/{lock.st_dev:x}/{lock.st_ino:x}"
+
+
 class Environment:
     """The real one."""
 
@@ -155,14 +166,8 @@ class Environment:
         return claim(directory, "LOCK")
 
     def place(self, directory: Path) -> str:
-        """Where a claimed directory is: no two processes of one place hold the claim at once. Copies have other places,
-        on this machine or another; after a restart of the machine it is another place as well."""
-        try:
-            machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            machine = f"{uuid.getnode():x}"
-        lock = (directory / "LOCK").stat()
-        return f"{machine}/{lock.st_dev:x}/{lock.st_ino:x}"
+        """See :func:`place_of`."""
+        return place_of(directory)
 
     def new_id(self) -> str:
         """One that was never given before."""

@@ -11,11 +11,11 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from stateflow.errors import InvalidArgument
-from stateflow.rpc import common_pb2, controller_pb2, replica_pb2
+from stateflow.rpc import agent_pb2, common_pb2, controller_pb2, replica_pb2
 from stateflow.rpc.fields import ANY, KINDS, REQUIRED, Kind, checked, kind_of
 from stateflow.types import EPOCH_MAX, FILE, LABEL, NAME, PARTITIONS_MAX, TOKEN
 
-FILES = (common_pb2.DESCRIPTOR, replica_pb2.DESCRIPTOR, controller_pb2.DESCRIPTOR)
+FILES = (agent_pb2.DESCRIPTOR, common_pb2.DESCRIPTOR, replica_pb2.DESCRIPTOR, controller_pb2.DESCRIPTOR)
 HOSTILE = (
     "../x",
     "a/b",

@@ -1,0 +1,294 @@
+"""Agents: which are there, what they are to have, and commands that change that.
+
+What is wanted is in the ledger. An agent says in each beat what it has, and is answered with all that it is to have; so
+a command needs no answer of its own, and none is lost. A name belongs to the data directory that it was registered
+from, as a replica's does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, replace
+
+import grpc.aio
+
+from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.members import Members
+from reconfig.room import Offer, lacks, no_room, place
+from stateflow.errors import (
+    ForeignLedger,
+    InvalidArgument,
+    MoveConflict,
+    NameTaken,
+    PartitionsLive,
+    Unavailable,
+    UnknownSite,
+)
+from stateflow.fleet import AgentInfo, Beat, Child, Orders, Request, Spawned
+from stateflow.rpc.agents import AgentCaller
+from stateflow.runtime.authority import Command
+from stateflow.types import check_name, node_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How an agent is, as far as it was heard. ``heard_s``: so long ago; -1: not since the controller started."""
+
+    info: AgentInfo
+    alive: bool
+    heard_s: float
+    disk_free_bytes: int
+    wanted: list[Spawned]
+    children: list[Child]
+
+
+class Agents:
+    def __init__(
+        self, context: ControllerContext, connect: Callable[[str], grpc.aio.Channel], grace_s: float = 0.0
+    ) -> None:
+        self._context, self._cluster, self._connect = context, context.cluster, connect
+        self._members = Members(self._cluster.agents, context.settings, context.clock, grace_s)
+        self._beats: dict[str, Beat] = {}
+        self._registering = asyncio.Lock()
+
+    # -- who is there -------------------------------------------------------------------------------------
+
+    async def heard(self, beat: Beat) -> Orders:
+        """Raises NameTaken, ForeignLedger, HoldLost."""
+        name, context = check_name("agent", beat.agent.name), self._context
+        own, belongs_to = context.ledger_id, beat.directory.ledger
+        adopted = belongs_to if belongs_to in self._cluster.adopted else ""
+        if belongs_to and belongs_to != own and not adopted:
+            raise ForeignLedger(
+                "the agent belongs to another ledger than this controller's",
+                remedy="start the controller with that ledger, or the agent with an empty data directory",
+                ledger=own,
+                belongs_to=belongs_to,
+            )
+        if not (self._members.beat(name, beat.incarnation) and self._cluster.agents.get(name) == beat.agent):
+            async with self._registering:
+                await self._register(beat, adopted)
+        context.check_leads()
+        self._beats[name] = beat
+        return Orders(
+            context.settings.lease_s,
+            self._cluster.wanted_at(name),
+            own,
+            context.term,
+            adopted,
+            context.settings.heartbeat_interval_s,
+        )
+
+    async def _register(self, beat: Beat, adopted: str) -> None:
+        name, home = beat.agent.name, Home(beat.directory.id, beat.directory.place)
+        self._check_name(name, home)
+        await self._context.record(ClusterState.register_agent, beat.agent, home)
+        self._context.check_leads()
+        if adopted:  # what the lost ledger wanted there goes on
+            mine = [child.spawned for child in beat.children if child.spawned.replica not in self._cluster.spawned]
+            if mine:
+                await self._context.record(ClusterState.spawn, [replace(each, agent=name) for each in mine])
+        session = beat.incarnation
+        if self._members.session(name) != session:
+            log.info("agent %s at %s (%s) registered", name, beat.agent.site, beat.agent.address)
+        self._members.issue(name, session, {})
+        self._members.registered(name, session, session)
+
+    def _check_name(self, name: str, home: Home) -> None:
+        known = self._cluster.agent_homes.get(name)
+        if not home.directory:
+            raise InvalidArgument("the agent does not say which data directory it has", remedy="run this version there")
+        if known is None or known == home:
+            return
+        there = self._cluster.agents[name]
+        where = {"agent": name, "directory": home.directory, "belongs_to": known.directory, "address": there.address}
+        if self._members.may_serve(name):
+            copy = "a copy of this data directory" if known.directory == home.directory else "another data directory"
+            raise NameTaken(
+                f"an agent of this name runs, with {copy}",
+                remedy="start this one with another --name; if the other one has ended, this one is let in when its "
+                f"lease has lapsed, within {self._members.lease_left_s(name):.0f} s",
+                **where,
+            )
+        if known.directory != home.directory and self._cluster.wanted_at(name):
+            raise NameTaken(
+                "the name belongs to another data directory, which has its replicas",
+                remedy="start the agent with that directory; if it is lost for good, `stateflow agent forget "
+                f"{name}` gives the name and its replicas up",
+                **where,
+            )
+
+    def standings(self) -> list[Standing]:
+        """By name."""
+        return [self._standing(info) for _, info in sorted(self._cluster.agents.items())]
+
+    def _standing(self, info: AgentInfo) -> Standing:
+        beat = self._beats.get(info.name)
+        return Standing(
+            info,
+            self._members.alive(info.name),
+            self._members.heard_s(info.name),
+            0 if beat is None else beat.disk_free_bytes,
+            self._cluster.wanted_at(info.name),
+            [] if beat is None else list(beat.children),
+        )
+
+    async def forget(self, name: str) -> None:
+        """Raises InvalidArgument, NameTaken while it may run, PartitionsLive; nothing is changed then."""
+        async with self._context.planning:
+            if name not in self._cluster.agents:
+                raise InvalidArgument(f"there is no agent {name!r}", remedy=f"use one of {self._named()}")
+            if self._members.may_serve(name):
+                raise NameTaken(
+                    "the agent may be running",
+                    remedy="stop it, and give the command again when its lease has lapsed",
+                    agent=name,
+                    lease_s=f"{self._members.lease_left_s(name):.1f}",
+                )
+            for spawned in self._cluster.wanted_at(name):
+                self._check_owns_nothing(
+                    spawned.replica,
+                    "start the agent with its data directory and drain the replica; or wait until its partitions are "
+                    "taken over",
+                )
+            await self._context.record(ClusterState.dismiss, name)
+            self._members.forget(name)
+            self._beats.pop(name, None)
+        log.warning("agent %s is forgotten", name)
+
+    def _named(self) -> str:
+        return ", ".join(sorted(self._cluster.agents)) or "none"
+
+    # -- what they are to have ----------------------------------------------------------------------------
+
+    async def spawn(self, request: Request) -> list[Spawned]:
+        """Raises UnknownSite, Unavailable where no agent there answers, NoRoom; nothing is started then."""
+        settings = self._context.settings
+        async with self._context.planning:
+            offers = [self._offer(name) for name in self._asked(request)]
+            names = place(offers, request, settings.spawn_worker_bytes, settings.spawn_disk_bytes)
+            wanted: list[Spawned] = []
+            for agent in names:
+                replica = self._free_name(agent, {each.replica for each in wanted})
+                wanted.append(
+                    Spawned(replica, agent, True, 1, request.workers, request.weight, request.memory_bytes),
+                )
+            await self._context.record(ClusterState.spawn, wanted)
+        for each in wanted:
+            log.info("replica %s is to run at agent %s", each.replica, each.agent)
+        return wanted
+
+    def _asked(self, request: Request) -> list[str]:
+        """Agents that it may be, that answer."""
+        agents = self._cluster.agents
+        if request.at in agents:
+            named = [request.at]
+        else:
+            named = sorted(name for name, info in agents.items() if info.site == request.at)
+        if not named:
+            sites = ", ".join(sorted({info.site for info in agents.values()})) or "none"
+            raise UnknownSite(
+                f"there is no agent {request.at!r}, nor one at such a site",
+                remedy=f"use a site ({sites}) or an agent ({self._named()})",
+            )
+        fitting = [name for name in named if request.labels.items() <= agents[name].labels.items()]
+        if not fitting:
+            asked = " ".join(f"{key}={value}" for key, value in sorted(request.labels.items()))
+            raise UnknownSite(f"no agent at {request.at} has the labels {asked}", remedy="see `stateflow agent list`")
+        alive = [name for name in fitting if self._members.alive(name)]
+        if not alive:
+            raise Unavailable(
+                f"no agent at {request.at} answers", remedy="see `stateflow agent list`", agents=" ".join(fitting)
+            )
+        return alive
+
+    def _offer(self, name: str) -> Offer:
+        beat = self._beats.get(name)
+        return Offer(
+            self._cluster.agents[name], 0 if beat is None else beat.disk_free_bytes, self._cluster.wanted_at(name)
+        )
+
+    def _free_name(self, agent: str, taken: Iterable[str]) -> str:
+        """Never one that a replica had: what is left in its directory is nobody else's."""
+        cluster = self._cluster
+        used = {*taken, *cluster.spawn_orders, *map(node_of, cluster.registrations)}
+        number = 0
+        while f"{agent}-{number}" in used:
+            number += 1
+        return f"{agent}-{number}"
+
+    async def stop(self, replica: str, force: bool) -> Spawned:
+        """It runs no more; its data directory stays. Raises InvalidArgument, PartitionsLive, MoveConflict; nothing is
+        changed then.
+
+        Args: force: also while it owns partitions: nobody serves them until they are taken over.
+        """
+        async with self._context.planning:
+            spawned = self._spawned(replica)
+            if not force:
+                self._check_owns_nothing(
+                    replica, "say --drain (drain=True), which moves them to others first, or --force", moving=True
+                )
+            return spawned if not spawned.running else await self._command(replace(spawned, running=False))
+
+    async def restart(self, replica: str) -> Spawned:
+        """It ends, if it runs, and is started. Raises InvalidArgument; NoRoom for one that was stopped."""
+        settings = self._context.settings
+        async with self._context.planning:
+            spawned = self._spawned(replica)
+            if not spawned.running:
+                offer = self._offer(spawned.agent)
+                why = lacks(offer, spawned, 0, settings.spawn_worker_bytes, 0)
+                if why:
+                    request = Request(spawned.agent, 1, spawned.workers, spawned.weight, spawned.memory_bytes)
+                    raise no_room(request, 0, [(spawned.agent, why)])
+            return await self._command(replace(spawned, running=True))
+
+    async def _command(self, wanted: Spawned) -> Spawned:
+        wanted = replace(wanted, generation=wanted.generation + 1)
+        await self._context.record(ClusterState.spawn, [wanted])
+        return wanted
+
+    def _spawned(self, replica: str) -> Spawned:
+        """Raises InvalidArgument."""
+        spawned = self._cluster.spawned.get(replica)
+        if spawned is not None:
+            return spawned
+        known = replica in self._cluster.replicas
+        raise InvalidArgument(
+            f"{replica} was not started by an agent" if known else f"there is no replica {replica!r}",
+            remedy="end its process where it runs"
+            if known
+            else f"use one of {', '.join(sorted(self._cluster.spawned)) or 'none'}",
+        )
+
+    def _check_owns_nothing(self, replica: str, remedy: str, moving: bool = False) -> None:
+        """Of a node: none of its workers. Args: moving: nothing is on its way there, either."""
+        names = [name for name in sorted(self._cluster.replicas) if node_of(name) == replica]
+        owned = sum(len(self._cluster.assigned(name)) for name in names)
+        if owned:
+            raise PartitionsLive(f"{owned} partitions are the replica's", remedy=remedy, replica=replica)
+        if moving and not all(map(self._cluster.is_free, names)):
+            raise MoveConflict(
+                "partitions are on their way to or from the replica", remedy="wait until that ended", replica=replica
+            )
+
+    # -- what they say ------------------------------------------------------------------------------------
+
+    async def logs(self, replica: str, lines: int, follow: bool) -> AsyncIterator[bytes]:
+        """Of a replica, from its agent. Raises InvalidArgument, Unavailable."""
+        name = self._spawned(replica).agent
+        self._context.check_leads()
+        session = self._members.session(name)
+        if not session or not self._members.alive(name):
+            raise Unavailable(f"agent {name} does not answer", remedy="see `stateflow agent list`")
+        command = Command(self._context.ledger_id, self._context.term, session)
+        address = self._cluster.agents[name].address
+        async with self._connect(address) as channel:
+            async for data in AgentCaller(channel, f"agent {name} ({address})").logs(command, replica, lines, follow):
+                yield data

@@ -1,0 +1,1 @@
+"""An agent: starts, watches and stops the replicas of one machine, as the controller wants them."""

@@ -1,0 +1,370 @@
+"""An agent's process: it hears from its controller what it is to have, and has it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import platform
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import grpc.aio
+
+from stateflow import __version__
+from stateflow.agent import limits as limiting
+from stateflow.agent import machine
+from stateflow.agent.converging import Begin, Convergence, End, Kill
+from stateflow.agent.limits import Limits
+from stateflow.agent.local import LocalProcess
+from stateflow.agent.logs import Reader
+from stateflow.agent.store import Store
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import (
+    DataDirLocked,
+    InvalidArgument,
+    StateflowError,
+    Unavailable,
+    from_wire,
+)
+from stateflow.fleet import AgentInfo, Beat, Directory, Orders, Spawned
+from stateflow.launching import Command, Launcher
+from stateflow.rpc.agents import ControllerCaller, add_agent_service
+from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, connect, next_of, reached_at, unexpected
+from stateflow.runtime.authority import Authority
+from stateflow.runtime.authority import Command as Commanded
+from stateflow.runtime.environment import Closable, claim, place_of
+
+log = logging.getLogger(__name__)
+#: while nobody is heard that says how often
+BEAT_S = 1.0
+#: who reads along is told so often that somebody is there, and looked for what is new
+ALIVE_S, LOOK_S = 5.0, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """``host``: replicas listen there, each on a port of its own; ``advertise``: host that others reach them at.
+    ``cores``, ``memory_bytes``: that replicas may have; 0: all there is. ``environment``: of replicas."""
+
+    name: str
+    site: str
+    controller: str
+    data_dir: Path
+    listen: str
+    advertise: str
+    labels: Mapping[str, str]
+    cores: int
+    memory_bytes: int
+    stop_timeout_s: float
+    environment: Mapping[str, str]
+
+
+class Agent:
+    """Raises DataDirLocked, InvalidArgument."""
+
+    def __init__(
+        self,
+        config: Config,
+        limits: Limits,
+        launcher: Launcher[Command, LocalProcess],
+        connect: Callable[[str], grpc.aio.Channel] = connect,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._config, self._limits, self._launcher, self._clock = config, limits, launcher, clock
+        self._connect = connect
+        self._claimed = _claim(config.data_dir)
+        try:
+            self._store = Store(config.data_dir, config.name)
+        except BaseException:
+            self._claimed.close()
+            raise
+        self._incarnation = uuid.uuid4().hex
+        self._authority = self._obeying(self._store.kept.ledger, self._store.kept.term)
+        # longer than a node takes, which gives its workers as long as they take themselves
+        self._convergence = Convergence(config.stop_timeout_s + 15)
+        self._convergence.want(self._store.kept.wanted)
+        self._processes: dict[str, LocalProcess] = {}
+        self._place = place_of(config.data_dir)
+        self._changed, self._told = asyncio.Event(), asyncio.Event()
+        self._said = ""
+
+    def _obeying(self, ledger: str, term: int) -> Authority:
+        return Authority((ledger, term), lambda *_: None, alone=False)
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+        """Until ``stop``: then its replicas are ended. Raises PortInUse."""
+        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
+        add_agent_service(server, self._logs)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            address = bind(server, self._config.listen)
+            await server.start()
+            info = self._info(reached_at(self._config.advertise, address))
+            ready(address)
+            tasks = [asyncio.create_task(self._beat(info)), asyncio.create_task(self._converge())]
+            stopping = asyncio.create_task(stop.wait())
+            done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            for task in done - {stopping}:
+                await task  # they go on for ever: this says why one did not
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._end_all()
+            await server.stop(grace=1)
+            self._claimed.close()
+
+    def _info(self, address: str) -> AgentInfo:
+        config, group = self._config, limiting.own_group()
+        return AgentInfo(
+            config.name,
+            config.site,
+            address,
+            dict(config.labels),
+            config.cores or machine.cores(),
+            config.memory_bytes or machine.memory_bytes(group),
+            machine.disk_bytes(config.data_dir)[0],
+            __version__,
+            platform.python_version(),
+            self._limits.kind,
+        )
+
+    # -- the controller -----------------------------------------------------------------------------------
+
+    async def _beat(self, info: AgentInfo) -> None:
+        """It says what it has, again and again, and obeys the answers."""
+        addresses = self._config.controller.split(",")
+        asked = addresses[0]
+        callers: dict[str, ControllerCaller] = {}
+        async with contextlib.AsyncExitStack() as stack:
+            while True:
+                interval_s = BEAT_S
+                try:
+                    if asked not in callers:
+                        channel = await stack.enter_async_context(self._connect(asked))
+                        callers[asked] = ControllerCaller(channel, asked)
+                    orders = await callers[asked].beat(self._beat_of(info))
+                    await self._obey(orders, asked)
+                    interval_s = orders.heartbeat_interval_s
+                except StateflowError as error:
+                    self._say(f"the controller at {asked} is not obeyed: {error}", error.code)
+                    asked = next_of(addresses, asked, error)
+                except Exception as error:  # noqa: BLE001 - which is said, and the next one may go better
+                    self._say(
+                        f"what the controller said cannot be carried out: {unexpected(error)}", type(error).__name__
+                    )
+                with contextlib.suppress(TimeoutError):  # what changed here is said at once
+                    await asyncio.wait_for(self._told.wait(), interval_s)
+                self._told.clear()
+
+    def _beat_of(self, info: AgentInfo) -> Beat:
+        kept = self._store.kept
+        ledger = kept.ledger if kept.wanted else ""  # with nothing of a ledger's it follows any
+        return Beat(
+            info,
+            Directory(kept.id, self._place, ledger),
+            self._incarnation,
+            machine.disk_bytes(self._config.data_dir)[1],
+            self._convergence.children(),
+            kept.term if ledger else 0,
+        )
+
+    async def _obey(self, orders: Orders, asked: str) -> None:
+        """Durable first. Raises StaleTerm, ForeignLedger, OSError; nothing is done then."""
+        kept = self._store.kept
+        adopted = orders.adopted
+        if orders.ledger != kept.ledger and not kept.wanted:
+            adopted = kept.ledger
+        self._authority.check_answer(orders.ledger, orders.term, adopted)
+        await asyncio.to_thread(self._store.keep, orders.ledger, orders.term, orders.wanted)
+        self._authority.obey(Commanded(orders.ledger, orders.term, self._incarnation), adopted)
+        self._convergence.want(orders.wanted)
+        self._changed.set()
+        if self._said != "":
+            log.info("the controller at %s is obeyed", asked)
+            self._said = ""
+
+    def _say(self, line: str, key: str) -> None:
+        """Once, until something else is so."""
+        if key != self._said:
+            self._said = key
+            log.warning("%s", line)
+
+    # -- processes ----------------------------------------------------------------------------------------
+
+    async def _converge(self) -> None:
+        while True:
+            now = self._clock.monotonic()
+            for action in self._convergence.actions(now):
+                match action:
+                    case Begin(spawned):
+                        await self._begin(spawned)
+                    case End(name):
+                        log.info("replica %s is asked to end", name)
+                        self._launcher.stop(self._processes[name])
+                    case Kill(name):
+                        log.error("replica %s did not end and is killed", name)
+                        self._launcher.kill(self._processes[name])
+                self._told.set()
+            if self._changed.is_set():
+                self._changed.clear()
+                continue
+            wait_s = self._convergence.next_at() - self._clock.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), None if wait_s == float("inf") else max(wait_s, 0.0))
+            self._changed.clear()
+
+    async def _begin(self, spawned: Spawned) -> None:
+        name, now = spawned.replica, self._clock.monotonic()
+        directory = self._config.data_dir / "replicas" / name
+        try:
+            if await asyncio.to_thread(_is_busy, directory):
+                self._convergence.busy(name, now)
+                return
+            process = self._processes[name] = self._launcher.start(self._command(spawned, directory))
+        except (OSError, StateflowError) as error:
+            self._died(name, None, unexpected(error) if isinstance(error, OSError) else error)
+            return
+        try:
+            self._limits.apply(name, process.process.pid, spawned.memory_bytes, spawned.workers)
+        except OSError as error:  # what was asked for cannot be held: it is not run without
+            self._launcher.kill(process)
+            log.error("replica %s cannot be limited, and is ended: %s", name, error)
+        log.info("replica %s is started (process %d)", name, process.process.pid)
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._watch, args=(loop, name, process), name=f"life of {name}", daemon=True).start()
+
+    def _command(self, spawned: Spawned, directory: Path) -> Command:
+        config, name = self._config, spawned.replica
+        host = config.listen.rpartition(":")[0]
+        arguments = [
+            *("replica", "--name", name, "--site", config.site, "--controller", config.controller),
+            *("--data-dir", str(directory), "--listen", f"{host}:0"),
+            *("--weight", str(spawned.weight), "--workers", str(spawned.workers)),
+            *(["--advertise", config.advertise] if config.advertise else []),
+            *("--json", "--stop-with-parent"),
+        ]
+        return Command(name, arguments, config.environment, self._log_of(name))
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, name: str, process: LocalProcess) -> None:
+        """In a thread: from its start to its end."""
+
+        def tell(done: Callable[[], None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+                loop.call_soon_threadsafe(done)
+
+        popen = process.process
+        assert popen.stdout is not None
+        address, fault = _heard(popen.stdout.readline())
+        if address:
+            tell(partial(self._ready, name, reached_at(self._config.advertise, address)))
+        status = popen.wait()
+        for pipe in (popen.stdin, popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        tell(partial(self._died, name, status, fault))
+
+    def _ready(self, name: str, address: str) -> None:
+        self._convergence.ready(name, address, self._clock.monotonic())
+        self._changed.set()
+        self._told.set()
+
+    def _died(self, name: str, status: int | None, fault: StateflowError | None) -> None:
+        self._processes.pop(name, None)
+        self._limits.forget(name)
+        if fault is None and status is not None:
+            fault = Unavailable(_how(status), remedy=f"see `stateflow logs {name}`", replica=name)
+        pause = self._convergence.ended(name, self._clock.monotonic(), fault)
+        if pause is None:
+            log.info("replica %s has ended", name)
+        else:
+            log.warning("replica %s: %s; it is started again in %.1f s", name, fault, pause)
+        self._changed.set()
+        self._told.set()
+
+    async def _end_all(self) -> None:
+        """All of its replicas: they would anyhow, when they see that this process has."""
+        self._convergence.want([])
+        while self._convergence.processes():
+            now = self._clock.monotonic()
+            for action in self._convergence.actions(now):
+                match action:
+                    case End(name):
+                        self._launcher.stop(self._processes[name])
+                    case Kill(name):
+                        self._launcher.kill(self._processes[name])
+            wait_s = self._convergence.next_at() - now
+            self._changed.clear()
+            if self._convergence.processes():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), None if wait_s == float("inf") else max(wait_s, 0.0))
+
+    # -- logs ---------------------------------------------------------------------------------------------
+
+    def _log_of(self, name: str) -> Path:
+        return self._config.data_dir / "logs" / f"{name}.log"
+
+    async def _logs(self, command: Commanded, replica: str, lines: int, follow: bool) -> AsyncIterator[bytes]:
+        self._authority.check(command)
+        if not any(each.spawned.replica == replica for each in self._convergence.children()):
+            raise InvalidArgument(f"there is no replica {replica!r} here", remedy="see `stateflow agent list`")
+        reader = Reader(self._log_of(replica))
+        try:
+            for piece in await asyncio.to_thread(lambda: list(reader.last(lines))):
+                yield piece
+            silent_s = 0.0
+            while follow:
+                data = await asyncio.to_thread(reader.more)
+                if data:
+                    silent_s = 0.0
+                    yield data
+                    continue
+                if silent_s >= ALIVE_S:
+                    silent_s = 0.0
+                    yield b""
+                await asyncio.sleep(LOOK_S)
+                silent_s += LOOK_S
+        finally:
+            reader.close()
+
+
+def _claim(directory: Path) -> Closable:
+    """Raises DataDirLocked, InvalidArgument."""
+    try:
+        return claim(directory, "LOCK")
+    except DataDirLocked as error:
+        raise DataDirLocked(
+            "another agent holds the data directory",
+            remedy="stop that agent, or give this one its own --data-dir",
+            **error.where,
+        ) from error
+
+
+def _is_busy(directory: Path) -> bool:
+    """Does a former process have it still? Raises InvalidArgument."""
+    for name in ("NODE", "LOCK"):
+        if (directory / name).exists():
+            try:
+                claim(directory, name).close()
+            except DataDirLocked:
+                return True
+    return False
+
+
+def _heard(line: str) -> tuple[str, StateflowError | None]:
+    """What a replica said first: where it listens, or why it does not."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        said = json.loads(line)
+        return ("", from_wire(said["error"])) if "error" in said else (str(said["address"]), None)
+    return "", None
+
+
+def _how(status: int) -> str:
+    return f"its process was ended by signal {-status}" if status < 0 else f"its process ended with status {status}"

@@ -1,0 +1,112 @@
+"""How an agent keeps a replica to its memory: by a control group where it may make one, else by limits of processes.
+
+A control group (version 2) counts what all processes of the replica use, and ends one of them when that is too much. A
+limit of a process (``RLIMIT_DATA``) is on what it asks for, which is more than what it uses: an allocation beyond it
+fails there. It counts what a process takes by itself, too, so that much is added (``OVERHEAD_BYTES``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+#: that a replica's process asks for and never uses: stacks of its threads, arenas of allocators
+OVERHEAD_BYTES = 1 << 30
+CGROUP, RLIMIT, NONE = "cgroup", "rlimit", "none"
+
+
+class Limits(Protocol):
+    """``kind``: as it is shown."""
+
+    kind: str
+
+    def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
+        """To a process that was just started, and to those that it will start. ``memory_bytes``: of all of them; 0: no
+        limit. Raises OSError."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """The replica's processes have ended."""
+        ...
+
+
+class Rlimits:
+    kind = RLIMIT if sys.platform == "linux" else NONE
+
+    def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
+        if memory_bytes and self.kind == RLIMIT:
+            limit = memory_bytes // workers + OVERHEAD_BYTES
+            resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
+
+    def forget(self, name: str) -> None:
+        pass
+
+
+class Cgroups:
+    """Args: root: the agent's own group, which holds no process by then: its own is in the one below, ``agent``."""
+
+    kind = CGROUP
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
+        group = self._root / f"replica-{name}"
+        group.mkdir(exist_ok=True)
+        (group / "memory.max").write_text(str(memory_bytes) if memory_bytes else "max")
+        with contextlib.suppress(OSError):  # without swap there is no such file
+            (group / "memory.swap.max").write_text("0" if memory_bytes else "max")
+        (group / "cgroup.procs").write_text(str(pid))
+
+    def forget(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._root / f"replica-{name}").rmdir()
+
+
+def own_group(proc: Path = Path("/proc/self")) -> Path | None:
+    """The directory of this process's control group of version 2; None: there is none."""
+    try:
+        path = next(line[3:] for line in (proc / "cgroup").read_text().splitlines() if line.startswith("0::"))
+        for line in (proc / "mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            if after.split(" ")[0] == "cgroup2":
+                return Path(before.split(" ")[4]) / path.lstrip("/")
+    except (OSError, StopIteration, IndexError):
+        pass
+    return None
+
+
+def limits(group: Path | None) -> Limits:
+    """By control groups where that of this process can have some below it, which takes that no process is in it itself:
+    this one goes into one below."""
+    if group is None or "memory" not in _words(group / "cgroup.controllers"):
+        return Rlimits()
+    inner = group / "agent"
+    try:
+        inner.mkdir(exist_ok=True)
+        (inner / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        log.info("no control groups of replicas: %s", error)
+        return Rlimits()
+    try:
+        (group / "cgroup.subtree_control").write_text("+memory")
+    except OSError as error:  # other processes are in it
+        log.info("no control groups of replicas: %s", error)
+        with contextlib.suppress(OSError):
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            inner.rmdir()
+        return Rlimits()
+    return Cgroups(group)
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,284 @@
+"""Agents, and the replicas that they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from stateflow.cli import show
+from stateflow.cli.group import Commands
+from stateflow.cli.options import LOCAL, Controller, Json, byte_count
+from stateflow.cli.output import console, emit, errors, guarded, keep_stdout, log_to_stderr, size
+from stateflow.cli.processes import StopWithParent, Verbose, say_ready, stop_on_signal
+from stateflow.client import AgentReport, ChildReport, Cluster, Spawning
+from stateflow.errors import InvalidArgument
+from stateflow.private import UMASK
+from stateflow.runtime.code import check_outside
+from stateflow.settings import ReplicaSettings
+from stateflow.storage.files import raise_limit
+from stateflow.types import LABEL, WORKERS_MAX, check_name
+
+app = Commands()
+agents = Commands("agent", invoke_without_command=True)
+#: of an agent, beyond what its replicas may take to end
+STOP_S = 25.0
+
+
+# -- the process ----------------------------------------------------------------------------------------------
+
+
+@agents.callback()
+@guarded
+def agent(
+    context: typer.Context,
+    site: Annotated[str | None, typer.Option(help="The place this agent is at.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Its own and its replicas'; one agent, one directory.")] = None,
+    controller: Controller = LOCAL,
+    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it over restarts.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="key=value, to be chosen by; repeatable.")] = None,
+    listen: Annotated[
+        str, typer.Option(help="host:port; port 0 takes a free one. Its replicas listen at ports of this host.")
+    ] = "127.0.0.1:0",
+    advertise: Annotated[
+        str | None, typer.Option(help="Host others reach it and its replicas at, if not that of --listen.")
+    ] = None,
+    cores: Annotated[int, typer.Option(help="That replicas may have; 0: all of the machine.", min=0)] = 0,
+    memory: Annotated[str | None, typer.Option(help="That replicas may have, e.g. 4GiB; default: all.")] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Of its replicas: directory or fsspec URL, or @FILE."),
+    ] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    stop_with_parent: StopWithParent = False,
+) -> None:
+    """Run an agent, which starts and stops replicas where it is; or see what agents there are."""
+    if context.invoked_subcommand is not None:
+        return
+    if site is None or data_dir is None:
+        raise InvalidArgument("an agent has a site and a data directory", remedy="say --site SITE --data-dir DIRECTORY")
+    check_outside("an agent")
+    from stateflow.agent import limits
+    from stateflow.agent.agent import Agent, Config
+    from stateflow.agent.local import LocalLauncher
+
+    if stop_with_parent:
+        keep_stdout()
+    raise_limit()
+    os.umask(UMASK)
+    log_to_stderr(verbose)
+    named = check_name("agent", name or f"{site}-{socket.gethostname()}")
+    stop_s = ReplicaSettings().stop_timeout_s
+    environment = dict(os.environ) | ({"STATEFLOW_CHECKPOINTS": checkpoints} if checkpoints else {})
+    config = Config(
+        name=named,
+        site=check_name("site", site),
+        controller=controller,
+        data_dir=data_dir.absolute(),
+        listen=listen,
+        advertise=_advertised(advertise),
+        labels=_labels(label or []),
+        cores=cores,
+        memory_bytes=0 if memory is None else byte_count(memory),
+        stop_timeout_s=stop_s,
+        environment=environment,
+    )
+
+    async def run() -> None:
+        stop = stop_on_signal(stop_with_parent, stop_s + STOP_S)
+        one = Agent(config, limits.limits(limits.own_group()), LocalLauncher())
+
+        def ready(address: str) -> None:
+            done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            done.set_result(address)
+            say_ready(done, f"agent {named} at {site}", as_json)
+
+        await one.run(stop, ready)
+
+    asyncio.run(run())
+
+
+def _advertised(host: str | None) -> str:
+    """Raises InvalidArgument."""
+    if host is None:
+        return ""
+    if ":" in host.rpartition("]")[2]:
+        raise InvalidArgument(
+            f"{host!r} has a port, and an agent and its replicas have one each", remedy="write the host only"
+        )
+    return f"{host}:0"
+
+
+def _labels(words: list[str]) -> dict[str, str]:
+    """``key=value``. Raises InvalidArgument."""
+    labels: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (equals and LABEL.holds(key) and LABEL.holds(value)):
+            raise InvalidArgument(f"{word!r} is no label", remedy="write key=value")
+        labels[key] = value
+    return labels
+
+
+# -- what there is --------------------------------------------------------------------------------------------
+
+
+@agents.command("list")
+def list_agents(controller: Controller = LOCAL, as_json: Json = False) -> None:
+    """Agents, what they have room for, and their replicas."""
+    found = Cluster(controller).agents()
+    if as_json:
+        emit({"agents": [each.to_dict() for each in found]})
+        return
+    console.print(_agents(found))
+    if any(each.replicas for each in found):
+        console.print(_children(found))
+
+
+def _agents(found: list[AgentReport]) -> RenderableType:
+    numbers = ("cores", "memory", "disk free")
+    columns = ("agent", "site", "cores", "memory", "disk free", "limits", "state", "labels")
+    table = show.new_table(*columns, numbers=numbers)
+    for each in found:
+        running = [child for child in each.replicas if child.wanted == "running"]
+        table.add_row(
+            each.name,
+            each.site,
+            f"{sum(child.workers for child in running)} of {each.cores}",
+            size(each.memory_bytes),
+            size(each.disk_free_bytes),
+            each.limits,
+            Text("alive", "green") if each.alive else Text(_silent(each), "bold red"),
+            " ".join(f"{key}={value}" for key, value in sorted(each.labels.items())),
+        )
+    return show.titled("Agents", table)
+
+
+def _silent(agent: AgentReport) -> str:
+    heard_s = agent.last_heartbeat_s
+    return "silent" if heard_s < 0 else f"silent for {heard_s:.0f} s"
+
+
+def _children(found: list[AgentReport]) -> RenderableType:
+    table = show.new_table(
+        "replica", "agent", "workers", "memory", "wanted", "state", "why", numbers=("workers", "memory")
+    )
+    for agent_ in found:
+        for child in agent_.replicas:
+            memory = size(child.memory_bytes) if child.memory_bytes else ""
+            row = child.replica, agent_.name, str(child.workers), memory, child.wanted, _state(child)
+            table.add_row(*row, Text(child.error, "red"))
+    return show.titled("Replicas of agents", table)
+
+
+def _state(child: ChildReport) -> Text:
+    said = child.state.lower() or "not told yet"
+    if child.state == "WAITS":
+        return Text(f"waits to be started again ({child.deaths} deaths)", "bold red")
+    return Text(said, "green" if child.state == "RUNNING" else "yellow")
+
+
+@agents.command("forget")
+def forget_agent(
+    agent: Annotated[str, typer.Argument(help="One that has ended for good.")],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Know nothing any more of an agent, nor of what it was to have."""
+    Cluster(controller).forget_agent(agent)
+    if as_json:
+        emit({"agent": agent})
+    else:
+        console.print(f"agent {agent} is forgotten")
+
+
+# -- commands to them -----------------------------------------------------------------------------------------
+
+
+@app.command()
+def spawn(
+    at: Annotated[str, typer.Argument(help="An agent, or a site.")],
+    count: Annotated[int, typer.Option(help="Of replicas.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Processes of each, a core for each.", min=1, max=WORKERS_MAX)] = 1,
+    weight: Annotated[int, typer.Option(help="Of each, as of `stateflow replica`.", min=1)] = 1,
+    memory: Annotated[str | None, typer.Option(help="That each may have, e.g. 512MB; default: no limit.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="key=value that the agent has; repeatable.")] = None,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Start replicas by an agent, and wait until they have registered."""
+    limit = 0 if memory is None else byte_count(memory)
+    begun = Cluster(controller).spawn(
+        at, count=count, workers=workers, weight=weight, memory_bytes=limit, labels=_labels(label or [])
+    )
+    _follow(begun, as_json)
+
+
+@app.command()
+def stop(
+    replica: Annotated[str, typer.Argument(help="That an agent started.")],
+    drain: Annotated[bool, typer.Option("--drain", help="Move what it owns to others first.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while it owns partitions: they wait for it, or are taken over.")
+    ] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Stop a replica by its agent. Its state stays where it is, and `stateflow restart` starts it again."""
+    _follow(Cluster(controller).stop_replica(replica, drain=drain, force=force), as_json)
+
+
+@app.command()
+def restart(
+    replica: Annotated[str, typer.Argument(help="That an agent started.")],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """End a replica, where it runs, and start it again, by its agent."""
+    _follow(Cluster(controller).restart_replica(replica), as_json)
+
+
+def _follow(begun: Spawning, as_json: bool) -> None:
+    """Until each is as it was commanded. A line where something changed."""
+    said: dict[str, str] = {}
+    for replicas in begun.progress():
+        for name in begun.names:
+            line = _standing(name, replicas.get(name))
+            if not as_json and said.get(name) != line:
+                said[name] = line
+                errors.print(line, highlight=False)
+            child = replicas.get(name)
+            if child is not None and child.deaths >= 5 and child.fault is not None:
+                raise child.fault
+    if as_json:
+        emit({"replicas": [child.to_dict() for child in begun.replicas.values()]})
+    else:
+        console.print(" ".join(begun.names))
+
+
+def _standing(name: str, child: ChildReport | None) -> str:
+    if child is None or not child.state:
+        return f"{name}: its agent is to hear of it"
+    where = f" at {child.address}" if child.address else ""
+    return f"{name}: {child.state.lower()}{where}" + (f"; {child.error}" if child.error else "")
+
+
+@app.command()
+def logs(
+    replica: Annotated[str, typer.Argument(help="That an agent started.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then what comes, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Newest, to begin with.", min=0)] = 100,
+    controller: Controller = LOCAL,
+) -> None:
+    """What a replica of an agent logged."""
+    for piece in Cluster(controller).logs(replica, lines=lines, follow=follow):
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()

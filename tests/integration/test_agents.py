@@ -1,0 +1,205 @@
+"""Agents as real processes: what they start, end and start again is what the ledger says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stateflow.client import AgentReport, ChildReport
+from stateflow.errors import InvalidArgument, NameTaken, NoRoom, PartitionsLive, UnknownSite
+from stateflow.testing import LocalCluster
+from stateflow.testing.local_cluster import Process
+from tests.integration.operators import Tally
+from tests.integration.support import Model, eventually, outputs, rows_of
+
+pytestmark = pytest.mark.processes
+PARTITIONS = 8
+
+
+class Fleet:
+    """A controller, a replica ``cloud-0`` that was started by hand, and an agent ``gw`` at ``edge``."""
+
+    def __init__(self, local: LocalCluster) -> None:
+        self.local, self.cluster = local, local.cluster
+        self.agent = self.another("gw", "gw", "--label", "disk=ssd")
+        self.agent.start()
+        self.agent.wait_ready()
+        eventually(lambda: any(each.alive for each in self.cluster.agents()), "the agent registers")
+        self.model, self.batches = Model(), 0
+
+    def another(self, name: str, directory: str, *more: str) -> Process:
+        arguments = [
+            *("agent", "--site", "edge", "--name", name, "--controller", self.local.address, "--cores", "4"),
+            *("--data-dir", str(self.local.data_dir / directory), *more),
+        ]
+        return self.local._process(f"agent-{directory}", arguments)
+
+    def report(self) -> AgentReport:
+        (agent,) = self.cluster.agents()
+        return agent
+
+    def children(self) -> dict[str, ChildReport]:
+        return {each.replica: each for each in self.report().replicas}
+
+    def pids(self) -> dict[str, int]:
+        """Replica → process."""
+        found = {}
+        for child in psutil.Process(self.agent.pid).children():
+            line = child.cmdline()
+            if "--name" in line:
+                found[line[line.index("--name") + 1]] = child.pid
+        return found
+
+    def send(self) -> None:
+        rows = rows_of("s", self.batches)
+        self.batches += 1
+        with self.local.stream("Tally", source=f"s{self.batches}") as stream:
+            assert outputs(stream.send(rows)) == self.model.apply(rows)
+
+    def check(self) -> None:
+        self.model.check(self.cluster)
+
+    def owners(self) -> set[str]:
+        (operator,) = self.cluster.status().operators
+        return set(operator.owners)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "stateflow", *arguments, "--controller", self.local.address],
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_SPAWN_DISK_BYTES", str(1 << 20))
+    with LocalCluster(sites={"cloud": 1}, data_dir=tmp_path / "cluster", checkpoint_interval_s=0) as local:
+        yield Fleet(local)
+
+
+def spawned(fleet: Fleet, count: int = 3) -> list[str]:
+    """So many replicas at the edge, which have all partitions of ``Tally``."""
+    done = fleet.command("spawn", "edge", "--count", str(count), "--json")
+    assert done.returncode == 0, done.stderr
+    names = [each["replica"] for each in json.loads(done.stdout)["replicas"]]
+    fleet.cluster.deploy(Tally, PARTITIONS, sites=["edge"])
+    fleet.cluster.deploy(Tally, PARTITIONS, sites=())
+    fleet.send()
+    return names
+
+
+def test_replicas_of_one_command_serve_and_one_that_is_killed_serves_again(fleet: Fleet) -> None:
+    names = spawned(fleet)
+    assert names == ["gw-0", "gw-1", "gw-2"]
+    assert fleet.owners() == set(names)
+    pid = fleet.pids()["gw-1"]
+    os.kill(pid, signal.SIGKILL)
+    fleet.send()  # it waits for the replica
+    assert fleet.pids()["gw-1"] != pid
+    assert fleet.owners() == set(names)
+    fleet.check()
+    shown = fleet.command("agent", "list").stdout
+    missing = [w for w in ("gw", "disk=ssd", "3 of 4", "rlimit", "alive", "gw-1", "running") if w not in shown]
+    assert not missing, shown
+    child = fleet.children()["gw-1"]
+    assert (child.wanted, child.state, child.deaths) == ("running", "RUNNING", 1)
+    assert "ended by signal 9" in child.error
+
+
+def test_an_agent_that_is_killed_has_its_replicas_again_with_a_controller_or_without(fleet: Fleet) -> None:
+    names = spawned(fleet)
+    before = fleet.pids()
+    fleet.local.kill("controller")
+    fleet.agent.kill()
+    eventually(lambda: not any(map(psutil.pid_exists, before.values())), "its replicas end with it")
+    fleet.agent.start()
+    fleet.agent.wait_ready()
+    eventually(lambda: set(fleet.pids()) == set(names), "they are there again though nobody commands it")
+    fleet.local.restart("controller")
+    fleet.send()
+    fleet.check()
+    assert fleet.owners() == set(names)
+    eventually(lambda: {each.state for each in fleet.children().values()} == {"RUNNING"}, "the controller knows")
+
+
+def test_a_replica_is_stopped_restarted_and_forgotten(fleet: Fleet) -> None:
+    spawned(fleet, 2)
+    refused = fleet.command("stop", "gw-0")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("partitions_live: ")
+    with pytest.raises(PartitionsLive, match="drain=True"):
+        fleet.cluster.stop_replica("gw-0")
+    pids = fleet.pids()
+    assert fleet.cluster.stop_replica("gw-0", drain=True).wait() == ["gw-0"]
+    assert fleet.owners() == {"gw-1"}
+    assert not psutil.pid_exists(pids["gw-0"])
+    fleet.send()
+    assert fleet.cluster.restart_replica("gw-0").wait() == ["gw-0"]
+    assert fleet.cluster.restart_replica("gw-1").wait() == ["gw-1"]
+    assert fleet.pids()["gw-1"] != pids["gw-1"]
+    fleet.send()
+    fleet.check()
+    with pytest.raises(NameTaken, match="stop it first"):
+        fleet.cluster.forget("gw-0")
+    with pytest.raises(InvalidArgument, match="was not started by an agent"):
+        fleet.cluster.stop_replica("cloud-0")
+    fleet.cluster.stop_replica("gw-1", force=True).wait()
+    assert fleet.children()["gw-1"].wanted == "stopped"
+
+
+def test_there_has_to_be_room_and_an_agent(fleet: Fleet) -> None:
+    with pytest.raises(
+        NoRoom, match="room for 4 of 5 replicas at edge, nothing was started: gw: 0 of 4 cores are left"
+    ):
+        fleet.cluster.spawn("edge", count=5)
+    with pytest.raises(NoRoom, match="MiB of memory are left"):
+        fleet.cluster.spawn("gw", memory_bytes=1 << 50)
+    with pytest.raises(UnknownSite, match=r"use a site \(edge\) or an agent \(gw\)"):
+        fleet.cluster.spawn("cloud")
+    with pytest.raises(UnknownSite, match="has the labels disk=hdd"):
+        fleet.cluster.spawn("edge", labels={"disk": "hdd"})
+    assert fleet.report().replicas == ()
+    said = fleet.command("spawn", "edge", "--count", "9")
+    assert said.returncode == 1
+    assert said.stderr.startswith("no_room: ")
+
+
+def test_a_name_is_one_directorys(fleet: Fleet) -> None:
+    spawned(fleet, 1)
+    second = fleet.another("gw", "second")
+    second.start()
+    second.wait_ready()
+    log = fleet.local.data_dir / "agent-second.log"
+    eventually(lambda: "name_taken: an agent of this name runs, with another data directory" in log.read_text(), "no")
+    second.stop()
+    here = fleet.another("gw", "gw")
+    here._log = fleet.local.data_dir / "same.log"
+    here.start()
+    with pytest.raises(Exception, match="another agent holds the data directory"):
+        here.wait_ready()
+    fleet.send()
+    fleet.check()
+
+
+def test_logs_come_from_the_agent(fleet: Fleet) -> None:
+    spawned(fleet, 1)
+    said = b"".join(fleet.cluster.logs("gw-0")).decode()
+    assert "registered as gw-0" in said
+    assert fleet.command("logs", "gw-0", "--lines", "1").stdout.count("\n") == 1
+    following: Any = fleet.cluster.logs("gw-0", lines=0, follow=True)
+    fleet.cluster.restart_replica("gw-0")
+    found = b""
+    while b"registered as gw-0" not in found:
+        found += next(following)
+    following.close()
+    with pytest.raises(InvalidArgument, match="there is no replica 'gw-9'"):
+        list(fleet.cluster.logs("gw-9"))
