@@ -1,8 +1,9 @@
 """How an agent keeps a replica to its memory: by a control group where it may make one, else by limits of processes.
 
 A control group (version 2) counts what all processes of the replica use, and ends one of them when that is too much. A
-limit of a process (``RLIMIT_DATA``) is on what it asks for, which is more than what it uses: an allocation beyond it
-fails there. It counts what a process takes by itself, too, so that much is added (``OVERHEAD_BYTES``).
+limit of a process (``RLIMIT_DATA``) is on what it asks for: an allocation beyond it fails there. A replica asks for
+1.4 GiB that it never uses, before it has a row, so ``OVERHEAD_BYTES`` are added: this keeps a machine from being
+filled, and no replica to its size.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 log = logging.getLogger(__name__)
-#: that a replica's process asks for and never uses: stacks of its threads, arenas of allocators
-OVERHEAD_BYTES = 1 << 30
+#: that a replica's process asks for and never uses: arenas of allocators, stacks of its threads
+OVERHEAD_BYTES = 2 << 30
 CGROUP, RLIMIT, NONE = "cgroup", "rlimit", "none"
 
 

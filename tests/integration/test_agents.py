@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stateflow.agent.limits import OVERHEAD_BYTES
 from stateflow.client import AgentReport, ChildReport
 from stateflow.errors import InvalidArgument, NameTaken, NoRoom, PartitionsLive, UnknownSite
 from stateflow.testing import LocalCluster
@@ -88,7 +89,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 def spawned(fleet: Fleet, count: int = 3) -> list[str]:
     """So many replicas at the edge, which have all partitions of ``Tally``."""
-    done = fleet.command("spawn", "edge", "--count", str(count), "--json")
+    done = fleet.command("spawn", "edge", "--count", str(count), "--memory", "512MB", "--json")
     assert done.returncode == 0, done.stderr
     names = [each["replica"] for each in json.loads(done.stdout)["replicas"]]
     fleet.cluster.deploy(Tally, PARTITIONS, sites=["edge"])
@@ -107,6 +108,8 @@ def test_replicas_of_one_command_serve_and_one_that_is_killed_serves_again(fleet
     assert fleet.pids()["gw-1"] != pid
     assert fleet.owners() == set(names)
     fleet.check()
+    limit = psutil.Process(fleet.pids()["gw-1"]).rlimit(psutil.RLIMIT_DATA)[0]
+    assert limit == 512_000_000 + OVERHEAD_BYTES
     shown = fleet.command("agent", "list").stdout
     missing = [w for w in ("gw", "disk=ssd", "3 of 4", "rlimit", "alive", "gw-1", "running") if w not in shown]
     assert not missing, shown

@@ -20,6 +20,7 @@ from reconfig.policies import StrategyName
 from reconfig.tenure import Tenure
 from reconfig.work import PlannedMove, PlannedStandby
 from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, OperatorNotDeployed
+from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState
 from stateflow.moves import MoveOptions
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -338,6 +339,26 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def forget(self, name: str) -> None:
         if name in self.cluster.replicas and self.cluster.is_free(name):
             self.cluster.forget(name)
+
+    @rule(name=st.sampled_from("xy"), cores=st.integers(1, 2))
+    def register_agent(self, name: str, cores: int) -> None:
+        self.runs += 1
+        info = AgentInfo(name, "site", f"{name}:1", {"disk": "ssd"}, cores)
+        self.cluster.register_agent(info, Home(f"d{self.runs % 2}", "p"))
+
+    @rule(name=st.sampled_from("xy"))
+    def dismiss(self, name: str) -> None:
+        if name in self.cluster.agents:
+            self.cluster.dismiss(name)
+            assert not self.cluster.wanted_at(name)
+
+    @precondition(lambda self: self.cluster.agents)
+    @rule(names=st.sets(st.sampled_from("abc"), min_size=1), running=st.booleans())
+    def spawn(self, names: set[str], running: bool) -> None:
+        agent = min(self.cluster.agents)
+        wanted = [Spawned(name, agent, running, self.runs + 1) for name in sorted(names)]
+        self.cluster.spawn(wanted)
+        assert [self.cluster.spawned[each.replica] for each in wanted] == wanted
 
     @rule(name=st.sampled_from(["Op", "Two"]))
     def undeploy(self, name: str) -> None:

@@ -1,0 +1,60 @@
+"""All that starts something does it by one protocol."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stateflow.agent.local import LocalLauncher
+from stateflow.client.launching import AgentLauncher
+from stateflow.fleet import Request
+from stateflow.launching import Command, Launcher, Started
+from stateflow.testing.fork_server import ForkLauncher
+
+LAUNCHERS = [LocalLauncher(), LocalLauncher(rotates=False), *([ForkLauncher()] if sys.platform == "linux" else [])]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=["rotating", "local", "forked"][: len(LAUNCHERS)])
+def test_processes_are_started_and_ended_alike(launcher: Launcher[Command, Started], tmp_path: Path) -> None:
+    arguments = ["controller", "--listen", "127.0.0.1:0", "--ledger", f"sqlite:///{tmp_path / 'ledger.db'}", "--json"]
+    command = Command("c", [*arguments, "--stop-with-parent"], dict(os.environ), tmp_path / "c.log")
+    for end in (launcher.stop, launcher.kill):
+        started = launcher.start(command)
+        assert started.process.stdout is not None
+        assert "address" in started.process.stdout.readline()
+        assert launcher.is_running(started)
+        while b"ledger " not in b"".join(launcher.logs(started)):  # it is on its way through a pipe
+            assert launcher.is_running(started)
+        end(started)
+        started.process.wait(30)
+        assert not launcher.is_running(started)
+        end(started)  # nothing, to one that has ended
+        for pipe in (started.process.stdin, started.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def test_agents_start_replicas_by_it() -> None:
+    asked: list[Any] = []
+    child = SimpleNamespace(replica="gw-0", state="RUNNING")
+    cluster = SimpleNamespace(
+        spawn=lambda at, **how: asked.append((at, how["count"])) or SimpleNamespace(names=["gw-0"]),
+        stop_replica=lambda name, force=False: asked.append((name, force)),
+        agents=lambda: [SimpleNamespace(replicas=[child])],
+        logs=lambda name: iter([name.encode()]),
+    )
+    launcher: Launcher[Request, list[str]] = AgentLauncher(cast("Any", cluster))
+    handle = launcher.start(Request("edge", 1))
+    assert launcher.is_running(handle)
+    assert list(launcher.logs(handle)) == [b"gw-0"]
+    launcher.stop(handle)
+    launcher.kill(handle)
+    child.state = "STOPPED"
+    assert not launcher.is_running(handle)
+    assert asked == [("edge", 1), ("gw-0", False), ("gw-0", True)]

@@ -1,0 +1,159 @@
+"""Agents as their controller sees them: whose a name is, and what may be commanded. Nothing is called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reconfig.controller.agents import Agents
+from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.controller import Controller
+from stateflow.clock import ManualClock
+from stateflow.errors import (
+    ForeignLedger,
+    InvalidArgument,
+    NameTaken,
+    NoRoom,
+    PartitionsLive,
+    Unavailable,
+    UnknownSite,
+)
+from stateflow.fleet import AgentInfo, Beat, Child, Directory, Request, Spawned
+from stateflow.ledger import Ledger
+from stateflow.types import OperatorSpec, ReplicaInfo
+
+GIB = 1 << 30
+INFO = AgentInfo("gw", "edge", "gw:1", {"disk": "ssd"}, 4, 8 * GIB, 100 * GIB)
+BEAT = Beat(INFO, Directory("d1", "here"), "i1", 50 * GIB)
+SPEC = OperatorSpec("Op", "mod:Op", 2, ("a",), b"\x00", "{}")
+LAPSED_S = 12.0
+
+
+def scenario(tmp_path: Path, steps: Callable[[Controller, ManualClock], Awaitable[None]]) -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        controller = Controller(Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"), clock=clock)
+        await steps(controller, clock)
+        await controller.close()
+        controller.cluster.ledger.close()
+
+    asyncio.run(run())
+
+
+def test_a_name_is_its_first_directorys_for_as_long_as_that_may_run_or_has_replicas(tmp_path: Path) -> None:
+    async def steps(controller: Controller, clock: ManualClock) -> None:
+        agents = controller.agents
+        await agents.heard(BEAT)
+        others = [replace(BEAT, directory=Directory("d2", "there")), replace(BEAT, directory=Directory("d1", "copy"))]
+        others = [replace(each, incarnation="i2") for each in others]
+        for other, what in zip(others, ("another data directory", "a copy of this data directory"), strict=True):
+            with pytest.raises(NameTaken, match=f"an agent of this name runs, with {what}"):
+                await agents.heard(other)
+        await agents.heard(replace(BEAT, incarnation="i3"))  # the same one, started again
+        await agents.spawn(Request("gw"))
+        clock.advance(LAPSED_S)
+        with pytest.raises(NameTaken, match="which has its replicas"):
+            await agents.heard(others[0])
+        await agents.heard(others[1])  # it was moved there
+        clock.advance(LAPSED_S)
+        await agents.forget("gw")
+        assert (await agents.heard(others[0])).wanted == []
+        assert controller.cluster.agent_homes["gw"] == Home("d2", "there")
+
+    scenario(tmp_path, steps)
+
+
+def test_what_is_commanded_is_the_answer_to_beats_of_this_controller_and_the_next(tmp_path: Path) -> None:
+    async def first(controller: Controller, _: ManualClock) -> None:
+        agents = controller.agents
+        assert (await agents.heard(BEAT)).wanted == []
+        wanted = await agents.spawn(Request("edge", 2, weight=3, labels={"disk": "ssd"}))
+        assert [(each.replica, each.weight, each.generation) for each in wanted] == [("gw-0", 3, 1), ("gw-1", 3, 1)]
+        stopped = await agents.stop("gw-0", force=False)
+        assert (stopped.running, stopped.generation) == (False, 2)
+        assert await agents.stop("gw-0", force=False) == stopped, "it is commanded already"
+        assert [each.replica for each in await agents.spawn(Request("gw"))] == ["gw-2"], "no name is given twice"
+        orders = await agents.heard(BEAT)
+        assert orders.wanted == [stopped, *sorted(orders.wanted, key=lambda each: each.replica)[1:]]
+
+    async def second(controller: Controller, _: ManualClock) -> None:
+        orders = await controller.agents.heard(BEAT)
+        assert [(each.replica, each.running) for each in orders.wanted] == [
+            ("gw-0", False),
+            ("gw-1", True),
+            ("gw-2", True),
+        ]
+        await controller.leaving.forget("gw-0")
+        orders = await controller.agents.heard(BEAT)
+        assert [each.replica for each in orders.wanted] == ["gw-1", "gw-2"]
+        assert [each.replica for each in await controller.agents.spawn(Request("gw"))] == ["gw-3"]
+
+    scenario(tmp_path, first)
+    scenario(tmp_path, second)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    async def steps(controller: Controller, clock: ManualClock) -> None:
+        agents = controller.agents
+        await agents.heard(BEAT)
+        with pytest.raises(UnknownSite):
+            await agents.spawn(Request("cloud"))
+        with pytest.raises(NoRoom):
+            await agents.spawn(Request("edge", 5))
+        await agents.spawn(Request("edge", 4))
+        await agents.stop("gw-3", force=False)
+        await agents.spawn(Request("edge"))
+        with pytest.raises(NoRoom, match="0 of 4 cores are left"):
+            await agents.restart("gw-3")
+        with pytest.raises(InvalidArgument, match="there is no replica 'gw-9'"):
+            await agents.stop("gw-9", force=True)
+        with pytest.raises(NameTaken, match="may be running"):
+            await agents.forget("gw")
+        with pytest.raises(ForeignLedger):
+            await agents.heard(replace(BEAT, directory=Directory("d1", "here", "another")))
+        clock.advance(6.0)
+        with pytest.raises(Unavailable, match="no agent at edge answers"):
+            await agents.spawn(Request("edge"))
+
+    scenario(tmp_path, steps)
+
+
+def test_a_replica_with_partitions_is_stopped_by_force_only_and_not_planned_with_from_then_on(tmp_path: Path) -> None:
+    async def steps(controller: Controller, clock: ManualClock) -> None:
+        agents, context = controller.agents, controller.context
+        await agents.heard(BEAT)
+        await agents.spawn(Request("edge"))
+        for name in ("gw-0", "gw-0~1"):
+            await context.record(ClusterState.register, ReplicaInfo(name, "edge", f"{name[0]}:1"), Home(name, "here"))
+            context.members.issue(name, "t", {})
+            context.members.registered(name, "i", "t")
+        record = await context.record(ClusterState.plan_deployment, SPEC, dict.fromkeys(range(2), "gw-0~1"))
+        await context.record(ClusterState.finish_deployment, record)
+        assert set(context.alive()) == {"gw-0", "gw-0~1"}
+        with pytest.raises(PartitionsLive, match="2 partitions"):
+            await agents.stop("gw-0", force=False)
+        await agents.stop("gw-0", force=True)
+        assert context.alive() == {}
+        clock.advance(LAPSED_S)
+        with pytest.raises(PartitionsLive):
+            await agents.forget("gw")
+
+    scenario(tmp_path, steps)
+
+
+def test_what_a_lost_ledger_wanted_goes_on_where_that_was_adopted(tmp_path: Path) -> None:
+    async def steps(controller: Controller, _: ManualClock) -> None:
+        agents: Agents = controller.agents
+        had = Spawned("gw-7", "gw", generation=3)
+        beat = replace(BEAT, directory=Directory("d1", "here", "lost"), children=[Child(had, "RUNNING")])
+        with pytest.raises(ForeignLedger):
+            await agents.heard(beat)
+        controller.cluster.adopted.add("lost")
+        orders = await agents.heard(beat)
+        assert (orders.adopted, orders.wanted) == ("lost", [had])
+
+    scenario(tmp_path, steps)
