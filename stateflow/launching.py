@@ -54,3 +54,11 @@ class Process(Protocol):
 
     def poll(self) -> int | None: ...
     def wait(self, timeout: float | None = None) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process of this machine, and what it was started as."""
+
+    command: Command
+    process: Process

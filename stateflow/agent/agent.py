@@ -21,7 +21,6 @@ from stateflow.agent import limits as limiting
 from stateflow.agent import machine
 from stateflow.agent.converging import Begin, Convergence, End, Kill
 from stateflow.agent.limits import Limits
-from stateflow.agent.local import LocalProcess
 from stateflow.agent.logs import Reader
 from stateflow.agent.store import Store
 from stateflow.clock import SYSTEM_CLOCK, Clock
@@ -33,7 +32,7 @@ from stateflow.errors import (
     from_wire,
 )
 from stateflow.fleet import AgentInfo, Beat, Directory, Orders, Spawned
-from stateflow.launching import Command, Launcher
+from stateflow.launching import Command, Launcher, Started
 from stateflow.rpc.agents import ControllerCaller, add_agent_service
 from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, connect, next_of, reached_at, unexpected
 from stateflow.runtime.authority import Authority
@@ -72,7 +71,7 @@ class Agent:
         self,
         config: Config,
         limits: Limits,
-        launcher: Launcher[Command, LocalProcess],
+        launcher: Launcher[Command, Started],
         connect: Callable[[str], grpc.aio.Channel] = connect,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -89,7 +88,7 @@ class Agent:
         # longer than a node takes, which gives its workers as long as they take themselves
         self._convergence = Convergence(config.stop_timeout_s + 15)
         self._convergence.want(self._store.kept.wanted)
-        self._processes: dict[str, LocalProcess] = {}
+        self._processes: dict[str, Started] = {}
         self._place = place_of(config.data_dir)
         self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._said = ""
@@ -252,7 +251,7 @@ class Agent:
         ]
         return Command(name, arguments, config.environment, self._log_of(name))
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, name: str, process: LocalProcess) -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop, name: str, process: Started) -> None:
         """In a thread: from its start to its end."""
 
         def tell(done: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Processes of this machine, each with a log that begins anew when it is large."""
+"""Processes of this machine."""
 
 from __future__ import annotations
 
@@ -8,50 +8,31 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stateflow.agent.logs import Reader, pump
-from stateflow.launching import Command
+from stateflow.launching import Command, Started
 
 
-@dataclass(frozen=True, slots=True)
-class LocalProcess:
-    command: Command
-    process: subprocess.Popen[str]
+class Processes:
+    """What is alike for processes of this machine, however they were started."""
 
+    def stop(self, handle: Started) -> None:
+        self.send(handle, signal.SIGTERM)
 
-class LocalLauncher:
-    """See :class:`~stateflow.launching.Launcher`. What a process says on standard output is its starter's to read; it
-    may be told by its standard input that this one has ended, however that did."""
-
-    def start(self, spec: Command) -> LocalProcess:
-        """Raises OSError."""
-        process = subprocess.Popen(
-            [*spec.within, sys.executable, "-m", "stateflow", *spec.arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=dict(spec.environment),
-            start_new_session=True,  # what a terminal sends reaches it through here
-        )
-        assert process.stderr is not None
-        errors = os.fdopen(os.dup(process.stderr.fileno()), "rb", buffering=0)
-        process.stderr.close()
-        pump(errors, spec.log, spec.name)
-        return LocalProcess(spec, process)
-
-    def stop(self, handle: LocalProcess) -> None:
-        self._signal(handle, signal.SIGTERM)
-
-    def kill(self, handle: LocalProcess) -> None:
+    def kill(self, handle: Started) -> None:
         """Workers that it started see that, and end."""
-        self._signal(handle, signal.SIGKILL)
+        self.send(handle, signal.SIGKILL)
 
-    def is_running(self, handle: LocalProcess) -> bool:
+    def send(self, handle: Started, number: signal.Signals) -> None:
+        """Nothing, to one that has ended."""
+        if self.is_running(handle):
+            with contextlib.suppress(ProcessLookupError):  # it has ended right now
+                os.kill(handle.process.pid, number)
+
+    def is_running(self, handle: Started) -> bool:
         return handle.process.poll() is None
 
-    def logs(self, handle: LocalProcess) -> Iterator[bytes]:
+    def logs(self, handle: Started) -> Iterator[bytes]:
         reader = Reader(handle.command.log)
         try:
             while data := reader.more():
@@ -59,7 +40,32 @@ class LocalLauncher:
         finally:
             reader.close()
 
-    def _signal(self, handle: LocalProcess, number: signal.Signals) -> None:
-        if handle.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                handle.process.send_signal(number)
+
+class LocalLauncher(Processes):
+    """See :class:`~stateflow.launching.Launcher`. What a process says on standard output is its starter's to read; it
+    sees by its standard input that this one has ended, however that did.
+
+    Args: rotates: its log begins anew when it is large, and is written through here; else it writes the file itself.
+    """
+
+    def __init__(self, *, rotates: bool = True) -> None:
+        self._rotates = rotates
+
+    def start(self, spec: Command) -> Started:
+        """Raises OSError."""
+        with contextlib.ExitStack() as stack:
+            log = None if self._rotates else stack.enter_context(spec.log.open("a"))
+            process = subprocess.Popen(
+                [*spec.within, sys.executable, "-m", "stateflow", *spec.arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if log is None else log,
+                text=True,
+                env=dict(spec.environment),
+                start_new_session=True,  # what a terminal sends reaches it through here
+            )
+        if process.stderr is not None:
+            errors = os.fdopen(os.dup(process.stderr.fileno()), "rb", buffering=0)
+            process.stderr.close()
+            pump(errors, spec.log, spec.name)
+        return Started(spec, process)

@@ -27,25 +27,16 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
+from stateflow.agent.local import Processes
 from stateflow.errors import Unavailable
+from stateflow.launching import Command, Started
 
 #: variables that a process reads when it asks for them; any other may have to be there from its very beginning
 _READ_LATER = ("STATEFLOW_", "PYTEST_")
 _LENGTH = struct.Struct("!I")
 _EXIT = struct.Struct("!i")
-
-
-class Child(Protocol):
-    """What :class:`subprocess.Popen` has, too."""
-
-    pid: int
-    stdin: IO[str] | None
-    stdout: IO[str] | None
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +151,15 @@ def fork_server() -> ForkServer:
                 _fork_server.close()
             _fork_server = ForkServer()
         return _fork_server
+
+
+class ForkLauncher(Processes):
+    """See :class:`~stateflow.launching.Launcher`. Linux only."""
+
+    def start(self, spec: Command) -> Started:
+        """Raises Unavailable, OSError."""
+        with spec.log.open("a") as log:
+            return Started(spec, fork_server().start(spec.name, list(spec.arguments), dict(spec.environment), log))
 
 
 def _forget() -> None:

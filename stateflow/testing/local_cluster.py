@@ -15,12 +15,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stateflow.agent.local import LocalLauncher
 from stateflow.client import Cluster, Migration, StreamClient
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, NameTaken, Unavailable, from_wire
+from stateflow.launching import Command, Launcher, Started
+from stateflow.launching import Process as Child
 from stateflow.runtime.code import check_outside
 from stateflow.runtime.operator import Operator, check_class
-from stateflow.testing.fork_server import Child, fork_server, readable
+from stateflow.testing.fork_server import ForkLauncher, readable
 from stateflow.types import check_name, worker_name
 
 START_TIMEOUT_S = 60.0
@@ -42,7 +45,14 @@ class Process:
         self._log = log
         self._python_path = python_path
         self.address = ""
-        self._child: Child | None = None
+        self._launcher: Launcher[Command, Started] = (
+            ForkLauncher() if sys.platform == "linux" and not within else LocalLauncher(rotates=False)
+        )
+        self._started: Started | None = None
+
+    @property
+    def _child(self) -> Child | None:
+        return None if self._started is None else self._started.process
 
     @property
     def pid(self) -> int:
@@ -54,19 +64,7 @@ class Process:
         arguments = [*self._arguments, "--json", "--stop-with-parent"]
         paths = [*self._python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-        with self._log.open("a") as log:
-            if sys.platform == "linux" and not self._within:
-                self._child = fork_server().start(self.name, arguments, environment, log)
-            else:
-                self._child = subprocess.Popen(
-                    [*self._within, sys.executable, "-m", "stateflow", *arguments],
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    stdin=subprocess.PIPE,
-                    text=True,
-                    env=environment,
-                    start_new_session=True,
-                )
+        self._started = self._launcher.start(Command(self.name, arguments, environment, self._log, self._within))
 
     def wait_ready(self) -> str:
         """The address it listens on. Raises what it ended with."""
@@ -92,12 +90,14 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL: nothing is flushed, nobody is told."""
-        self._signal(signal.SIGKILL)
+        if self._started is not None:
+            self._launcher.kill(self._started)
         self._wait_for_end(None)
 
     def ask_to_stop(self) -> None:
         """Without waiting; call :meth:`stop`."""
-        self._signal(signal.SIGTERM)
+        if self._started is not None:
+            self._launcher.stop(self._started)
 
     def stop(self) -> None:
         self.ask_to_stop()
@@ -105,11 +105,6 @@ class Process:
             self._wait_for_end(15.0)
         except subprocess.TimeoutExpired:
             self.kill()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._child is not None and self._child.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended right now
-                os.kill(self._child.pid, number)
 
     def _wait_for_end(self, timeout_s: float | None) -> None:
         if self._child is not None:
@@ -120,7 +115,7 @@ class Process:
 
     @property
     def running(self) -> bool:
-        return self._child is not None and self._child.poll() is None
+        return self._started is not None and self._launcher.is_running(self._started)
 
 
 def _checked_sites(sites: object) -> dict[str, int]:
