@@ -31,6 +31,7 @@ from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.agents import beat_of, orders_to_pb, request_of, spawned_to_pb, view_to_pb
 from stateflow.rpc.control import taken_to_pb, view_of
+from stateflow.rpc.health import add_health
 from stateflow.rpc.reports import (
     adopted_to_pb,
     cluster_to_pb,
@@ -434,6 +435,7 @@ async def serve(
         log.info("ledger %s at %s", ledger.id, ledger.database.shown)
         leading = Leading(ledger, here(advertise or address), is_gone, settings, clock, make)
         controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(leading), server)
+        add_health(server)  # one that waits to lead is ready, too
         running: asyncio.Task[None] | None = None
         try:
             await leading.try_once()

@@ -34,6 +34,7 @@ from stateflow.errors import (
 from stateflow.fleet import AgentInfo, Beat, Directory, Orders, Spawned
 from stateflow.launching import Command, Launcher, Started
 from stateflow.rpc.agents import ControllerCaller, add_agent_service
+from stateflow.rpc.health import add_health
 from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, connect, next_of, reached_at, unexpected
 from stateflow.runtime.authority import Authority
 from stateflow.runtime.authority import Command as Commanded
@@ -100,6 +101,7 @@ class Agent:
         """Until ``stop``: then its replicas are ended. Raises PortInUse."""
         server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
         add_agent_service(server, self._logs)
+        add_health(server)
         tasks: list[asyncio.Task[None]] = []
         try:
             address = bind(server, self._config.listen)

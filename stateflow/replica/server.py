@@ -21,6 +21,7 @@ from stateflow.replica.service import ReplicaService
 from stateflow.replica.threads import Threads
 from stateflow.replica.troubles import Troubles
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.health import add_health
 from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, reached_at, unexpected
 from stateflow.runtime.allocator import keep_buffers
 from stateflow.runtime.garbage import Garbage
@@ -58,6 +59,7 @@ async def serve(
     server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
     service = ReplicaService(node, checkpoints, clock, random=random, garbage=Garbage(lambda: node.cache.objects))
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(service, server)
+    add_health(server, lambda: node.lease.holds(clock.monotonic()))
     try:
         address = bind(server, listen)
         info = ReplicaInfo(node.info.name, node.info.site, reached_at(advertise, address), node.info.weight)

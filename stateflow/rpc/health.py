@@ -1,0 +1,43 @@
+"""Whether a process is well, by gRPC's own protocol for that (``grpc.health.v1``), which Kubernetes and others speak.
+
+The service ``live`` is served by whoever answers, ``ready``, or none named, by who can be given work. The two messages
+have a field each, so they are written here: no further package is needed for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+LIVE, READY = "live", "ready"
+#: HealthCheckResponse: field 1, an enum
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+#: of a HealthCheckRequest: field 1, a text of at most 127 bytes
+_TAG = 0x0A
+
+
+def _asked(request: bytes) -> str | None:
+    """Which service; None: the request is none."""
+    if not request:
+        return ""
+    if len(request) < 2 or request[0] != _TAG or request[1] != len(request) - 2:
+        return None
+    return request[2:].decode("utf-8", errors="replace")
+
+
+def add_health(server: Any, is_ready: Callable[[], bool] = lambda: True) -> None:
+    async def check(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        match _asked(request):
+            case "live":
+                return SERVING
+            case "" | "ready":
+                return SERVING if is_ready() else NOT_SERVING
+            case _:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "there are the services live and ready")
+                raise AssertionError
+
+    method = grpc.unary_unary_rpc_method_handler(check)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": method}),))
