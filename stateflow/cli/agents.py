@@ -85,7 +85,7 @@ def agent(
         data_dir=data_dir.absolute(),
         listen=listen,
         advertise=_advertised(advertise),
-        labels=_labels(label or []),
+        labels=labels_of(label or []),
         cores=cores,
         memory_bytes=0 if memory is None else byte_count(memory),
         stop_timeout_s=stop_s,
@@ -117,7 +117,7 @@ def _advertised(host: str | None) -> str:
     return f"{host}:0"
 
 
-def _labels(words: list[str]) -> dict[str, str]:
+def labels_of(words: list[str]) -> dict[str, str]:
     """``key=value``. Raises InvalidArgument."""
     labels: dict[str, str] = {}
     for word in words:
@@ -217,7 +217,7 @@ def spawn(
     """Start replicas by an agent, and wait until they have registered."""
     limit = 0 if memory is None else byte_count(memory)
     begun = Cluster(controller).spawn(
-        at, count=count, workers=workers, weight=weight, memory_bytes=limit, labels=_labels(label or [])
+        at, count=count, workers=workers, weight=weight, memory_bytes=limit, labels=labels_of(label or [])
     )
     _follow(begun, as_json)
 

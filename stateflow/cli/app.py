@@ -14,6 +14,7 @@ from stateflow.cli import (
     checkpoint,
     cluster,
     demo,
+    generate,
     leaving,
     ledger,
     moving,
@@ -30,7 +31,7 @@ from stateflow.cli.group import Commands
 from stateflow.cli.output import console, telling
 
 app = Commands(help="Stateful stream operators whose state can move while the pipeline runs.")
-for module in (run, moving, leaving, processes, agents, cluster, demo):  # in the order of `stateflow --help`
+for module in (run, moving, leaving, processes, agents, generate, cluster, demo):  # in the order of `stateflow --help`
     app.add_typer(module.app)
 for module in (ledger, stages, batch, checkpoint, savepoint, state, source, spark, reconfig):
     app.add_typer(module.app)

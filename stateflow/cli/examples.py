@@ -17,6 +17,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "stop": ("stop edge-1-gw7-0 --drain",),
     "restart": ("restart edge-1-gw7-0",),
     "logs": ("logs edge-1-gw7-0 --lines 20", "logs edge-1-gw7-0 -f"),
+    "generate": (
+        "generate systemd --for agent --site edge-1 --controller ctl:7070",
+        "generate kubernetes --for replica --site cloud --controller ctl:7070 --count 3 --memory 4Gi --out manifests",
+    ),
     "deploy": ("deploy myapp.ops:DelayByAircraft --partitions 128", "deploy ops.py:Count --site cloud --name CountV2"),
     "undeploy": ("undeploy DelayByAircraft --delete-state",),
     "forget": ("forget edge-7",),

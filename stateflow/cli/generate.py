@@ -1,0 +1,76 @@
+"""``stateflow generate``: files by which others run its processes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stateflow.cli.agents import labels_of
+from stateflow.cli.group import Commands
+from stateflow.cli.options import LOCAL, Controller, Json
+from stateflow.cli.output import console, emit
+from stateflow.cli.unit_files import KINDS, Plan
+from stateflow.errors import InvalidArgument
+
+app = Commands()
+
+
+@app.command()
+def generate(
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}.")],
+    role: Annotated[str, typer.Option("--for", help="agent, replica or controller.")],
+    site: Annotated[str, typer.Option(help="The place it is at; a controller has none.")] = "",
+    controller: Controller = LOCAL,
+    name: Annotated[str, typer.Option(help="Default: from the role and the site.")] = "",
+    data_dir: Annotated[str, typer.Option(help="For systemd; default: one of its role below /var/lib/stateflow.")] = "",
+    user: Annotated[str, typer.Option(help="For systemd: who runs it.")] = "stateflow",
+    image: Annotated[str, typer.Option(help="For compose and Kubernetes.")] = "stateflow",
+    count: Annotated[int, typer.Option(help="For Kubernetes: so many.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Of a replica.", min=1)] = 1,
+    memory: Annotated[str, typer.Option(help="Limit, e.g. 2Gi; default: none.")] = "",
+    storage: Annotated[str, typer.Option(help="For Kubernetes: of each, e.g. 50Gi.")] = "10Gi",
+    namespace: Annotated[str, typer.Option(help="For Kubernetes.")] = "default",
+    grace: Annotated[int, typer.Option(help="For Kubernetes: seconds to be drained and to end.", min=30)] = 600,
+    label: Annotated[list[str] | None, typer.Option(help="key=value of an agent; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory; default: standard output.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the files by which systemd, Docker, compose or Kubernetes run a process. Nothing is run."""
+    if kind not in KINDS:
+        raise InvalidArgument(f"there are no files of {kind!r}", remedy=f"use {', '.join(KINDS)}")
+    plan = Plan(
+        role,
+        site=site,
+        controller=controller,
+        name=name,
+        data_dir=data_dir,
+        executable=shutil.which("stateflow") or str(Path(sys.executable).with_name("stateflow")),
+        user=user,
+        image=image,
+        count=count,
+        workers=workers,
+        memory=memory,
+        storage=storage,
+        namespace=namespace,
+        grace_s=grace,
+        labels=labels_of(label or []),
+    )
+    files = KINDS[kind](plan)
+    if out is None:
+        if as_json:
+            emit({"files": files})
+            return
+        for file, text in files.items():
+            print(f"# {file}\n{text}" if len(files) > 1 else text, end="")
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    for file, text in files.items():
+        (out / file).write_text(text)
+    if as_json:
+        emit({"files": [str(out / file) for file in files]})
+    else:
+        console.print("\n".join(str(out / file) for file in files))

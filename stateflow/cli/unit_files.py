@@ -1,0 +1,286 @@
+"""Files by which others run a process of stateflow: systemd, Docker, compose, Kubernetes. Text out, nothing is run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from stateflow.errors import InvalidArgument
+
+ROLES = ("agent", "replica", "controller")
+#: where a process keeps what it has, in a container
+DATA = "/var/lib/stateflow"
+USER = 10001
+PORTS = {"controller": 7070, "replica": 7071, "agent": 7072}
+#: a file of secrets that a unit reads where it is there: STATEFLOW_CHECKPOINTS, STATEFLOW_CODE_KEY, STATEFLOW_LEDGER
+SECRETS = "stateflow"
+_SIZE = re.compile(r"[1-9][0-9]*(?:Ki|Mi|Gi|Ti)")
+_DNS = re.compile(r"[a-z0-9](?:[a-z0-9\-]{0,40}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be run. ``name``: empty: made from the role and the site. ``memory``, ``storage``: as Kubernetes has
+    them, e.g. 2Gi; ``memory`` empty: no limit. ``data_dir``: empty: one of its role's. ``count``: where one file says
+    how many. ``grace_s``: it has so long to be drained and to end."""
+
+    role: str
+    site: str = ""
+    controller: str = "127.0.0.1:7070"
+    name: str = ""
+    data_dir: str = ""
+    executable: str = "/usr/local/bin/stateflow"
+    user: str = "stateflow"
+    image: str = "stateflow"
+    count: int = 1
+    workers: int = 1
+    memory: str = ""
+    storage: str = "10Gi"
+    namespace: str = "default"
+    grace_s: int = 600
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument."""
+        if self.role not in ROLES:
+            raise InvalidArgument(f"there are no files for {self.role!r}", remedy=f"use {', '.join(ROLES)}")
+        if self.role != "controller" and not self.site:
+            raise InvalidArgument(f"{self.role} is at a site", remedy="say --site SITE")
+        if self.data_dir and not PurePosixPath(self.data_dir).is_absolute():
+            raise InvalidArgument(f"{self.data_dir!r} is not the whole path", remedy="begin it with /")
+        for size in (self.memory, self.storage):
+            if size and _SIZE.fullmatch(size) is None:
+                raise InvalidArgument(f"{size!r} is no size", remedy="write 512Mi or 4Gi")
+        if self.role == "controller" and self.count > 1:
+            raise InvalidArgument(
+                "each of several controllers would have a ledger of its own",
+                remedy="generate one; where its secrets name a shared database, raise `replicas` in the file",
+            )
+
+    def arguments(self, name: str, listen: str, advertise: str, data_dir: str) -> list[str]:
+        """Of ``stateflow``. Args: advertise: empty: as it listens."""
+        if self.role == "controller":
+            return ["controller", "--listen", listen, *(["--advertise", advertise] if advertise else [])]
+        given = [self.role, "--site", self.site, "--controller", self.controller, "--data-dir", data_dir]
+        given += ["--name", name] if name else []
+        given += ["--listen", listen]
+        if advertise:
+            given += ["--advertise", advertise.rpartition(":")[0] if self.role == "agent" else advertise]
+        if self.role == "replica" and self.workers > 1:
+            given += ["--workers", str(self.workers)]
+        if self.role == "agent":
+            for key, value in sorted(self.labels.items()):
+                given += ["--label", f"{key}={value}"]
+        return given
+
+
+# -- systemd ----------------------------------------------------------------------------------------------
+
+
+def _quoted(word: str) -> str:
+    """As a unit's command line has it: ``%`` and ``$`` mean something there."""
+    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{word}"' if not word or re.search(r"[\s\"';\\]", word) else word
+
+
+def systemd(plan: Plan) -> dict[str, str]:
+    """A unit. Below /var/lib systemd makes the directory."""
+    data_dir = plan.data_dir or f"{DATA}/{plan.role}"
+    named = plan.name or (plan.site if plan.role != "controller" else "")
+    unit = f"stateflow-{plan.role}{'-' + named if named else ''}.service"
+    words = [plan.executable, *plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", data_dir)]
+    # the machine's own name, which others find it by
+    advertise = "%H" if plan.role == "agent" else f"%H:{PORTS[plan.role]}"
+    command = " ".join([*map(_quoted, words), "--advertise", advertise])
+    stop_s = {"agent": 60, "replica": 30, "controller": 20}[plan.role]
+    lines = [
+        "[Unit]",
+        f"Description=stateflow {plan.role}{' at ' + plan.site if plan.site else ''}".replace("%", "%%"),
+        "Wants=network-online.target",
+        "After=network-online.target",
+        "",
+        "[Service]",
+        "Type=exec",
+        f"ExecStart={command}",
+        f"EnvironmentFile=-/etc/stateflow/{SECRETS}.env",
+        *([f"Environment=STATE_DIRECTORY={data_dir}"] if plan.role == "controller" else []),
+        f"User={plan.user}",
+        f"Group={plan.user}",
+        "Restart=always",
+        "RestartSec=1",
+        "# its own children are ended by itself; what is left then is killed",
+        "KillMode=mixed",
+        f"TimeoutStopSec={stop_s}",
+        *(["# control groups for its replicas", "Delegate=memory pids"] if plan.role == "agent" else []),
+        *([f"MemoryMax={plan.memory.removesuffix('i')}"] if plan.memory else []),
+        "LimitNOFILE=1048576",
+        "UMask=0077",
+        "NoNewPrivileges=yes",
+        "PrivateTmp=yes",
+        "ProtectSystem=strict",
+        *(
+            [f"StateDirectory={data_dir.removeprefix('/var/lib/')}", "StateDirectoryMode=0700"]
+            if data_dir.startswith("/var/lib/")
+            else [f"ReadWritePaths={data_dir}"]
+        ),
+        "",
+        "[Install]",
+        "WantedBy=multi-user.target",
+    ]
+    return {unit: "\n".join(lines) + "\n"}
+
+
+# -- containers -------------------------------------------------------------------------------------------
+
+
+def docker(plan: Plan) -> dict[str, str]:
+    """A Dockerfile, beside ``dist/`` with the wheel that README says how to make."""
+    command = plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", DATA)
+    lines = [
+        "FROM python:3.12-slim",
+        "COPY dist/*.whl /tmp/",
+        'RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[s3,postgres]" && rm /tmp/*.whl \\',
+        f"  && useradd --uid {USER} --no-create-home stateflow && install -d -m 0700 -o {USER} {DATA}",
+        f"USER {USER}",
+        f"VOLUME {DATA}",
+        f"EXPOSE {PORTS[plan.role]}",
+        *([f"ENV STATE_DIRECTORY={DATA}"] if plan.role == "controller" else []),
+        "STOPSIGNAL SIGTERM",
+        'ENTRYPOINT ["stateflow"]',
+        f"CMD {json.dumps(command)}",
+    ]
+    return {"Dockerfile": "\n".join(lines) + "\n"}
+
+
+def compose(plan: Plan) -> dict[str, str]:
+    service = plan.name or f"{plan.role}{'-' + plan.site if plan.site else ''}"
+    port = PORTS[plan.role]
+    # its container's name, which others find it by; it stays over restarts, as the data does
+    described: dict[str, Any] = {
+        "build": ".",
+        "image": plan.image,
+        "hostname": service,
+        "command": plan.arguments(service, f"0.0.0.0:{port}", f"{service}:{port}", DATA),
+        "init": True,
+        "restart": "unless-stopped",
+        "stop_grace_period": f"{60 if plan.role == 'agent' else 30}s",
+        "volumes": [f"{service}:{DATA}"],
+        "env_file": [{"path": f"{SECRETS}.env", "required": False}],
+        "ulimits": {"nofile": 1 << 20},
+    }
+    if plan.memory:
+        described["mem_limit"] = plan.memory.removesuffix("i").lower()
+    if plan.role == "controller":
+        described["ports"] = [f"{port}:{port}"]
+    text = _yaml([{"services": {service: described}, "volumes": {service: {}}}])
+    return {"compose.yaml": text, **docker(plan)}
+
+
+class _Plain(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # each place has all of it: people read and change these files
+        return True
+
+
+def _yaml(documents: list[Any]) -> str:
+    text = yaml.dump_all(documents, Dumper=_Plain, sort_keys=False)
+    assert isinstance(text, str)
+    return text
+
+
+# -- Kubernetes -------------------------------------------------------------------------------------------
+
+
+def kubernetes(plan: Plan) -> dict[str, str]:
+    """Raises InvalidArgument for names that a cluster would not take."""
+    name = plan.name or f"stateflow-{plan.role}{'-' + plan.site if plan.site else ''}"
+    if _DNS.fullmatch(name) is None:
+        raise InvalidArgument(
+            f"{name!r} is no name of Kubernetes",
+            remedy="say --name with lower-case letters, digits and '-', at most 42",
+        )
+    labels = {"app.kubernetes.io/name": "stateflow", "app.kubernetes.io/component": plan.role,
+              "app.kubernetes.io/instance": name}  # fmt: skip
+    port, host = PORTS[plan.role], f"$(POD_NAME).{name}"
+    metadata = {"name": name, "namespace": plan.namespace, "labels": labels}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,  # one that has no lease yet is reached, too
+            "selector": labels,
+            "ports": [{"name": "grpc", "port": port}],
+        },
+    }
+    spec = {
+        "serviceName": name,
+        "replicas": plan.count,
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": labels},
+        "template": {
+            "metadata": {"labels": labels},
+            "spec": {
+                "terminationGracePeriodSeconds": plan.grace_s,
+                "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "fsGroup": USER},
+                "containers": [_container(plan, port, host)],
+                "volumes": [{"name": "tmp", "emptyDir": {}}],
+            },
+        },
+        "volumeClaimTemplates": [
+            {
+                "metadata": {"name": "data"},
+                "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": plan.storage}}},
+            }
+        ],
+    }
+    stateful = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec}
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata,
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
+    }
+    return {f"{name}.yaml": _yaml([service, stateful, budget])}
+
+
+def _container(plan: Plan, port: int, host: str) -> dict[str, Any]:
+    def probe(service: str, failures: int) -> dict[str, Any]:
+        return {"grpc": {"port": port, "service": service}, "periodSeconds": 5, "failureThreshold": failures}
+
+    resources: dict[str, dict[str, str]] = {"requests": {"cpu": str(plan.workers)}}
+    if plan.memory:
+        resources["requests"]["memory"] = plan.memory
+        resources["limits"] = {"memory": plan.memory}
+    container: dict[str, Any] = {
+        "name": plan.role,
+        "image": plan.image,
+        "command": ["stateflow"],
+        "args": plan.arguments("$(POD_NAME)", f"0.0.0.0:{port}", f"{host}:{port}", DATA),
+        "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "envFrom": [{"secretRef": {"name": SECRETS, "optional": True}}],
+        "ports": [{"name": "grpc", "containerPort": port}],
+        "startupProbe": probe("live", 240),  # it looks what it has first
+        "livenessProbe": probe("live", 6),
+        "readinessProbe": probe("ready", 2),
+        "resources": resources,
+        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True},
+        "volumeMounts": [{"name": "data", "mountPath": DATA}, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    if plan.role == "replica":
+        # what cannot be moved away stays in its volume, and is served when the pod is back
+        drain = f'stateflow drain "$POD_NAME" --controller {shlex.quote(plan.controller)} || true'
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", drain]}}}
+    if plan.role == "controller":
+        container["env"].append({"name": "STATE_DIRECTORY", "value": DATA})  # where its ledger is, unless that is named
+    return container
+
+
+KINDS = {"systemd": systemd, "docker": docker, "compose": compose, "kubernetes": kubernetes}

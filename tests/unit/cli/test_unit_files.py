@@ -1,0 +1,157 @@
+"""Files for systemd, Docker, compose and Kubernetes: whole, and what they start is a command of ours."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+from typer.testing import CliRunner
+
+from stateflow.cli.app import app
+from stateflow.cli.unit_files import DATA, KINDS, PORTS, ROLES, Plan, compose, docker, kubernetes, systemd
+from stateflow.errors import InvalidArgument
+
+LABELS = {"disk": "ssd"}
+
+
+def plan(role: str, **more: Any) -> Plan:
+    return Plan(role, site="" if role == "controller" else "edge-1", controller="ctl:7070", labels=LABELS, **more)
+
+
+def check_command(words: list[str]) -> None:
+    """It is one that ``stateflow`` takes."""
+    command: Any = typer.main.get_command(app)
+    group = command.commands[words[0]]
+    group.make_context("stateflow", words[1:])
+
+
+def unit(role: str, **more: Any) -> configparser.ConfigParser:
+    ((name, text),) = systemd(plan(role, **more)).items()
+    assert name.endswith(".service")
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(text)
+    return parser
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_unit_has_what_it_needs(role: str) -> None:
+    parser = unit(role, memory="4Gi")
+    service = parser["Service"]
+    words = shlex.split(service["ExecStart"])
+    assert words[0] == "/usr/local/bin/stateflow"
+    check_command([word.replace("%H", "host") for word in words[1:]])
+    assert words[words.index("--listen") + 1] == f"0.0.0.0:{PORTS[role]}"
+    assert service["Restart"] == "always"
+    assert service["KillMode"] == "mixed", "an agent ends its own replicas"
+    assert service["StateDirectory"] == f"stateflow/{role}"
+    assert service["MemoryMax"] == "4G"
+    assert ("Delegate" in service) == (role == "agent")
+    assert parser["Install"]["WantedBy"] == "multi-user.target"
+    elsewhere = unit(role, data_dir="/data/it has%")["Service"]
+    assert "StateDirectory" not in elsewhere
+    assert role == "controller" or '"/data/it has%%"' in elsewhere["ExecStart"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+@pytest.mark.parametrize("role", ROLES)
+def test_systemd_takes_the_unit(role: str, tmp_path: Path) -> None:
+    user = os.environ.get("USER") or "root"
+    ((name, text),) = systemd(plan(role, executable="/bin/true", user=user)).items()
+    (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / name)], capture_output=True, text=True, check=False, timeout=60
+    )
+    said = [line for line in done.stderr.splitlines() if name in line]
+    assert said == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_dockerfile_starts_a_command(role: str) -> None:
+    text = docker(plan(role))["Dockerfile"]
+    found = dict(line.split(" ", 1) for line in text.splitlines() if not line.startswith((" ", "RUN", "COPY")))
+    assert json.loads(found["ENTRYPOINT"]) == ["stateflow"]
+    check_command(json.loads(found["CMD"]))
+    assert found["VOLUME"] == DATA
+    assert found["USER"].isdigit()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_compose_file_has_what_it_needs(role: str) -> None:
+    files = compose(plan(role, memory="512Mi"))
+    assert set(files) == {"compose.yaml", "Dockerfile"}
+    document = yaml.safe_load(files["compose.yaml"])
+    ((name, service),) = document["services"].items()
+    check_command(service["command"])
+    assert service["hostname"] == name
+    assert service["volumes"] == [f"{name}:{DATA}"]
+    assert document["volumes"] == {name: {}}
+    assert service["mem_limit"] == "512m"
+    assert int(service["stop_grace_period"][:-1]) >= 30
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_manifests_have_what_they_need(role: str) -> None:
+    count = 1 if role == "controller" else 3
+    ((name, text),) = kubernetes(plan(role, count=count, memory="4Gi", storage="50Gi", grace_s=120)).items()
+    assert "&id" not in text
+    service, stateful, budget = yaml.safe_load_all(text)
+    assert [each["kind"] for each in (service, stateful, budget)] == ["Service", "StatefulSet", "PodDisruptionBudget"]
+    assert {each["metadata"]["name"] for each in (service, stateful, budget)} == {name.removesuffix(".yaml")}
+    spec = stateful["spec"]
+    assert (spec["replicas"], spec["serviceName"]) == (count, service["metadata"]["name"])
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"] == service["spec"]["selector"] == budget["spec"]["selector"]["matchLabels"]
+    assert labels == spec["selector"]["matchLabels"]
+    (claim,) = spec["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "50Gi"
+    pod = spec["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 120
+    (container,) = pod["containers"]
+    check_command([word.replace("$(POD_NAME)", "pod-0") for word in container["args"]])
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert mounts[claim["metadata"]["name"]] == DATA
+    assert {each["name"] for each in pod["volumes"]} | {claim["metadata"]["name"]} == set(mounts)
+    for probe, asked in (("startupProbe", "live"), ("livenessProbe", "live"), ("readinessProbe", "ready")):
+        assert container[probe]["grpc"] == {"port": PORTS[role], "service": asked}
+    assert container["resources"]["limits"] == {"memory": "4Gi"}
+    assert ("lifecycle" in container) == (role == "replica")
+    if role == "replica":
+        drain = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert drain[:2] == ["sh", "-c"]
+        assert 'stateflow drain "$POD_NAME" --controller ctl:7070' in drain[2]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="is at a site"):
+        Plan("agent")
+    with pytest.raises(InvalidArgument, match="no files for 'router'"):
+        Plan("router")
+    with pytest.raises(InvalidArgument, match="is no size"):
+        plan("agent", memory="much")
+    with pytest.raises(InvalidArgument, match="not the whole path"):
+        plan("agent", data_dir="data")
+    with pytest.raises(InvalidArgument, match="a ledger of its own"):
+        plan("controller", count=2)
+    with pytest.raises(InvalidArgument, match="no name of Kubernetes"):
+        kubernetes(plan("agent", name="Upper_Case"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_writes_them(kind: str, tmp_path: Path) -> None:
+    arguments = ["generate", kind, "--for", "agent", "--site", "edge-1", "--controller", "ctl:7070"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written
+    assert CliRunner().invoke(app, arguments).stdout.strip()
+    assert CliRunner().invoke(app, ["generate", "pigeon", "--for", "agent", "--site", "x"]).exit_code == 1
