@@ -64,6 +64,8 @@ def leaf(words: Sequence[str]) -> tuple[Any, list[str]]:
     rest = list(words)
     while isinstance(found, TyperGroup):
         assert rest, "a command lacks"
+        if found.invoke_without_command and rest[0].startswith("-") and found is not PROGRAM:
+            return found, rest  # it is a command itself, with options
         assert rest[0] in found.commands, f"there is no command {rest[0]!r}"
         found = found.commands[rest.pop(0)]
     return found, rest
