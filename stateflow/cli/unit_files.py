@@ -118,7 +118,7 @@ def systemd(plan: Plan) -> dict[str, str]:
         "# its own children are ended by itself; what is left then is killed",
         "KillMode=mixed",
         f"TimeoutStopSec={stop_s}",
-        *(["# control groups for its replicas", "Delegate=memory pids"] if plan.role == "agent" else []),
+        *(["# control groups for its replicas", "Delegate=memory"] if plan.role == "agent" else []),
         *([f"MemoryMax={plan.memory.removesuffix('i')}"] if plan.memory else []),
         "LimitNOFILE=1048576",
         "UMask=0077",
