@@ -153,7 +153,8 @@ class AgentReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus(Report):
-    """``last_heartbeat_s``: so long ago it was heard; ``partitions``: assigned to it; ``opening``: it is starting."""
+    """``last_heartbeat_s``: so long ago it was heard; ``partitions``: assigned to it; ``opening``: it is starting;
+    ``stopped``: its agent is not to run it."""
 
     name: str
     site: str
@@ -163,6 +164,7 @@ class ReplicaStatus(Report):
     last_heartbeat_s: float
     partitions: int
     opening: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from, as a replica's does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -290,5 +291,7 @@ class Agents:
         command = Command(self._context.ledger_id, self._context.term, session)
         address = self._cluster.agents[name].address
         async with self._connect(address) as channel:
-            async for data in AgentCaller(channel, f"agent {name} ({address})").logs(command, replica, lines, follow):
-                yield data
+            caller = AgentCaller(channel, f"agent {name} ({address})")
+            async with contextlib.aclosing(caller.logs(command, replica, lines, follow)) as pieces:
+                async for data in pieces:
+                    yield data

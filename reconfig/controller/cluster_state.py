@@ -237,6 +237,9 @@ class ClusterState:
                 yield "epochs are newer than those of what was undeployed", {"operator": name}
         if lost := self.standbys.keys() - self.deployed.keys():
             yield "copies are wanted of what is deployed", {"operator": ", ".join(sorted(lost))}
+        for spawned in self.spawned.values():
+            if spawned.agent not in self.agents:
+                yield "what is wanted is wanted of an agent that is known", {"replica": spawned.replica}
         for restore, _ in self.open_restores.values():
             if not self._exists(restore.partition):
                 yield "a restore is of a partition that exists", {"restore": restore.restore_id}

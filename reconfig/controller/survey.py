@@ -79,6 +79,7 @@ class Survey:
                     members.heard_s(info.name),
                     owned.get(info.name, 0),
                     members.is_opening(info.name),
+                    cluster.is_stopping(info.name),
                 )
                 for info in sorted(cluster.replicas.values(), key=lambda info: info.name)
             ),

@@ -224,6 +224,7 @@ class Agent:
     async def _begin(self, spawned: Spawned) -> None:
         name, now = spawned.replica, self._clock.monotonic()
         directory = self._config.data_dir / "replicas" / name
+        unlimited: StateflowError | None = None
         try:
             if await asyncio.to_thread(_is_busy, directory):
                 self._convergence.busy(name, now)
@@ -236,10 +237,10 @@ class Agent:
             self._limits.apply(name, process.process.pid, spawned.memory_bytes, spawned.workers)
         except OSError as error:  # what was asked for cannot be held: it is not run without
             self._launcher.kill(process)
-            log.error("replica %s cannot be limited, and is ended: %s", name, error)
+            unlimited = unexpected(error)
         log.info("replica %s is started (process %d)", name, process.process.pid)
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._watch, args=(loop, name, process), name=f"life of {name}", daemon=True).start()
+        threading.Thread(target=self._watch, args=(loop, name, process, unlimited), daemon=True).start()
 
     def _command(self, spawned: Spawned, directory: Path) -> Command:
         config, name = self._config, spawned.replica
@@ -253,8 +254,10 @@ class Agent:
         ]
         return Command(name, arguments, config.environment, self._log_of(name))
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, name: str, process: Started) -> None:
-        """In a thread: from its start to its end."""
+    def _watch(
+        self, loop: asyncio.AbstractEventLoop, name: str, process: Started, unlimited: StateflowError | None
+    ) -> None:
+        """In a thread: from its start to its end. Args: unlimited: why it is ended at once."""
 
         def tell(done: Callable[[], None]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
@@ -270,7 +273,7 @@ class Agent:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        tell(partial(self._died, name, status, fault))
+        tell(partial(self._died, name, status, unlimited or fault))
 
     def _ready(self, name: str, address: str) -> None:
         self._convergence.ready(name, address, self._clock.monotonic())

@@ -266,7 +266,7 @@ def _follow(begun: Spawning, as_json: bool) -> None:
 
 def _standing(name: str, child: ChildReport | None) -> str:
     if child is None or not child.state:
-        return f"{name}: its agent is to hear of it"
+        return f"{name}: its agent is to hear of it (`stateflow agent list` says whether it answers)"
     where = f" at {child.address}" if child.address else ""
     return f"{name}: {child.state.lower()}{where}" + (f"; {child.error}" if child.error else "")
 

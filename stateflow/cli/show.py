@@ -135,7 +135,9 @@ def heard(replica: ReplicaStatus) -> str:
 
 def state(replica: ReplicaStatus) -> Text:
     if replica.alive:
-        return Text("alive", "green")
+        return Text("stopping", "yellow") if replica.stopped else Text("alive", "green")
+    if replica.stopped:
+        return Text("stopped", "yellow")
     return Text("opening", "yellow") if replica.opening else Text("silent", "bold red")
 
 

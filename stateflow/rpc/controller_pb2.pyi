@@ -174,18 +174,20 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("replica", "alive", "last_heartbeat_s", "partitions", "opening")
+    __slots__ = ("replica", "alive", "last_heartbeat_s", "partitions", "opening", "stopped")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     LAST_HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     replica: _common_pb2.Replica
     alive: bool
     last_heartbeat_s: float
     partitions: int
     opening: bool
-    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., alive: _Optional[bool] = ..., last_heartbeat_s: _Optional[float] = ..., partitions: _Optional[int] = ..., opening: _Optional[bool] = ...) -> None: ...
+    stopped: bool
+    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., alive: _Optional[bool] = ..., last_heartbeat_s: _Optional[float] = ..., partitions: _Optional[int] = ..., opening: _Optional[bool] = ..., stopped: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("replicas", "deployments", "reconfigurations", "standbys", "refused", "deploying")

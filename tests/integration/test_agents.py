@@ -206,3 +206,36 @@ def test_logs_come_from_the_agent(fleet: Fleet) -> None:
     following.close()
     with pytest.raises(InvalidArgument, match="there is no replica 'gw-9'"):
         list(fleet.cluster.logs("gw-9"))
+
+
+def test_replicas_of_several_workers_at_another_name_end_with_an_agent_that_is_stopped(fleet: Fleet) -> None:
+    fleet.agent.stop()
+    fleet.agent = fleet.another("gw", "gw", "--advertise", "localhost")
+    fleet.agent.start()
+    fleet.agent.wait_ready()
+    eventually(lambda: fleet.report().alive and fleet.report().address.startswith("localhost:"), "it registers again")
+    (name,) = fleet.cluster.spawn("gw", workers=2).wait()
+    workers = {each.name: each.address for each in fleet.cluster.status().replicas if each.site == "edge"}
+    assert set(workers) <= {name, f"{name}~1"}
+    assert all(address.startswith("localhost:") for address in workers.values())
+    assert len(set(workers.values())) == len(workers)
+    assert fleet.children()[name].address == workers[name]
+    pids = [child.pid for child in psutil.Process(fleet.agent.pid).children(recursive=True)]
+    assert len(pids) == 3, "the node and its workers"
+    fleet.agent.stop()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_a_replica_that_dies_at_every_start_says_why(fleet: Fleet) -> None:
+    directory = fleet.local.data_dir / "gw" / "replicas"
+    directory.mkdir()
+    (directory / "gw-0").write_text("no directory")
+    begun = fleet.cluster.spawn("gw")
+    with pytest.raises(InvalidArgument, match="the data directory cannot be used"):
+        begun.wait(deaths_max=2)
+    assert "invalid_argument" in fleet.command("agent", "list", "--json").stdout
+    (directory / "gw-0").unlink()
+    begun.wait()
+    fleet.cluster.stop_replica("gw-0").wait()
+    (stopped,) = (each for each in fleet.cluster.status().replicas if each.name == "gw-0")
+    assert stopped.stopped

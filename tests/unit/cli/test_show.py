@@ -21,6 +21,7 @@ STATUS = ClusterStatus(
         ReplicaStatus("a", "cloud", "a:1", 1, True, 0.4, 3),
         ReplicaStatus("b", "edge", "b:1", 1, False, 12.0, 1),
         ReplicaStatus("c", "edge", "c:1", 1, False, -1.0, 0, opening=True),
+        ReplicaStatus("d", "edge", "d:1", 1, False, 9.0, 0, stopped=True),
     ),
     operators=(
         OperatorStatus(

@@ -479,6 +479,7 @@ def _owned_at(cluster: ClusterState, owner: str, epoch: int) -> None:
         (lambda cluster: cluster.undeployed.update(Op=1), "newer than those of what was undeployed"),
         (lambda cluster: cluster.planned.update(Op=(cluster.deployed["Op"], None)), "deployed or to be, not both"),
         (lambda cluster: cluster.epochs_granted.clear(), "what was granted is known"),
+        (lambda cluster: cluster.spawned.update(r=Spawned("r", "gone")), "of an agent that is known"),
     ],
 )
 def test_what_no_ledger_folds_to_is_named(
