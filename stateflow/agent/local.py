@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from stateflow.agent.logs import Reader, pump
 from stateflow.launching import Command, Started
@@ -53,19 +53,30 @@ class LocalLauncher(Processes):
 
     def start(self, spec: Command) -> Started:
         """Raises OSError."""
-        with contextlib.ExitStack() as stack:
-            log = None if self._rotates else stack.enter_context(spec.log.open("a"))
-            process = subprocess.Popen(
-                [*spec.within, sys.executable, "-m", "stateflow", *spec.arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if log is None else log,
-                text=True,
-                env=dict(spec.environment),
-                start_new_session=True,  # what a terminal sends reaches it through here
-            )
-        if process.stderr is not None:
-            errors = os.fdopen(os.dup(process.stderr.fileno()), "rb", buffering=0)
-            process.stderr.close()
-            pump(errors, spec.log, spec.name)
+        if not self._rotates:
+            with spec.log.open("ab") as log:
+                return Started(spec, self._start(spec, log.fileno(), ()))
+        reads, writes = os.pipe()
+        try:
+            # it has the end that is read, too: where this process dies it waits when the pipe is full, and is no longer
+            # there soon. A pipe that nobody reads would be an error of the operator that prints something just then
+            process = self._start(spec, writes, (reads,))
+        except BaseException:
+            os.close(reads)
+            raise
+        finally:
+            os.close(writes)
+        pump(os.fdopen(reads, "rb", buffering=0), spec.log, spec.name)
         return Started(spec, process)
+
+    def _start(self, spec: Command, errors: int, kept: Collection[int]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*spec.within, sys.executable, "-m", "stateflow", *spec.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            pass_fds=kept,
+            text=True,
+            env=dict(spec.environment),
+            start_new_session=True,  # what a terminal sends reaches it through here
+        )

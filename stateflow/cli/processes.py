@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 app = Commands()
 #: a controller ends so long after SIGTERM at most
 STOP_S = 10.0
+#: … and what it says last is waited for so long
+SAY_S = 2.0
 Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
 StopWithParent = Annotated[
     bool, typer.Option("--stop-with-parent", help="End when standard input closes.", hidden=True)
@@ -226,24 +230,49 @@ class _Stop(asyncio.Event):
         super().set()
 
 
-def stop_on_signal(with_parent: bool, limit_s: float) -> asyncio.Event:
+def stop_on_signal(with_parent: bool, limit_s: float) -> _Stop:
     """Set on SIGINT and SIGTERM; ``with_parent`` also when standard input closes, as it does when a parent dies."""
     stop = _Stop(limit_s)
     if with_parent:
-        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _parent_ended, stop)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 
 
+def _parent_ended(stop: _Stop) -> None:
+    """What is said into a pipe was the parent's to read. Nobody does any more: whoever says something would wait when
+    that is full."""
+    if not stop.is_set() and stat.S_ISFIFO(os.fstat(2).st_mode):
+        with contextlib.suppress(OSError):  # where there is no /proc, who waits is not waited for
+            threading.Thread(target=_read_on, args=(os.open("/proc/self/fd/2", os.O_RDONLY),), daemon=True).start()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for each in (1, 2):
+            os.dup2(nowhere, each)
+        os.close(nowhere)
+    stop.set()
+
+
+def _read_on(pipe: int) -> None:
+    while os.read(pipe, 1 << 16):
+        pass
+
+
 def _end_as_it_is(limit_s: float) -> None:
-    log.error("it did not stop within %g s and ends as it is; nothing that was acknowledged is lost", limit_s)
-    _end_now(1)
+    _end_now(1, f"it did not stop within {limit_s:g} s and ends as it is; nothing that was acknowledged is lost")
 
 
-def _end_now(status: int) -> None:
-    """Without waiting for threads that do not come back."""
-    logging.shutdown()
+def _end_now(status: int, why: str = "") -> None:
+    """Without waiting for threads that do not come back, such as one that says something to nobody."""
+
+    def say() -> None:
+        if why:
+            log.error("%s", why)
+        logging.shutdown()
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    saying.join(SAY_S)
     os._exit(status)
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import psutil
 import pytest
 
 from stateflow.agent.limits import OVERHEAD_BYTES
-from stateflow.client import AgentReport, ChildReport
+from stateflow.client import AgentReport, ChildReport, Cluster
 from stateflow.errors import InvalidArgument, NameTaken, NoRoom, PartitionsLive, UnknownSite
 from stateflow.testing import LocalCluster
 from stateflow.testing.local_cluster import Process
-from tests.integration.operators import Tally
+from tests.integration.operators import Prints, Tally
 from tests.integration.support import Model, eventually, outputs, rows_of
 
 pytestmark = pytest.mark.processes
@@ -208,6 +209,39 @@ def test_logs_come_from_the_agent(fleet: Fleet) -> None:
         list(fleet.cluster.logs("gw-9"))
 
 
+def test_what_an_operator_prints_is_no_failure_of_it_when_its_agent_is_killed(fleet: Fleet) -> None:
+    fleet.cluster.spawn("edge").wait()
+    fleet.cluster.deploy(Prints, 1, sites=["edge"])
+    rows = [{"k": f"k{number}"} for number in range(200)]
+    errors: list[BaseException] = []
+    sent = threading.Event()
+    stop = threading.Event()
+
+    def send() -> None:
+        try:
+            with fleet.local.stream("Prints", source="p") as stream:
+                while not stop.is_set():
+                    assert len(stream.send(rows)) == len(rows)
+                    sent.set()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    for _ in range(3):
+        sent.clear()
+        eventually(lambda: sent.is_set() or errors, "rows are committed", 60)
+        fleet.agent.kill()
+        fleet.agent.start()
+        fleet.agent.wait_ready()
+    sent.clear()
+    eventually(lambda: sent.is_set() or errors, "rows are committed", 60)
+    stop.set()
+    thread.join(90)
+    assert errors == []
+    assert b"x" * 1000 in b"".join(fleet.cluster.logs("gw-0"))
+
+
 def test_replicas_of_several_workers_at_another_name_end_with_an_agent_that_is_stopped(fleet: Fleet) -> None:
     fleet.agent.stop()
     fleet.agent = fleet.another("gw", "gw", "--advertise", "localhost")
@@ -239,3 +273,24 @@ def test_a_replica_that_dies_at_every_start_says_why(fleet: Fleet) -> None:
     fleet.cluster.stop_replica("gw-0").wait()
     (stopped,) = (each for each in fleet.cluster.status().replicas if each.name == "gw-0")
     assert stopped.stopped
+
+
+def test_another_controller_commands_when_the_first_is_gone(fleet: Fleet) -> None:
+    fleet.agent.stop()
+    ledger = f"sqlite:///{fleet.local.data_dir / 'ledger.db'}"
+    second = fleet.local._process("second", ["controller", "--listen", "127.0.0.1:0", "--ledger", ledger])
+    second.start()
+    both = f"{fleet.local.address},{second.wait_ready()}"
+    fleet.agent = fleet.another("gw", "gw")
+    arguments = fleet.agent._arguments
+    arguments[arguments.index("--controller") + 1] = both
+    fleet.agent.start()
+    fleet.agent.wait_ready()
+    cluster = Cluster(both)
+    eventually(lambda: any(each.alive for each in cluster.agents()), "it registers again")
+    assert cluster.spawn("gw").wait() == ["gw-0"]
+    pids = fleet.pids()
+    fleet.local.kill("controller")
+    eventually(lambda: any(each.alive for each in cluster.agents()), "the other one is obeyed")
+    assert cluster.spawn("gw").wait() == ["gw-1"]
+    assert fleet.pids()["gw-0"] == pids["gw-0"], "what runs is left alone"

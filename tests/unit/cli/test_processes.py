@@ -1,0 +1,46 @@
+"""How a process ends whose parent is gone, though nobody reads what it says any more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+#: it fills the pipe that it logs to, in the thread that a lock of logging's is held by, and is then to end
+SCRIPT = """
+import asyncio, logging, os, sys, threading
+from stateflow.cli import processes
+
+processes.SAY_S = 0.1
+logging.basicConfig(stream=sys.stderr)
+
+async def run():
+    stop = processes.stop_on_signal(True, LIMIT_S)
+    threading.Thread(target=lambda: logging.error("x" * (1 << 22)), daemon=True).start()
+    print("begun", flush=True)
+    await stop.wait()
+    logging.error("this waits for the other one")
+
+asyncio.run(run())
+"""
+
+
+@pytest.mark.parametrize(("reads_on", "status"), [(True, 0), (False, 1)])
+def test_it_ends_though_the_pipe_that_it_logs_to_is_full(reads_on: bool, status: int) -> None:
+    limit_s = 60 if reads_on else 0.1  # it ends by itself, or then
+    script = SCRIPT if reads_on else SCRIPT.replace("logging.basic", "processes._read_on = os.close\nlogging.basic")
+    reads, writes = os.pipe()
+    script = script.replace("LIMIT_S", str(limit_s))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writes, pass_fds=(reads,)
+    )
+    os.close(writes)
+    os.close(reads)  # it has the only one
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    process.stdin.close()
+    assert process.wait(60) == status
+    process.stdout.close()
