@@ -24,6 +24,8 @@ item                            records
 ``adopted/<ledger>``            NEW {}: replicas that belong to that ledger belong to this one from now on
 ``standbys/<operator>/<n>``     NEW {count}: so many copies beside the owner are wanted from now on
 ``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on
+``autopilot/<n>``               NEW {policies, max_pause_ms, cool_down_s, moves_per_minute}: partitions go where these
+                                want them, from now on; none: no more
 ``stood/<id>``                  NEW {ms}: for so long the operator was stopped while all moves went on
 ==============================  ============================================================================
 """
@@ -35,6 +37,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from reconfig.autopilot import Orders
 from reconfig.work import (
     Change,
     Planned,
@@ -133,6 +136,8 @@ class ClusterState:
     site_orders: int = 0
     paused: set[str] = field(default_factory=set)  # reconfigurations
     pauses: dict[str, int] = field(default_factory=dict)  # records of it, by reconfiguration
+    autopilot: Orders = field(default_factory=Orders)
+    autopilot_orders: int = 0
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
     distrusted: set[str] = field(default_factory=set)  # moves whose source is not to serve what it sealed
     #: epochs of which replicas tell and the ledger does not, as an older copy of it does not
@@ -535,6 +540,15 @@ class ClusterState:
         self.standbys[operator] = record.payload["count"]
         self.standby_orders = max(self.standby_orders, int(number))
 
+    def order_autopilot(self, orders: Orders) -> None:
+        if orders != self.autopilot:
+            item = f"autopilot/{self.autopilot_orders + 1}"
+            self._append(item, RecordState.NEW, None, orders.to_dict())
+
+    def _fold_autopilot(self, rest: str, record: Record) -> None:
+        self.autopilot = Orders.of(record.payload)
+        self.autopilot_orders = max(self.autopilot_orders, int(rest))
+
     # -- pauses -------------------------------------------------------------------------------------------
 
     def pause(self, reconfiguration: str, paused: bool) -> None:
@@ -587,4 +601,5 @@ FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "standbys": ClusterState._fold_standbys,
     "pause": ClusterState._fold_pause,
     "stood": ClusterState._fold_stood,
+    "autopilot": ClusterState._fold_autopilot,
 }

@@ -21,7 +21,7 @@ from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfig
 from stateflow.client.cluster import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import one_line
-from stateflow.reports import RefusedReplica
+from stateflow.reports import Placement, RefusedReplica
 from stateflow.types import node_of, ranges, worker_of
 
 WATCH_INTERVAL_S = 1.0
@@ -259,6 +259,25 @@ def _promise(move: MoveReport, max_pause_ms: float) -> str:
         return said
     fits = move.predicted_pause_ms + move.margin_ms <= max_pause_ms
     return f"{said} + {move.margin_ms:.1f} ms margin {'≤' if fits else '>'} {max_pause_ms:g} ms allowed"
+
+
+def placement(proposed: Placement) -> RenderableType:
+    """What would move, why, and what would come of it."""
+    if not proposed.moves:
+        return Text("nothing to move: everything is where the policies want it")
+    table = new_table(
+        "operator", "partition", "from", "to", "state", "because", numbers=("partition", "state"), spare=("state",)
+    )
+    for move in proposed.moves:
+        table.add_row(move.operator, str(move.partition), move.source, move.target, size(move.bytes), move.reason)
+    whole = sum(move.bytes for move in proposed.moves)
+    said = Text(
+        f"{len(proposed.moves)} moves, {size(whole)}; a pause of {proposed.pause_ms:.0f} ms each is expected, up to "
+        f"{proposed.pause_ms_at_most:.0f} ms promised, beside what changes meanwhile\n"
+        f"most over its share: rows {proposed.uneven_rows:.2f} now, {proposed.uneven_rows_after:.2f} then; "
+        f"bytes {proposed.uneven_bytes:.2f} now, {proposed.uneven_bytes_after:.2f} then\nnothing was moved"
+    )
+    return Group(table, said)
 
 
 def moves(reports: tuple[MoveReport, ...]) -> RenderableType:

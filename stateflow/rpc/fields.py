@@ -129,6 +129,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     # names
     "operator": NAMED,
     "RebalanceRequest.operator": optional(NAMED),  # all
+    "PlaceRequest.operator": optional(NAMED),  # all
     "CheckpointRequest.operator": optional(NAMED),  # all
     "RequestSample.operator": optional(NAMED),
     "OperatorSpec.name": NAMED,
@@ -138,12 +139,16 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "replica": NAMED,
     "Unserved.owner": NAMED,
     "sites": NAMED,
+    "ApplyHeader.site": optional(NAMED),
+    "origins": (NAMED, COUNT),
     "waiting": NAMED,
     "to": NAMED,
     "RestoreOperatorRequest.to": optional(NAMED),
     "savepoint": optional(NAMED),
     "Move.source": optional(NAMED),
     "Move.target": NAMED,
+    "ProposedMove.target": NAMED,
+    "ProposedMove.source": NAMED,
     # ids
     "id": IDENTIFIED,
     "move_id": IDENTIFIED,
@@ -201,6 +206,8 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "what": TEXT,
     "remedy": TEXT,
     "note": TEXT,
+    "reason": TEXT,
+    "policies": WORD,
     "Fault.where": (TEXT, TEXT),
     "state_schema": STATES,
     # bytes: what is in them is checked by whoever reads them
