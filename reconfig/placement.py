@@ -377,6 +377,9 @@ def by_locality(view: View) -> tuple[list[Wish], View]:
         here = sites_of.get(owner)
         if total < ORIGIN_ROWS_MIN or here is None:
             continue
+        if len(seen.origins) == 1 and here in seen.origins:  # as most are, where it has settled
+            tied[partition] = here
+            continue
         # others than these are not known to be nearer
         near = {here, *seen.origins}.union(*(known.get(site, ()) for site in seen.origins))
         able = [site for site in near if site in at_site and view.may_be_at(partition, site)]
