@@ -74,7 +74,12 @@ REGISTRY = {
     "backfill": Benchmark("benchmarks.backfill", ("T5",), "does memory grow with a batch DataFrame?"),
     "direct": Benchmark("benchmarks.direct", ("T2",), "what does a record cost without Spark?"),
     "scale": Benchmark("benchmarks.scale", ("T3",), "does it scale with replicas, keys and state?"),
-    "plan": Benchmark("benchmarks.plan", ("S1",), "how long does planning take for 10,000 replicas, and what moves?"),
+    "plan": Benchmark(
+        "benchmarks.plan",
+        ("S1", "S2"),
+        "how long does planning take for 10,000 replicas, and what moves?",
+        questions={"S2": "what do placement policies want of skewed loads, and how long do they take?"},
+    ),
     "nexmark": Benchmark("benchmarks.nexmark", ("M4",), "do realistic operators give the same while they move?"),
     "edge": Benchmark("benchmarks.edge", ("M5",), "how long is a pause between edge sites, over a shaped link?"),
     "latency": Benchmark(

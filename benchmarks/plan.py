@@ -3,10 +3,14 @@
 A partition's operator has at most 65,536 of them, so there are several operators. Placing new operators is the ring's
 work; when a replica joins or leaves ``rebalance`` says what moves. The optimum moves the newcomer's share, or what the
 one that left had.
+
+S2: what do placement policies want, of partitions whose loads are skewed as Zipf has it, and a tenth of whose rows come
+from elsewhere? No partition has more than half a replica's share: one cannot be cut.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -15,15 +19,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import Correctness, Record, Target, spread
+from reconfig.placement import UNEVEN_MAX, PolicyName, Seen, View, decide, uneven
 from stateflow.ring import propose, rebalance
 from stateflow.types import PartitionId, ReplicaInfo
 
 OPERATORS = 16
+SITES = 400
+AWAY = 0.1  # of partitions
 FULL, QUICK = (10_000, 1_000_000), (10_000, 1_000_000)
 Owners = dict[PartitionId, str]
 
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    if experiment == "S2":
+        return _run_policies(quick=quick, seed=seed)
     rng = random.Random(seed)
     replicas, partitions = QUICK if quick else FULL
     runs = 2 if quick else 5
@@ -66,6 +75,66 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
         settings={"quick": quick, "replicas": replicas, "partitions": partitions, "operators": OPERATORS, "runs": runs},
         seed=seed,
     )
+
+
+def _run_policies(*, quick: bool, seed: int) -> Record:
+    rng = random.Random(seed)
+    took: dict[str, list[float]] = {"load": [], "locality": [], "ring": []}
+    before: list[float] = []
+    after: list[float] = []
+    shares: dict[str, list[float]] = {name: [] for name in took}
+    parts: list[Correctness] = []
+    replicas, partitions = FULL
+    for _ in range(1 if quick else 5):
+        view, away = _skewed(rng, replicas, partitions)
+        before.append(uneven(view))
+        for name, times in took.items():
+            wishes = _timed(times, lambda view=view, name=name: decide([PolicyName(name)], view))
+            shares[name].append(len(wishes) / partitions)
+            moved = view.after(wishes)
+            if name == "load":
+                after.append(uneven(moved))
+            known = {info.name: info.site for info in view.replicas}
+            right = name != "locality" or away == {wish.partition: known[wish.target] for wish in wishes}
+            lost = sum(owner not in known for owner in moved.owners.values())
+            parts.append(Correctness(lost, len(moved.owners) - partitions, 0, right))
+    return Record(
+        experiment="S2",
+        figures={
+            "seconds": {name: spread(values) for name, values in took.items()},
+            "moved_share": {name: spread(values) for name, values in shares.items()},
+            "most_over_share_before": spread(before),
+            "most_over_share_after_load": spread(after),
+        },
+        targets=[
+            Target("seconds to plan, worst policy", max(map(max, took.values())), 10.0, "at_most"),
+            Target("most rows over a replica's share, after load", max(after), UNEVEN_MAX, "at_most"),
+        ],
+        correctness=Correctness.of_all(parts),
+        settings={"quick": quick, "replicas": replicas, "partitions": partitions, "sites": SITES},
+        seed=seed,
+    )
+
+
+def _skewed(rng: random.Random, replicas: int, partitions: int) -> tuple[View, dict[PartitionId, str]]:
+    """And the site that the rows of a partition come from, where that is not its owner's."""
+    infos = [ReplicaInfo(f"r{number}", f"s{number % SITES}", "none") for number in range(replicas)]
+    ids = [PartitionId(f"operator-{n % OPERATORS}", n // OPERATORS) for n in range(partitions)]
+    # 1/rank, of ranks that begin where the first has half a replica's share
+    first = next(rank for rank in range(1, partitions) if rank * math.log(1 + partitions / rank) >= 2 * replicas)
+    ranks = list(range(first, first + partitions))
+    rng.shuffle(ranks)
+    owners: Owners = {}
+    seen: dict[PartitionId, Seen] = {}
+    away: dict[PartitionId, str] = {}
+    for number, (partition, rank) in enumerate(zip(ids, ranks, strict=True)):
+        info, rows = infos[number % replicas], 1e6 / rank
+        owners[partition] = info.name
+        origin = f"s{rng.randrange(SITES)}" if rng.random() < AWAY else info.site
+        if origin != info.site:
+            away[partition] = origin
+        seen[partition] = Seen(int(1e9 / rank), rows, 100 * rows, {origin: rows})
+    return View(owners, infos, seen), away
 
 
 def _place(infos: Sequence[ReplicaInfo], partitions: int) -> Owners:

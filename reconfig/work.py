@@ -30,6 +30,7 @@ class Cause(StrEnum):
     DRAIN = "drain"
     FAILOVER = "failover"
     STANDBY = "standby"
+    AUTOPILOT = "autopilot"
 
 
 class ReconfigurationState(StrEnum):
@@ -68,7 +69,7 @@ class PlannedMove(_Transfer):
 
     ``options``: what was asked; ``strategy``, ``patience_s`` (0: the default) and ``bandwidth_max`` (bytes a second for
     the base; 0: no limit) are what came of it for this move. ``asked``: the name its caller used as target. ``round``:
-    moves of one go on side by side; it begins when the one before has ended.
+    moves of one go on side by side; it begins when the one before has ended. ``reason``: why a policy wanted it.
     """
 
     granted_epoch: int
@@ -79,6 +80,7 @@ class PlannedMove(_Transfer):
     cause: Cause = Cause.MIGRATE
     asked: str = ""
     round: int = 0
+    reason: str = ""
 
     @property
     def max_pause_ms(self) -> float:
@@ -163,7 +165,10 @@ def to_payload(work: Work) -> dict[str, Any]:
         "standby_move": takeover.standby_move if takeover else "",
         "asked": move.asked if move else "",
     }
-    return fields | {"round": move.round, "options": _options_payload(move.options)} if move else fields
+    if move is None:
+        return fields
+    fields |= {"round": move.round, "options": _options_payload(move.options)}
+    return fields | ({"reason": move.reason} if move.reason else {})
 
 
 def _options_payload(options: MoveOptions) -> dict[str, Any]:
@@ -217,6 +222,7 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
                 Cause(payload.get("kind", Cause.MIGRATE)),
                 payload.get("asked", ""),
                 payload.get("round", 0),
+                payload.get("reason", ""),
             )
 
 

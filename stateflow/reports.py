@@ -86,13 +86,15 @@ class MoveReport(Report, _Failing):
     base_bytes: int = 0
     #: of a take-over: what it rests on, and what is lost
     note: str = ""
+    #: why a policy wanted it; empty: people did
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration(Report):
     """``state``: RUNNING, PAUSED, COMPLETED (every move did) or FAILED (at least one did not).
 
-    ``kind``: migrate, rebalance, drain or failover.
+    ``kind``: migrate, rebalance, drain, failover or autopilot.
     """
 
     id: str
@@ -149,6 +151,43 @@ class AgentReport(Report):
     python: str
     limits: str
     replicas: tuple[ChildReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedMove(Report):
+    """What a policy wishes. ``bytes``: of state, on disk."""
+
+    operator: str
+    partition: int
+    source: str
+    target: str
+    reason: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement(Report):
+    """What policies wish, and what would come of it. ``uneven``: the most that a node has over its weight's share, of
+    rows a second and of bytes; 1.0: all have theirs. ``pause_ms``: expected of each move beside the bytes that have to
+    cross meanwhile, and up to what is promised."""
+
+    moves: tuple[ProposedMove, ...]
+    uneven_rows: float
+    uneven_rows_after: float
+    uneven_bytes: float
+    uneven_bytes_after: float
+    pause_ms: float
+    pause_ms_at_most: float
+
+
+@dataclass(frozen=True, slots=True)
+class AutopilotReport(Report):
+    """What the autopilot is told. ``policies``: in the order of their say; none: it does nothing."""
+
+    policies: tuple[str, ...]
+    max_pause_ms: float | None
+    cool_down_s: float
+    moves_per_minute: float
 
 
 @dataclass(frozen=True, slots=True)

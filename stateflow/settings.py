@@ -174,3 +174,4 @@ class RouterSettings(Settings):
         description="acknowledged rows that a StreamClient keeps, to send them again after a loss",
     )
     chunk_bytes: int = Field(default=1 << 20, ge=4096, le=3 << 20)
+    site: str = Field(default="", description="where the rows it sends come from; empty: it does not say")

@@ -24,6 +24,8 @@ item                            records
 ``adopted/<ledger>``            NEW {}: replicas that belong to that ledger belong to this one from now on
 ``standbys/<operator>/<n>``     NEW {count}: so many copies beside the owner are wanted from now on
 ``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on
+``autopilot/<n>``               NEW {policies, max_pause_ms, cool_down_s, moves_per_minute}: partitions go where these
+                                want them, from now on; none: no more
 ``stood/<id>``                  NEW {ms}: for so long the operator was stopped while all moves went on
 ``agent/<name>/<n>``            NEW {site, address, labels, cores, …, directory, place}: an agent registered
 ``dismiss/<name>/<n>``          NEW {}: the agent is not known any more, and nothing is wanted of it
@@ -39,6 +41,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from reconfig.autopilot import Orders
 from reconfig.work import (
     Change,
     Planned,
@@ -138,6 +141,8 @@ class ClusterState:
     site_orders: int = 0
     paused: set[str] = field(default_factory=set)  # reconfigurations
     pauses: dict[str, int] = field(default_factory=dict)  # records of it, by reconfiguration
+    autopilot: Orders = field(default_factory=Orders)
+    autopilot_orders: int = 0
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
     agents: dict[str, AgentInfo] = field(default_factory=dict)
     agent_homes: dict[str, Home] = field(default_factory=dict)
@@ -600,6 +605,15 @@ class ClusterState:
         self.standbys[operator] = record.payload["count"]
         self.standby_orders = max(self.standby_orders, int(number))
 
+    def order_autopilot(self, orders: Orders) -> None:
+        if orders != self.autopilot:
+            item = f"autopilot/{self.autopilot_orders + 1}"
+            self._append(item, RecordState.NEW, None, orders.to_dict())
+
+    def _fold_autopilot(self, rest: str, record: Record) -> None:
+        self.autopilot = Orders.of(record.payload)
+        self.autopilot_orders = max(self.autopilot_orders, int(rest))
+
     # -- pauses -------------------------------------------------------------------------------------------
 
     def pause(self, reconfiguration: str, paused: bool) -> None:
@@ -655,4 +669,5 @@ FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "agent": ClusterState._fold_agent,
     "dismiss": ClusterState._fold_dismiss,
     "spawn": ClusterState._fold_spawn,
+    "autopilot": ClusterState._fold_autopilot,
 }

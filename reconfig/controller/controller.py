@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import grpc.aio
 
@@ -15,6 +15,7 @@ from reconfig.controller.context import ClusterStates, ControllerContext
 from reconfig.controller.deployments import Deployments
 from reconfig.controller.executor import Executor
 from reconfig.controller.leaving import Leaving
+from reconfig.controller.placing import Placing
 from reconfig.controller.rebalancing import AutoRebalance
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.registration import Registration
@@ -23,10 +24,12 @@ from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.survey import Survey
 from reconfig.controller.takeovers import Takeovers
+from reconfig.placement import PolicyName
 from reconfig.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Ledger
-from stateflow.reports import Deployment
+from stateflow.moves import MoveOptions
+from stateflow.reports import Deployment, Placement, Reconfiguration
 from stateflow.rpc.wire import connect
 from stateflow.runtime.code_key import check_signed
 from stateflow.settings import ControllerSettings
@@ -80,12 +83,20 @@ class Controller:
         self.checkpoints = Checkpoints(context)
         self.agents = Agents(context, connect, grace_s)
         self.survey = Survey(context, self.runs, self.standbys, self.takeovers, self.deployments.created)
+        self._executor = executor
+        self.placing = Placing(context, self.reconfigurations)
         self._auto_rebalance = AutoRebalance(context, self.runs, self.reconfigurations)
 
     async def deploy(self, spec: OperatorSpec, sites: Collection[str] | None) -> Deployment:
         """Raises CodeRefused, and as :meth:`Deployments.deploy` does."""
         check_signed(spec)
         return self.survey.deployment(await self.deployments.deploy(spec, sites))
+
+    async def place(
+        self, operator: str, names: Sequence[PolicyName], options: MoveOptions, dry_run: bool
+    ) -> tuple[Placement, list[Reconfiguration]]:
+        """See :meth:`Placing.place`."""
+        return await self.placing.place(operator, names, options, self._executor.cost(), dry_run)
 
     def deployment(self, operator: str) -> Deployment:
         """Raises OperatorNotDeployed."""
@@ -99,6 +110,7 @@ class Controller:
         self.reconfigurations.resume_all()
         self.context.spawn(self.restores.resume())
         self.context.spawn(self.takeovers.watch())
+        self.context.spawn(self.placing.watch())
         if self.settings.auto_rebalance:
             self.context.spawn(self._auto_rebalance.watch())
 

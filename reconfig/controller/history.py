@@ -10,7 +10,7 @@ from typing import Any
 from reconfig import failover as f
 from reconfig import migration as m
 from reconfig.controller.cluster_state import Recorded
-from reconfig.work import Change, Planned, PlannedTakeover
+from reconfig.work import Change, Planned, PlannedMove, PlannedTakeover
 from stateflow.errors import from_wire
 from stateflow.ledger import Record, RecordState
 from stateflow.reports import MoveReport, Reconfiguration
@@ -79,6 +79,7 @@ def planned_report(planned: Planned) -> MoveReport:
         planned.target,
         f.Phase.PLANNED if isinstance(planned, PlannedTakeover) else m.Phase.WAITING,
         planned.strategy,
+        reason=planned.reason if isinstance(planned, PlannedMove) else "",
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from reconfig import migration as m
 from reconfig import plan, policies
@@ -15,6 +16,7 @@ from reconfig.controller.executor import Executor
 from reconfig.controller.history import past
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running, RunRegistry
+from reconfig.placement import Wish
 from reconfig.plan import Load, Transfer
 from reconfig.work import Cause, PlannedMove, ReconfigurationState
 from stateflow import ring
@@ -62,6 +64,28 @@ class Reconfigurations:
             moves = ring.rebalance(owners, self._context.alive().values(), self._context.cluster.confined())
             return await self._start_all(moves, options, Cause.REBALANCE, "")
 
+    async def place(self, wishes: Sequence[Wish], options: MoveOptions, cause: Cause) -> list[Reconfiguration]:
+        """What policies wish, as far as it still holds: a partition that is elsewhere by now, or moves, stays. Raises
+        what targets lack; then nothing moves."""
+        if not wishes:
+            return []
+        async with self._context.planning:
+            owners = self._owners({wish.partition.operator for wish in wishes} & self._context.cluster.deployed.keys())
+            alive, busy = self._context.alive(), self.busy()
+            stands = [
+                wish
+                for wish in wishes
+                if owners.get(wish.partition) == wish.source and wish.partition not in busy and wish.target in alive
+            ]
+            reasons = {wish.partition: wish.reason for wish in stands}
+            moves = {wish.partition: wish.target for wish in stands}
+            return await self._start_all(moves, options, cause, "", reasons)
+
+    def busy(self) -> set[PartitionId]:
+        """What moves or is being restored."""
+        restores = {planned.partition for planned, _ in self._context.cluster.open_restores.values()}
+        return restores | {planned.partition for planned in self._context.cluster.changes()}
+
     async def drain(self, replica: str, options: MoveOptions) -> list[Reconfiguration]:
         """Everything leaves one replica, or all workers of a node. Raises UnknownSite, Unavailable when nobody else
         answers, or nobody at the sites of an operator that it owns something of; then nothing moves."""
@@ -106,7 +130,12 @@ class Reconfigurations:
         }
 
     async def _start_all(
-        self, moves: Mapping[PartitionId, str], options: MoveOptions, cause: Cause, asked: str
+        self,
+        moves: Mapping[PartitionId, str],
+        options: MoveOptions,
+        cause: Cause,
+        asked: str,
+        reasons: Mapping[PartitionId, str] = MappingProxyType({}),
     ) -> list[Reconfiguration]:
         by_operator: dict[str, dict[int, str]] = {}
         for partition, target in moves.items():
@@ -114,7 +143,7 @@ class Reconfigurations:
         for operator, targets in by_operator.items():  # all of them, before the first is recorded
             self._check_free(operator, targets)
         return [
-            await self._start(self._context.cluster.operator(operator), targets, options, cause, asked)
+            await self._start(self._context.cluster.operator(operator), targets, options, cause, asked, reasons)
             for operator, targets in sorted(by_operator.items())
         ]
 
@@ -149,7 +178,13 @@ class Reconfigurations:
                 )
 
     async def _start(
-        self, deployed: Deployed, targets: Mapping[int, str], options: MoveOptions, cause: Cause, asked: str
+        self,
+        deployed: Deployed,
+        targets: Mapping[int, str],
+        options: MoveOptions,
+        cause: Cause,
+        asked: str,
+        reasons: Mapping[PartitionId, str] = MappingProxyType({}),
     ) -> Reconfiguration:
         """Record the moves and begin them. Called with ``planning`` held."""
         operator = deployed.spec.name
@@ -194,6 +229,7 @@ class Reconfigurations:
                 cause,
                 asked,
                 number,
+                reasons.get(transfer.partition, ""),
             )
             for number, round_ in enumerate(rounds)
             for transfer in round_

@@ -30,6 +30,7 @@ from stateflow.rpc.control import (
     taken_of,
     taken_over_of,
     takeover_to_pb,
+    view_of,
 )
 from stateflow.rpc.wire import answered, connected, remote_error, replica_to_pb, spec_to_pb
 from stateflow.runtime.authority import Command
@@ -45,6 +46,7 @@ from stateflow.runtime.control import (
     TakenOver,
     TakeOver,
 )
+from stateflow.runtime.view import PartitionView
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -112,6 +114,12 @@ class Replicas:
         request = rpb.StatsRequest(after=_NO_REQUESTS, sizes=True)
         reply = await self._call(name, "Stats", request, within_s)
         return {v.partition: Load(v.bytes, v.batch_rate) for v in reply.partitions if v.operator == operator}
+
+    async def views(self, name: str, within_s: float, *, sizes: bool) -> list[PartitionView]:
+        """Of every partition that is there in some form."""
+        request = rpb.StatsRequest(after=_NO_REQUESTS, sizes=sizes)
+        reply = await self._call(name, "Stats", request, within_s)
+        return [view_of(view) for view in reply.partitions]
 
     # -- moves --------------------------------------------------------------------------------------------
 

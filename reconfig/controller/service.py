@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from reconfig.autopilot import Orders
 from reconfig.controller.claims import Piece
 from reconfig.controller.cluster_state import Home
 from reconfig.controller.context import ClusterStates
@@ -20,10 +21,12 @@ from reconfig.controller.processes import here, is_gone
 from reconfig.controller.registration import Admitted, Answer, Arrival, Beat, Incoming
 from reconfig.controller.restores import Request
 from reconfig.controller.takeovers import Superseded
+from reconfig.placement import policies_named
 from reconfig.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
+from stateflow.reports import AutopilotReport
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
@@ -34,8 +37,11 @@ from stateflow.rpc.control import taken_to_pb, view_of
 from stateflow.rpc.health import add_health
 from stateflow.rpc.reports import (
     adopted_to_pb,
+    autopilot_of,
+    autopilot_to_pb,
     cluster_to_pb,
     deployment_to_pb,
+    placement_to_pb,
     reconfiguration_to_pb,
     restored_to_pb,
     standby_to_pb,
@@ -189,6 +195,24 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def Drain(self, request: cpb.DrainRequest, controller: Controller) -> cpb.ReconfigurationList:
         started = await controller.reconfigurations.drain(request.replica, _options_of(request.options))
         return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, started))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def Place(self, request: cpb.PlaceRequest, controller: Controller) -> cpb.PlaceReply:
+        names, options = policies_named(",".join(request.policies)), _options_of(request.options)
+        placement, begun = await controller.place(request.operator, names, options, request.dry_run)
+        return placement_to_pb(placement, begun)
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def Autopilot(self, request: cpb.AutopilotRequest, controller: Controller) -> cpb.AutopilotOrders:
+        if request.HasField("orders"):
+            told = autopilot_of(request.orders)
+            fields = told.to_dict() | {"policies": list(told.policies)}
+            await controller.placing.order(Orders.of(fields))
+        return autopilot_to_pb(AutopilotReport(**_said(controller.context.cluster.autopilot)))
 
     @unary
     @of_the_term
@@ -398,6 +422,10 @@ def _piece_of(message: cpb.ClaimRequest) -> Piece:
         message.first,
         message.last,
     )
+
+
+def _said(orders: Orders) -> dict[str, Any]:
+    return orders.to_dict() | {"policies": tuple(map(str, orders.policies))}
 
 
 def _options_of(message: cpb.MoveOptions) -> MoveOptions:

@@ -18,7 +18,9 @@ from stateflow.cli.options import (
     MaxPause,
     Order,
     Patience,
+    Policies,
     Strategy,
+    milliseconds,
     move_options,
 )
 from stateflow.cli.output import console, emit, fields_of
@@ -108,6 +110,8 @@ def partitions(
 @app.command()
 def rebalance(
     operator: Annotated[str | None, typer.Argument(help="Default: all.")] = None,
+    policy: Policies = "ring",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move, and why.")] = False,
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
     strategy: Strategy = "auto",
@@ -116,9 +120,56 @@ def rebalance(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Bring every replica to its weight's share of partitions, by as few moves as that takes."""
-    options = move_options(max_pause, max_bandwidth, strategy, order, patience)
-    wait_for(Cluster(controller).rebalance(operator or "", options), as_json)
+    """Bring every replica to its weight's share of partitions, by as few moves as that takes; or partitions to where
+    their load, or their rows, want them."""
+    options, cluster = move_options(max_pause, max_bandwidth, strategy, order, patience), Cluster(controller)
+    names = [name.strip() for name in policy.split(",")]
+    if dry_run:
+        proposed = cluster.propose(*names, operator=operator or "")
+        if as_json:
+            emit(fields_of(proposed))
+        else:
+            console.print(show.placement(proposed))
+    elif names == ["ring"]:
+        wait_for(cluster.rebalance(operator or "", options), as_json)
+    else:
+        wait_for(cluster.place(*names, operator=operator or "", options=options), as_json)
+
+
+@app.command()
+def autopilot(
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="locality, load, ring, or several: the first has most say.")
+    ] = None,
+    max_pause: MaxPause = None,
+    cool_down: Annotated[
+        str, typer.Option("--cool-down", help="A partition that has moved is left alone for so long.")
+    ] = "60s",
+    moves_per_minute: Annotated[float, typer.Option("--moves-per-minute", help="That begin, at most.")] = 60.0,
+    off: Annotated[bool, typer.Option("--off", help="Move nothing by itself any more.")] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Have partitions follow their rows and their load from now on; without options: say what it is told."""
+    cluster = Cluster(controller)
+    if off or policy is not None:
+        names = [] if off or policy is None else [name.strip() for name in policy.split(",")]
+        most = move_options(max_pause, None, "auto", "number", None).max_pause_ms
+        told = cluster.autopilot(
+            *names, max_pause_ms=most, cool_down_s=milliseconds(cool_down) / 1e3, moves_per_minute=moves_per_minute
+        )
+    else:
+        told = cluster.autopilot_orders()
+    if as_json:
+        emit(fields_of(told))
+    elif not told.policies:
+        console.print("the autopilot is off")
+    else:
+        pause = "no pause budget" if told.max_pause_ms is None else f"pauses within {told.max_pause_ms:g} ms"
+        console.print(
+            f"the autopilot follows {', '.join(told.policies)}: {pause}, a partition rests for {told.cool_down_s:g} s, "
+            f"{told.moves_per_minute:g} moves a minute at most; `stateflow reconfig list` shows what it did"
+        )
 
 
 @app.command()

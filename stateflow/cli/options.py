@@ -75,6 +75,11 @@ Patience = Annotated[
 ]
 
 
+Policies = Annotated[
+    str, typer.Option("--policy", help="ring, load, locality, or several: the first has most say, e.g. locality,load.")
+]
+
+
 def milliseconds(text: str) -> float:
     """``50ms``, ``0.2s``, ``300us``; a bare number is milliseconds. Raises InvalidArgument."""
     match = re.fullmatch(r"([0-9.]+)\s*(us|ms|s)?", text.strip())

@@ -108,6 +108,7 @@ def replica(
         typer.Option(help="Processes: each has some of its partitions, and a core.", min=1, max=WORKERS_MAX),
     ] = 1,
     worker: Annotated[int | None, typer.Option(hidden=True, help="Which of a node's.")] = None,
+    lock: Annotated[int | None, typer.Option(hidden=True, help="A file that it has open until it ends.")] = None,
     checkpoints: Annotated[
         str | None,
         typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL for checkpoints, or @FILE with it."),
@@ -126,6 +127,8 @@ def replica(
     check_outside("a replica")
     if stop_with_parent:
         keep_stdout()
+    if lock is not None:
+        os.set_inheritable(lock, False)  # what an operator starts may live longer
     raise_limit()
     os.umask(UMASK)
     settings = ReplicaSettings()

@@ -44,6 +44,7 @@ def list_(
         "longest pause",
         "begun",
         numbers=("moves", "failed", "longest pause"),
+        spare=("strategy", "begun", "kind", "moves", "failed"),
     )
     for report in found:
         failed = sum(bool(move.error) for move in report.moves)
@@ -142,6 +143,7 @@ def slowest(
         "predicted",
         "sent",
         numbers=("partition", "pause", "predicted", "sent"),
+        spare=("strategy", "predicted", "sent", "operator"),
     )
     for m, each in found:
         table.add_row(

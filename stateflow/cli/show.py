@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import sleep
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -20,12 +21,13 @@ from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfig
 from stateflow.client.cluster import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import one_line
-from stateflow.reports import RefusedReplica
+from stateflow.reports import Placement, RefusedReplica
 from stateflow.types import node_of, ranges, worker_of
 
 WATCH_INTERVAL_S = 1.0
 #: a move that goes on says how it stands, where nothing can be drawn
 SAY_EVERY_S = 3.0
+_UNBOUNDED = 1 << 15
 
 
 def plain(value: str | Text) -> Text:
@@ -34,12 +36,37 @@ def plain(value: str | Text) -> Text:
 
 
 class PlainTable(Table):
+    #: columns that are left out where others would be cut or folded, in this order, and said to be
+    spare: tuple[str, ...] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbounded = options.update(width=_UNBOUNDED)
+        for count in range(len(self.spare) + 1):
+            left_out = self.spare[:count]
+            table = self._without(left_out)
+            if Measurement.get(console, unbounded, table).maximum <= options.max_width:
+                break
+        yield from Table.__rich_console__(table, console, options)
+        if left_out:
+            yield Text(f"too narrow for: {', '.join(left_out)}", "dim")
+
+    def _without(self, names: Collection[str]) -> Table:
+        if not names:
+            return self
+        kept = [column for column in self.columns if column.header not in names]
+        table = Table(*(column.copy() for column in kept), box=self.box, pad_edge=self.pad_edge)
+        for row, *cells in zip(self.rows, *(column.cells for column in kept), strict=True):
+            table.add_row(*cells, style=row.style, end_section=row.end_section)
+        return table
+
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         super().add_row(*(plain(cell) if isinstance(cell, str | Text) else cell for cell in cells), **options)
 
 
-def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
+def new_table(*columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ...] = ()) -> Table:
+    """Args: spare: columns that are left out where there is no room for all, the first one first."""
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.spare = spare
     for column in columns:
         number = column in numbers
         table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
@@ -236,6 +263,25 @@ def _promise(move: MoveReport, max_pause_ms: float) -> str:
     return f"{said} + {move.margin_ms:.1f} ms margin {'≤' if fits else '>'} {max_pause_ms:g} ms allowed"
 
 
+def placement(proposed: Placement) -> RenderableType:
+    """What would move, why, and what would come of it."""
+    if not proposed.moves:
+        return Text("nothing to move: everything is where the policies want it")
+    table = new_table(
+        "operator", "partition", "from", "to", "state", "because", numbers=("partition", "state"), spare=("state",)
+    )
+    for move in proposed.moves:
+        table.add_row(move.operator, str(move.partition), move.source, move.target, size(move.bytes), move.reason)
+    whole = sum(move.bytes for move in proposed.moves)
+    said = Text(
+        f"{len(proposed.moves)} moves, {size(whole)}; a pause of {proposed.pause_ms:.0f} ms each is expected, up to "
+        f"{proposed.pause_ms_at_most:.0f} ms promised, beside what changes meanwhile\n"
+        f"most over its share: rows {proposed.uneven_rows:.2f} now, {proposed.uneven_rows_after:.2f} then; "
+        f"bytes {proposed.uneven_bytes:.2f} now, {proposed.uneven_bytes_after:.2f} then\nnothing was moved"
+    )
+    return Group(table, said)
+
+
 def moves(reports: tuple[MoveReport, ...]) -> RenderableType:
     table = new_table(
         *(
@@ -252,6 +298,7 @@ def moves(reports: tuple[MoveReport, ...]) -> RenderableType:
             "took",
         ),
         numbers=("partition", "warm", "reused", "delta", "rounds", "predicted", "pause", "took"),
+        spare=("rounds", "reused", "delta", "predicted", "warm", "took"),
     )
     for m in reports:
         good = m.state == "COMPLETED"

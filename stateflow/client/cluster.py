@@ -34,9 +34,11 @@ from stateflow.partitioner import partition_of
 from stateflow.reports import (
     AdoptedOperator,
     AgentReport,
+    AutopilotReport,
     CheckpointReport,
     ChildReport,
     ClusterStatus,
+    Placement,
     Reconfiguration,
     ReplicaStatistics,
     RestoredPartition,
@@ -188,11 +190,14 @@ class Cluster:
         schema: str | pa.Schema | None = None,
         acknowledged: int | Callable[[], int | None] | None = None,
         settings: RouterSettings | None = None,
+        site: str = "",
     ) -> StreamClient:
         """The newest client of a source, see :class:`~stateflow.client.stream.StreamClient`."""
         if source == INITIAL:
             raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
-        return StreamClient(self.address, operator, source, schema=schema, acknowledged=acknowledged, settings=settings)
+        return StreamClient(
+            self.address, operator, source, schema=schema, acknowledged=acknowledged, settings=settings, site=site
+        )
 
     def sources(self, operator: str) -> list[SourceReport]:
         """Whoever has sent to an operator, as far as its partitions know; those that sent last come last."""
@@ -256,6 +261,46 @@ class Cluster:
         """Bring every replica that answers to its weight's share, by as few moves as that takes; one reconfiguration
         per operator, none when nothing is to do."""
         return self._migrations(self._client.rebalance(operator, _asked(options, changed)))
+
+    def propose(self, *policies: str, operator: str = "") -> Placement:
+        """What placement policies would move now, and what would come of it; nothing is moved.
+
+        Args: policies: ``ring``, ``load``, ``locality``, in the order of their say; see docs/moving-state.md.
+
+        Measures for two seconds where nobody has lately. Raises InvalidArgument, OperatorNotDeployed.
+        """
+        return self._client.place(operator, policies, moves.DEFAULT, dry_run=True)[0]
+
+    def place(
+        self, *policies: str, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any
+    ) -> list[Migration]:
+        """Have partitions go where these policies want them now, as :meth:`propose` says; one reconfiguration per
+        operator, none when nothing is to do."""
+        asked = _asked(options, changed)
+        return self._migrations(self._client.place(operator, policies, asked, dry_run=False)[1])
+
+    def autopilot(
+        self,
+        *policies: str,
+        max_pause_ms: float | None = None,
+        cool_down_s: float = 60.0,
+        moves_per_minute: float = 60.0,
+    ) -> AutopilotReport:
+        """Have the controller bring partitions to where these policies want them, from now on; none: no more.
+
+        Args:
+            max_pause_ms: a partition is cut over only when its pause is predicted to be within; None: no budget.
+            cool_down_s: a partition that has moved is left alone for so long, and a wish must stand for a quarter of
+                it.
+            moves_per_minute: that begin, at most.
+
+        Raises InvalidArgument.
+        """
+        return self._client.autopilot(AutopilotReport(policies, max_pause_ms, cool_down_s, moves_per_minute))
+
+    def autopilot_orders(self) -> AutopilotReport:
+        """What the autopilot is told now."""
+        return self._client.autopilot(None)
 
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
         """Give a replica's name to the data directory that asks for it (``directory``: to which, where several do).

@@ -35,6 +35,7 @@ from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.timers import to_us
 from stateflow.settings import RouterSettings
+from stateflow.types import check_name
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -113,6 +114,7 @@ class StreamClient:
             looks it up, called when the source is this client's: until then a predecessor may be told of more.
             Partitions tell each other's losses; but where all that knew of a batch lost it, only the application can
             tell.
+        site: where the rows come from, so that ``autopilot`` may bring their state there.
     """
 
     def __init__(
@@ -124,11 +126,16 @@ class StreamClient:
         schema: str | pa.Schema | None = None,
         acknowledged: int | Callable[[], int | None] | None = None,
         settings: RouterSettings | None = None,
+        site: str = "",
     ) -> None:
         source_given(source)
+        if site:
+            check_name("site", site)
         if acknowledged is not None and not callable(acknowledged):
             number_given(acknowledged, "acknowledged")
         settings = settings or RouterSettings()
+        if site:
+            settings = settings.model_copy(update={"site": site})
         self._router = Router(controller, operator, settings)
         self.source = source
         self._schema = parse_ddl(schema) if isinstance(schema, str) else schema

@@ -33,6 +33,8 @@ from stateflow.demo.source import Read, replay
 from stateflow.demo.telling import Telling
 from stateflow.demo.windows import human_bytes, percentile
 from stateflow.errors import InvalidArgument, StateflowError
+from stateflow.node.workers import nobody_in
+from stateflow.settings import ReplicaSettings
 from stateflow.spark import apply_operator, local_session
 from stateflow.testing import LocalCluster
 
@@ -73,15 +75,18 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
-    """Tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, or what the cluster or Spark failed
-    with."""
+    """Tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, DataDirLocked, or what the cluster or
+    Spark failed with."""
     console = Console(stderr=tell_stderr, markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(stderr=tell_stderr, markup=False, emoji=False, width=LOG_WIDTH)
     work = options.out / "work"
     if options.out.exists() and not options.out.is_dir():
         raise InvalidArgument("the report needs a directory", remedy="name another with --out", path=options.out)
-    shutil.rmtree(work, ignore_errors=True)
+    with contextlib.ExitStack() as claims:  # replicas of a demo that goes on there, or was killed, may be running
+        for node in sorted((work / "cluster").glob("*/NODE")):
+            claims.enter_context(nobody_in(node.parent, ReplicaSettings().stop_timeout_s))
+        shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     console.print(
         Text.assemble(

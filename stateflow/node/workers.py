@@ -2,7 +2,8 @@
 
 Each worker is a replica with a part of the node's data directory: the first has the directory itself, as a replica
 alone has, the others have ``workers/<number>`` in it. Fewer workers than there were run on until they own nothing.
-Whoever runs a node, or a replica alone, has claimed the file ``NODE`` in the directory.
+Whoever runs a node, or a replica alone, has claimed the file ``NODE`` in the directory. Its workers have
+``workers/LOCK`` of it from the start of their processes to their end, which may be after its own.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TextIO, TypeVar, cast
 
 from stateflow.client import Cluster, ClusterStatus, ReplicaStatus
 from stateflow.clock import SYSTEM_CLOCK, Clock
@@ -35,12 +37,14 @@ from stateflow.errors import (
 from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.wire import reached_at
-from stateflow.runtime.environment import Closable, claim
+from stateflow.runtime.environment import claim
 from stateflow.types import WORKER, PartitionId, node_of, ranges, worker_name, worker_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 WORKERS = "workers"
+#: how often it is looked whether former workers have ended
+ENDED_LOOK_S = 0.05
 #: how often it is looked whether partitions should go from one worker to another
 LOOK_S = 5.0
 #: whoever was asked to stop and has not is killed; longer than a replica takes by itself
@@ -73,9 +77,55 @@ def left_behind(data_dir: Path, count: int) -> list[int]:
     return sorted(number for number in found if number >= count)
 
 
-def claim_node(data_dir: Path) -> Closable:
+def claim_node(data_dir: Path) -> TextIO:
     """No other process runs a node or replica there until it is closed. Raises DataDirLocked, InvalidArgument."""
     return claim(data_dir, "NODE")
+
+
+def claim_workers(data_dir: Path) -> TextIO:
+    """No worker of a former node lives, wherever it is in its life. To be called with the node claimed, and handed to
+    whoever is started. Raises DataDirLocked, InvalidArgument."""
+    try:
+        return claim(data_dir / WORKERS, "LOCK")
+    except DataDirLocked as error:
+        raise DataDirLocked(
+            "workers of a node that has ended still hold its data directory",
+            remedy="they end by themselves; kill those that hang",
+            path=data_dir,
+            pids=_holders(data_dir),
+        ) from error
+
+
+def _holders(data_dir: Path) -> str | None:
+    """Numbers of the processes that have claimed a worker's directory: one that has just begun has not."""
+    found: list[str] = []
+    for number in [0, *left_behind(data_dir, 1)]:
+        directory = directory_of(data_dir, number)
+        if (directory / "LOCK").exists():
+            try:
+                with contextlib.suppress(InvalidArgument):
+                    claim(directory, "LOCK").close()
+            except DataDirLocked as error:
+                found.append(error.where["pid"])
+    return ", ".join(found) or None
+
+
+@contextlib.contextmanager
+def nobody_in(data_dir: Path, stop_timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
+    """No process of a node or replica has something there, and none is begun: it can be wiped. Waits for those that are
+    still ending. Raises DataDirLocked, InvalidArgument."""
+    until = clock.monotonic() + stop_timeout_s + KILL_AFTER_S
+    with contextlib.ExitStack() as claims:
+        for take in (claim_node, claim_workers):
+            while True:
+                try:
+                    claims.callback(take(data_dir).close)
+                    break
+                except DataDirLocked:
+                    if clock.monotonic() >= until:
+                        raise
+                time.sleep(ENDED_LOOK_S)
+        yield
 
 
 def behind(address: str, number: int) -> str:
@@ -106,6 +156,7 @@ class Workers:
         self._errors: dict[int, StateflowError] = {}  # what a worker ended with, last
         self._lives: dict[int, asyncio.Task[None]] = {}
         self._tried: set[int] = set()
+        self._lock: TextIO | None = None  # what each worker has, too
         self._changed = asyncio.Event()
         self._said: dict[str, str] = {}
 
@@ -119,7 +170,8 @@ class Workers:
         stopping = asyncio.ensure_future(stop.wait())
         looking = None
         try:
-            await self._wait_for_former(stop)
+            if not await self._wait_for_former(stop):
+                return
             for number in self._numbers:
                 self._begin(number)
             looking = asyncio.create_task(self._look_again_and_again())
@@ -141,21 +193,22 @@ class Workers:
                 if task is not None:
                     task.cancel()
             await asyncio.gather(*map(self._stop, list(self._processes)))
+            if self._lock is not None:
+                self._lock.close()
 
-    async def _wait_for_former(self, stop: asyncio.Event) -> None:
-        """Workers of a node that was killed end by themselves, but not at once. Raises DataDirLocked."""
+    async def _wait_for_former(self, stop: asyncio.Event) -> bool:
+        """Workers of a node that was killed end by themselves, but not at once. False: it is to stop by then. Raises
+        DataDirLocked."""
         until = self._clock.monotonic() + self._node.stop_timeout_s + KILL_AFTER_S
-        for number in self._numbers:
-            directory = directory_of(self._node.data_dir, number)
-            while not stop.is_set() and (directory / "LOCK").exists():
-                try:
-                    with contextlib.suppress(InvalidArgument):  # the worker will say so
-                        claim(directory, "LOCK").close()
-                    break
-                except DataDirLocked:
-                    if self._clock.monotonic() >= until:
-                        raise
-                await asyncio.sleep(0.05)
+        while not stop.is_set():
+            try:
+                self._lock = claim_workers(self._node.data_dir)
+                return True
+            except DataDirLocked:
+                if self._clock.monotonic() >= until:
+                    raise
+            await asyncio.sleep(ENDED_LOOK_S)
+        return False
 
     def _hopeless(self) -> Unavailable:
         errors = [self._errors[number] for number in range(self._count) if number in self._errors]
@@ -190,8 +243,11 @@ class Workers:
     async def _run_process(self, number: int) -> int:
         listen = self._addresses.get(number) or behind(self._node.listen, number)
         arguments = self._node.arguments(number, listen, self._advertised(number))
+        assert self._lock is not None
+        lock = self._lock.fileno()
         process = self._processes[number] = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "stateflow", *arguments, "--json", "--stop-with-parent"),
+            *(sys.executable, "-m", "stateflow", *arguments, "--json", "--stop-with-parent", "--lock", str(lock)),
+            pass_fds=(lock,),  # a claim of its own would come only when it has begun
             stdin=asyncio.subprocess.PIPE,  # whose end it sees when this process ends, however that does
             stdout=asyncio.subprocess.PIPE,  # one line; what an operator prints goes to standard error
             start_new_session=True,  # what a terminal sends reaches it through here

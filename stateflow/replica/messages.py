@@ -36,6 +36,7 @@ def batch_of(header: rpb.ApplyHeader) -> Batch:
         header.rewind,
         session_of(header.session) if header.HasField("session") else None,
         header.known,
+        header.site,
     )
 
 

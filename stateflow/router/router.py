@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError
@@ -159,6 +160,8 @@ class Router:
             arrived.put((address, answers))
 
         replica = ReplicaClient(address)
+        if self.settings.site and not batch.site:
+            batch = replace(batch, site=self.settings.site)
         replica.apply(self.operator, batch, rows, send.parts, chunk_bytes, after, tell)
 
 

@@ -74,6 +74,7 @@ def header_of(operator: str, batch: Batch, schema: bytes) -> rpb.ApplyHeader:
         rewind=batch.rewind,
         session=None if batch.session is None else session_to_pb(batch.session),
         known=batch.known,
+        site=batch.site,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from stateflow.fleet import Request, Spawned
@@ -10,8 +10,10 @@ from stateflow.moves import MoveOptions
 from stateflow.reports import (
     AdoptedOperator,
     AgentReport,
+    AutopilotReport,
     ClusterStatus,
     Deployment,
+    Placement,
     Reconfiguration,
     RestoredPartition,
     StandbyReport,
@@ -26,7 +28,10 @@ from stateflow.rpc.control import taken_of
 from stateflow.rpc.matching import message_of
 from stateflow.rpc.reports import (
     adopted_of,
+    autopilot_of,
+    autopilot_to_pb,
     cluster_of,
+    placement_of,
     reconfiguration_of,
     restored_of,
     standby_of,
@@ -116,6 +121,20 @@ class ClusterClient:
     def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
         request = cpb.RebalanceRequest(operator=operator, options=message_of(cpb.MoveOptions, options))
         return self._begun("Rebalance", request)
+
+    def place(
+        self, operator: str, policies: Sequence[str], options: MoveOptions, dry_run: bool
+    ) -> tuple[Placement, list[Reconfiguration]]:
+        request = cpb.PlaceRequest(
+            operator=operator, policies=policies, options=message_of(cpb.MoveOptions, options), dry_run=dry_run
+        )
+        reply = self._controller.call("Place", request, PLAN_TIMEOUT_S)
+        return placement_of(reply), [reconfiguration_of(message) for message in reply.reconfigurations]
+
+    def autopilot(self, orders: AutopilotReport | None) -> AutopilotReport:
+        """Args: orders: from now on; None: only ask."""
+        message = None if orders is None else autopilot_to_pb(orders)
+        return autopilot_of(self._controller.call("Autopilot", cpb.AutopilotRequest(orders=message), PLAN_TIMEOUT_S))
 
     def drain(self, replica: str, options: MoveOptions) -> list[Reconfiguration]:
         return self._begun("Drain", cpb.DrainRequest(replica=replica, options=message_of(cpb.MoveOptions, options)))

@@ -200,4 +200,5 @@ def view_of(message: rpb.PartitionView) -> PartitionView:
         raise InvalidArgument(
             f"{shown(message.state)} is no state of a partition", remedy="see which version runs there"
         ) from None
-    return value_of(PartitionView, message, partition=PartitionId(message.operator, message.partition), state=state)
+    partition = PartitionId(message.operator, message.partition)
+    return value_of(PartitionView, message, partition=partition, state=state, origins=dict(message.origins))

@@ -321,6 +321,72 @@ class DrainRequest(_message.Message):
     options: MoveOptions
     def __init__(self, replica: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ...) -> None: ...
 
+class PlaceRequest(_message.Message):
+    __slots__ = ("operator", "policies", "options", "dry_run")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    policies: _containers.RepeatedScalarFieldContainer[str]
+    options: MoveOptions
+    dry_run: bool
+    def __init__(self, operator: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class ProposedMove(_message.Message):
+    __slots__ = ("operator", "partition", "source", "target", "reason", "bytes")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    source: str
+    target: str
+    reason: str
+    bytes: int
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., reason: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class PlaceReply(_message.Message):
+    __slots__ = ("moves", "uneven_rows", "uneven_rows_after", "uneven_bytes", "uneven_bytes_after", "pause_ms", "pause_ms_at_most", "reconfigurations")
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_ROWS_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_ROWS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_BYTES_AFTER_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_MS_AT_MOST_FIELD_NUMBER: _ClassVar[int]
+    RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[ProposedMove]
+    uneven_rows: float
+    uneven_rows_after: float
+    uneven_bytes: float
+    uneven_bytes_after: float
+    pause_ms: float
+    pause_ms_at_most: float
+    reconfigurations: _containers.RepeatedCompositeFieldContainer[Reconfiguration]
+    def __init__(self, moves: _Optional[_Iterable[_Union[ProposedMove, _Mapping]]] = ..., uneven_rows: _Optional[float] = ..., uneven_rows_after: _Optional[float] = ..., uneven_bytes: _Optional[float] = ..., uneven_bytes_after: _Optional[float] = ..., pause_ms: _Optional[float] = ..., pause_ms_at_most: _Optional[float] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ...) -> None: ...
+
+class AutopilotRequest(_message.Message):
+    __slots__ = ("orders",)
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    orders: AutopilotOrders
+    def __init__(self, orders: _Optional[_Union[AutopilotOrders, _Mapping]] = ...) -> None: ...
+
+class AutopilotOrders(_message.Message):
+    __slots__ = ("policies", "max_pause_ms", "cool_down_s", "moves_per_minute")
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
+    COOL_DOWN_S_FIELD_NUMBER: _ClassVar[int]
+    MOVES_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    policies: _containers.RepeatedScalarFieldContainer[str]
+    max_pause_ms: float
+    cool_down_s: float
+    moves_per_minute: float
+    def __init__(self, policies: _Optional[_Iterable[str]] = ..., max_pause_ms: _Optional[float] = ..., cool_down_s: _Optional[float] = ..., moves_per_minute: _Optional[float] = ...) -> None: ...
+
 class StandbyRequest(_message.Message):
     __slots__ = ("operator", "count")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
@@ -400,7 +466,7 @@ class ReconfigurationRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class Move(_message.Message):
-    __slots__ = ("id", "partition", "source", "target", "phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "predicted_pause_ms", "pause_ms", "duration_s", "digest", "strategy", "fault", "epoch", "started_us", "fenced_us", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "margin_ms", "bytes_stored", "base_bytes", "note")
+    __slots__ = ("id", "partition", "source", "target", "phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "predicted_pause_ms", "pause_ms", "duration_s", "digest", "strategy", "fault", "epoch", "started_us", "fenced_us", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "margin_ms", "bytes_stored", "base_bytes", "note", "reason")
     ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -427,6 +493,7 @@ class Move(_message.Message):
     BYTES_STORED_FIELD_NUMBER: _ClassVar[int]
     BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     id: str
     partition: int
     source: str
@@ -453,7 +520,8 @@ class Move(_message.Message):
     bytes_stored: int
     base_bytes: int
     note: str
-    def __init__(self, id: _Optional[str] = ..., partition: _Optional[int] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., phase: _Optional[str] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., predicted_pause_ms: _Optional[float] = ..., pause_ms: _Optional[float] = ..., duration_s: _Optional[float] = ..., digest: _Optional[str] = ..., strategy: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., epoch: _Optional[int] = ..., started_us: _Optional[int] = ..., fenced_us: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., margin_ms: _Optional[float] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., partition: _Optional[int] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., phase: _Optional[str] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., predicted_pause_ms: _Optional[float] = ..., pause_ms: _Optional[float] = ..., duration_s: _Optional[float] = ..., digest: _Optional[str] = ..., strategy: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., epoch: _Optional[int] = ..., started_us: _Optional[int] = ..., fenced_us: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., margin_ms: _Optional[float] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., note: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Reconfiguration(_message.Message):
     __slots__ = ("id", "operator", "state", "moves", "max_pause_ms", "created_us", "kind", "strategy")

@@ -77,6 +77,16 @@ class ControllerServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.DrainRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
                 _registered_method=True)
+        self.Place = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Place',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.PlaceRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.PlaceReply.FromString,
+                _registered_method=True)
+        self.Autopilot = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Autopilot',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.AutopilotRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.AutopilotOrders.FromString,
+                _registered_method=True)
         self.Standby = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/Standby',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.StandbyRequest.SerializeToString,
@@ -240,6 +250,18 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Place(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Autopilot(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -426,6 +448,16 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.DrainRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.SerializeToString,
+            ),
+            'Place': grpc.unary_unary_rpc_method_handler(
+                    servicer.Place,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.PlaceRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.PlaceReply.SerializeToString,
+            ),
+            'Autopilot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Autopilot,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.AutopilotRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.AutopilotOrders.SerializeToString,
             ),
             'Standby': grpc.unary_unary_rpc_method_handler(
                     servicer.Standby,
@@ -759,6 +791,60 @@ class ControllerService:
             '/stateflow.rpc.ControllerService/Drain',
             stateflow_dot_rpc_dot_controller__pb2.DrainRequest.SerializeToString,
             stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Place(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Place',
+            stateflow_dot_rpc_dot_controller__pb2.PlaceRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.PlaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Autopilot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Autopilot',
+            stateflow_dot_rpc_dot_controller__pb2.AutopilotRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.AutopilotOrders.FromString,
             options,
             channel_credentials,
             insecure,

@@ -131,6 +131,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     # names
     "operator": NAMED,
     "RebalanceRequest.operator": optional(NAMED),  # all
+    "PlaceRequest.operator": optional(NAMED),  # all
     "CheckpointRequest.operator": optional(NAMED),  # all
     "RequestSample.operator": optional(NAMED),
     "OperatorSpec.name": NAMED,
@@ -140,6 +141,8 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "replica": NAMED,
     "Unserved.owner": NAMED,
     "sites": NAMED,
+    "ApplyHeader.site": optional(NAMED),
+    "origins": (NAMED, COUNT),
     "waiting": NAMED,
     "to": NAMED,
     "RestoreOperatorRequest.to": optional(NAMED),
@@ -150,6 +153,8 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "at": NAMED,
     "Agent.name": NAMED,
     "Agent.site": NAMED,
+    "ProposedMove.target": NAMED,
+    "ProposedMove.source": NAMED,
     # ids
     "id": IDENTIFIED,
     "move_id": IDENTIFIED,
@@ -214,6 +219,8 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "what": TEXT,
     "remedy": TEXT,
     "note": TEXT,
+    "reason": TEXT,
+    "policies": WORD,
     "Fault.where": (TEXT, TEXT),
     "state_schema": STATES,
     # bytes: what is in them is checked by whoever reads them

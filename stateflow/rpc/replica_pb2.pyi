@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ApplyHeader(_message.Message):
-    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us", "attempt", "event_us", "rewind", "session", "known")
+    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us", "attempt", "event_us", "rewind", "session", "known", "site")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class ApplyHeader(_message.Message):
     REWIND_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
     operator: str
     source: str
     batch: int
@@ -32,7 +33,8 @@ class ApplyHeader(_message.Message):
     rewind: bool
     session: SourceSession
     known: bytes
-    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., event_us: _Optional[int] = ..., rewind: _Optional[bool] = ..., session: _Optional[_Union[SourceSession, _Mapping]] = ..., known: _Optional[bytes] = ...) -> None: ...
+    site: str
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., event_us: _Optional[int] = ..., rewind: _Optional[bool] = ..., session: _Optional[_Union[SourceSession, _Mapping]] = ..., known: _Optional[bytes] = ..., site: _Optional[str] = ...) -> None: ...
 
 class SourceSession(_message.Message):
     __slots__ = ("generation_us", "id")
@@ -360,7 +362,14 @@ class InspectRequest(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class PartitionView(_message.Message):
-    __slots__ = ("operator", "partition", "state", "epoch", "sequence", "move_id", "batch_rate", "bytes")
+    __slots__ = ("operator", "partition", "state", "epoch", "sequence", "move_id", "batch_rate", "bytes", "rows", "row_bytes", "origins")
+    class OriginsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +378,9 @@ class PartitionView(_message.Message):
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_RATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
     operator: str
     partition: int
     state: str
@@ -377,7 +389,10 @@ class PartitionView(_message.Message):
     move_id: str
     batch_rate: float
     bytes: int
-    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., move_id: _Optional[str] = ..., batch_rate: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    rows: int
+    row_bytes: int
+    origins: _containers.ScalarMap[str, int]
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., move_id: _Optional[str] = ..., batch_rate: _Optional[float] = ..., bytes: _Optional[int] = ..., rows: _Optional[int] = ..., row_bytes: _Optional[int] = ..., origins: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
     __slots__ = ("operator", "savepoint", "partitions", "command")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from stateflow.reports import (
     AdoptedOperator,
+    AutopilotReport,
     ClusterReport,
     DeployingOperator,
     Deployment,
     MoveReport,
     PartitionReport,
+    Placement,
+    ProposedMove,
     Reconfiguration,
     RefusedReplica,
     ReplicaStatistics,
@@ -42,6 +47,24 @@ def reconfiguration_to_pb(reconfiguration: Reconfiguration) -> cpb.Reconfigurati
 
 def reconfiguration_of(message: cpb.Reconfiguration) -> Reconfiguration:
     return value_of(Reconfiguration, message, moves=tuple(map(move_of, message.moves)))
+
+
+def placement_to_pb(placement: Placement, begun: Iterable[Reconfiguration]) -> cpb.PlaceReply:
+    moves = [message_of(cpb.ProposedMove, move) for move in placement.moves]
+    return message_of(cpb.PlaceReply, placement, moves=moves, reconfigurations=map(reconfiguration_to_pb, begun))
+
+
+def placement_of(message: cpb.PlaceReply) -> Placement:
+    return value_of(Placement, message, moves=tuple(value_of(ProposedMove, move) for move in message.moves))
+
+
+def autopilot_to_pb(report: AutopilotReport) -> cpb.AutopilotOrders:
+    return message_of(cpb.AutopilotOrders, report)
+
+
+def autopilot_of(message: cpb.AutopilotOrders) -> AutopilotReport:
+    most = message.max_pause_ms if message.HasField("max_pause_ms") else None
+    return value_of(AutopilotReport, message, policies=tuple(message.policies), max_pause_ms=most)
 
 
 # -- a cluster --------------------------------------------------------------------------------------------

@@ -292,6 +292,9 @@ def view_to_pb(view: PartitionView) -> rpb.PartitionView:
         move_id=view.move_id,
         batch_rate=view.batch_rate,
         bytes=view.bytes,
+        rows=view.rows,
+        row_bytes=view.row_bytes,
+        origins=view.origins,
     )
 
 

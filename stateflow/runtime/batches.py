@@ -169,6 +169,7 @@ class Batches:
             self._take_up(slot, host)
             rows = shares.arrived(part, host.key)
             ran = host.run(batch, rows, self._clock.now_us(), part.after, part.digest, hand)
+            slot.traffic.came(part.stop - part.start, shares.row_bytes, batch.site)
             self._registry.served_at = now = self._clock.monotonic()
             if isinstance(ran, Ran):
                 member = Member(number, slot, hand, host, ran)

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from stateflow.errors import DataDirLocked, InvalidArgument
 from stateflow.private import UMASK, keep_private
@@ -63,7 +63,7 @@ class WorkLock:
         self._lock = threading.RLock()
 
 
-def claim(directory: Path, file_name: str) -> Closable:
+def claim(directory: Path, file_name: str) -> TextIO:
     """By a file in it, which has the number of the process that has claimed it. See :meth:`Environment.claim`."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o777 & ~UMASK)

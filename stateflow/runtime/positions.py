@@ -43,7 +43,8 @@ class Batch:
     ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
     ``event_us``: the newest event time among the rows its sender has, for all partitions, µs.
     ``attempt``: who sends it, where that is known. ``session``: of the client, where a source belongs to one at a
-    time; its rows must then be the same whenever the batch is sent. ``known``: what it tells a successor.
+    time; its rows must then be the same whenever the batch is sent. ``known``: what it tells a successor. ``site``:
+    where its rows come from, which decides nothing here.
     """
 
     source: str
@@ -55,6 +56,7 @@ class Batch:
     rewind: bool = False
     session: Session | None = None
     known: bytes = b""
+    site: str = ""
 
     @property
     def is_piece(self) -> bool:

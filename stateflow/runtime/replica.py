@@ -154,7 +154,7 @@ class ReplicaNode:
 
     def view(self, partition: PartitionId, *, size: bool = False) -> PartitionView:
         """What this replica says of a partition."""
-        lifecycle = self.lifecycle(partition)
+        lifecycle, traffic = self.lifecycle(partition), self._registry.look(partition).traffic
         return PartitionView(
             partition,
             lifecycle.state,
@@ -163,6 +163,9 @@ class ReplicaNode:
             lifecycle.move_id,
             self.batch_rate(partition),
             self.bytes_on_disk(partition) if size else 0,
+            traffic.rows,
+            round(traffic.bytes),
+            dict(traffic.origins),
         )
 
     def views(self, *, sizes: bool = False) -> list[PartitionView]:

@@ -108,6 +108,7 @@ class Shares:
     rows: pa.RecordBatch | None
     parts: list[Part]
     _arriving: Arriving | None = field(default=None, init=False)
+    _row_bytes: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         reached = 0
@@ -125,6 +126,13 @@ class Shares:
             operator=self.operator,
             partition=part.partition,
         )
+
+    @property
+    def row_bytes(self) -> float:
+        """That one of its rows takes, on average."""
+        if self._row_bytes is None:
+            self._row_bytes = self.bytes / max(1, 0 if self.rows is None else self.rows.num_rows)
+        return self._row_bytes
 
     @property
     def bytes(self) -> int:

@@ -20,6 +20,7 @@ from stateflow.runtime.environment import WorkLock
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.lifecycle import Lifecycle, State
 from stateflow.runtime.passing import Passing
+from stateflow.runtime.traffic import Traffic
 from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, Kept, Seal
 from stateflow.runtime.watchdog import InHand
 from stateflow.storage import PartitionStore
@@ -51,6 +52,7 @@ class Slot:
     stuck: InHand | None = None  # a batch that was taken away, and has not come back
     schema: bytes | None = None  # its states as they are in ``directory``, while that is not open
     sealed_at: float = 0.0  # when its last seal began, monotonic seconds: rows were processed until then
+    traffic: Traffic = field(default_factory=Traffic)
     passing: Passing | None = None  # batches that need not visit it, and did not
 
     def replace(self, directory: Path, store: PartitionStore) -> Path | None:

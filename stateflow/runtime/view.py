@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from stateflow.runtime.lifecycle import State
 from stateflow.types import PartitionId
@@ -11,7 +12,8 @@ from stateflow.types import PartitionId
 @dataclass(frozen=True, slots=True)
 class PartitionView:
     """``move_id``: of the move that warms, fenced or sealed it. ``batch_rate``: batches a second. ``bytes``: of its
-    files, 0 where nobody asked for it."""
+    files, 0 where nobody asked for it. ``rows``, ``row_bytes``, ``origins``: see
+    :class:`~stateflow.runtime.traffic.Traffic`."""
 
     partition: PartitionId
     state: State
@@ -20,3 +22,6 @@ class PartitionView:
     move_id: str = ""
     batch_rate: float = 0.0
     bytes: int = 0
+    rows: int = 0
+    row_bytes: int = 0
+    origins: Mapping[str, int] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -12,20 +13,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from stateflow.agent.local import LocalLauncher
 from stateflow.client import Cluster, Migration, StreamClient
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import InvalidArgument, NameTaken, Unavailable, from_wire
+from stateflow.errors import InvalidArgument, NameTaken, StateflowError, Unavailable, from_wire
 from stateflow.launching import Command, Launcher, Started
 from stateflow.launching import Process as Child
+from stateflow.node.workers import WORKERS, nobody_in
 from stateflow.runtime.code import check_outside
 from stateflow.runtime.operator import Operator, check_class
+from stateflow.settings import ReplicaSettings
 from stateflow.testing.fork_server import ForkLauncher, readable
 from stateflow.types import check_name, worker_name
 
+log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 
 
@@ -246,8 +251,19 @@ class LocalCluster:
             process.ask_to_stop()
         for process in reversed(self.processes.values()):
             process.stop()
+        try:
+            for process in replicas:  # workers of one that was killed may be ending
+                if (self.data_dir / process.name / WORKERS).is_dir():
+                    with self._nobody_in(process.name):
+                        pass
+        except StateflowError as error:  # no reason to hide what the caller fails with
+            log.warning("%s stays: %s", self.data_dir, error)
+            return
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def _nobody_in(self, name: str) -> AbstractContextManager[None]:
+        return nobody_in(self.data_dir / name, ReplicaSettings().stop_timeout_s)
 
     def __enter__(self) -> LocalCluster:
         return self.start()
@@ -271,11 +287,15 @@ class LocalCluster:
 
     def replace(self, name: str) -> None:
         """Start a killed replica again with an empty data directory, and have it accepted as what it is now: what the
-        former one had is lost."""
+        former one had is lost.
+
+        Raises DataDirLocked, with nothing lost, when workers of the former one do not end.
+        """
         process = self._named(name)
         if process.running:
             raise InvalidArgument(f"{name} is running", remedy="kill it first")
-        shutil.rmtree(self.data_dir / name)
+        with self._nobody_in(name):
+            shutil.rmtree(self.data_dir / name)
         self.restart(name)
         deadline = SYSTEM_CLOCK.monotonic() + START_TIMEOUT_S
         for worker in [worker_name(name, number) for number in range(self._workers)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from stateflow.client import Cluster, ReplicaStatus
-from stateflow.errors import InvalidArgument
+from stateflow.errors import DataDirLocked, InvalidArgument
 from stateflow.testing import LocalCluster
 from stateflow.types import node_of
 from tests.integration.operators import Prints, Tally
@@ -149,7 +150,7 @@ def test_more_and_fewer_workers_at_the_next_start(tmp_path: Path) -> None:
         eventually(lambda: {*owners(local.cluster)} == {"local-0"}, "all are at the only one", 60)
         sender.send()
         sender.check(local)
-        eventually(lambda: not list((tmp_path / "local-0" / "workers").iterdir()), "nothing is left of the others", 60)
+        eventually(lambda: not list((tmp_path / "local-0" / "workers").glob("*/")), "nothing is left of the others", 60)
         sender.send()
         sender.check(local)
 
@@ -223,10 +224,7 @@ def test_operators_print_where_the_log_is(tmp_path: Path) -> None:
 def test_a_worker_that_hangs_keeps_no_other_from_being_started_again(local: LocalCluster) -> None:
     """Here: one that is stopped while it starts."""
     first = workers_of(local, "edge-0")
-    os.kill(first["edge-0~1"], signal.SIGKILL)
-    again = eventually(
-        lambda: (now := workers_of(local, "edge-0").get("edge-0~1")) != first["edge-0~1"] and now, "it begins"
-    )
+    again = begun_again(local, "edge-0~1")
     os.kill(again, signal.SIGSTOP)
     os.kill(first["edge-0"], signal.SIGKILL)
     eventually(lambda: workers_of(local, "edge-0").get("edge-0", first["edge-0"]) != first["edge-0"], "as does 0", 20)
@@ -261,6 +259,59 @@ def test_a_node_whose_workers_are_still_ending_is_started_at_once(local: LocalCl
     sender.check(local)
     log = (local.data_dir / "edge-0.log").read_text()
     assert "data_dir_locked" not in log
+
+
+def begun_again(local: LocalCluster, worker: str) -> int:
+    """A process that has nothing claimed yet."""
+    former = workers_of(local, node_of(worker))[worker]
+    os.kill(former, signal.SIGKILL)
+    return eventually(lambda: (now := workers_of(local, node_of(worker)).get(worker)) != former and now, "it begins")
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["serves", "begins"])
+def test_a_directory_is_not_wiped_while_a_worker_has_it(
+    local: LocalCluster, begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here: one that hangs, at any time of its life, when its supervisor is killed."""
+    sender = Sender(local)
+    sender.send()
+    assert local.migrate("Tally", list(range(PARTITIONS)), "cloud-0").wait().state == "COMPLETED"
+    pid = begun_again(local, "edge-0~1") if begins else workers_of(local, "edge-0")["edge-0~1"]
+    os.kill(pid, signal.SIGSTOP)
+    local.kill("edge-0")
+    directory = local.data_dir / "edge-0"
+    identities = [directory / "REPLICA", directory / "workers" / "1" / "REPLICA"]
+    before = [path.read_text() for path in identities]
+    monkeypatch.setenv("STATEFLOW_REPLICA_STOP_TIMEOUT_S", "0.5")
+    with pytest.raises(DataDirLocked, match="workers of a node that has ended still hold its data directory") as caught:
+        local.replace("edge-0")
+    assert caught.value.where == {"path": directory} | ({} if begins else {"pids": str(pid)})
+    assert [path.read_text() for path in identities] == before
+    monkeypatch.undo()
+    threading.Timer(2.0, os.kill, (pid, signal.SIGCONT)).start()
+    local.replace("edge-0")
+    assert not psutil.pid_exists(pid)
+    assert [path.read_text() for path in identities] != before
+    sender.send()
+    assert local.migrate("Tally", list(range(PARTITIONS)), "edge-0").wait().state == "COMPLETED"
+    sender.send()
+    sender.check(local)
+
+
+def test_what_a_hanging_worker_has_outlives_its_cluster(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LocalCluster(Tally, partitions=1, workers=2) as local:
+        pid = workers_of(local, "local-0")["local-0~1"]
+        os.kill(pid, signal.SIGSTOP)
+        local.kill("local-0")
+        monkeypatch.setenv("STATEFLOW_REPLICA_STOP_TIMEOUT_S", "0.5")
+        with caplog.at_level(logging.WARNING):
+            local.stop()
+        assert f"pids={pid}" in caplog.text
+        assert (local.data_dir / "local-0" / "workers" / "1" / "REPLICA").exists()
+        os.kill(pid, signal.SIGCONT)
+    assert not local.data_dir.exists(), "it has ended"
 
 
 def test_there_is_no_port_for_the_last_worker(tmp_path: Path) -> None:

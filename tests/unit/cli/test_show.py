@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from stateflow.cli import show
+from stateflow.cli import reconfig, show
 from stateflow.cli.output import console
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.errors import BudgetUnreachable, NameTaken, StateMissing
@@ -125,6 +126,75 @@ def test_how_a_move_stands() -> None:
     assert standing(50, predicted_pause_ms=math.inf) == start + "changes come faster than they cross"
     assert standing(state="COMPLETED", pause_ms=9.5) == "3: a → b  COMPLETED    4.0 MiB sent, 9.5 ms paused"
     assert standing(state="ABORTED", fault=BudgetUnreachable("a …")).endswith("ABORTED      budget_unreachable")
+
+
+MOVED = dataclasses.replace(
+    MOVE, source="edge-frankfurt-0", target="cloud-0~1", state="COMPLETED", bytes_warm=120 << 20, bytes_reused=80 << 20,
+    bytes_delta=3 << 20, pause_ms=109.5, duration_s=12.25,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [
+        (200, []),
+        (110, ["rounds", "reused"]),
+        (80, ["rounds", "reused", "delta", "predicted", "warm"]),
+        (70, ["rounds", "reused", "delta", "predicted", "warm", "took"]),
+    ],
+)
+def test_a_narrow_table_of_moves_says_what_moved_where_and_what_it_leaves_out(width: int, left_out: list[str]) -> None:
+    moved = MOVED, dataclasses.replace(MOVED, partition=12, state="ABORTED", fault=BudgetUnreachable("a …"))
+    text = shown(show.moves(moved), width=width)
+    (head,), (row,), (aborted,) = (lines(text, first) for first in ("partition", "3", "12"))
+    columns = ["partition", "from", "to", "state", "warm", "reused", "delta", "rounds", "predicted", "pause", "took"]
+    assert head.split() == [name for name in columns if name not in left_out]
+    for value in ("edge-frankfurt-0", "cloud-0~1", "COMPLETED", "109.5 ms"):
+        assert value in row
+    assert "ABORTED" in aborted
+    assert max(map(len, [head, row, aborted])) <= width
+    assert (f"too narrow for: {', '.join(left_out)}\n" in text) == bool(left_out)
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ("list", ["3f9a0c1b2d4e", "DelayByAircraft", "COMPLETED", "109.5 ms"]),
+        ("slowest", ["3f9a0c1b2d4e", "edge-frankfurt-0", "cloud-0~1", "109.5 ms"]),
+        ("details 3f9a0c1b2d4e", ["edge-frankfurt-0", "cloud-0~1", "COMPLETED", "109.5 ms"]),
+    ],
+)
+def test_lists_of_reconfigurations_at_80_columns(
+    command: str, kept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = Reconfiguration(
+        "3f9a0c1b2d4e", "DelayByAircraft", "COMPLETED", (MOVED,), 0.0, "rebalance", "warm-up", 1_700_000_000_000_000
+    )
+
+    class Cluster:
+        def __init__(self, _: str) -> None: ...
+        def reconfigurations(self, _: int = 0) -> list[Reconfiguration]:
+            return [done]
+
+        def reconfiguration(self, _: str) -> Reconfiguration:
+            return done
+
+    monkeypatch.setattr(reconfig, "Cluster", Cluster)
+    monkeypatch.setattr(console, "_width", 80)
+    said = CliRunner().invoke(reconfig.app, command.split()).stdout
+    (row,) = (line for line in said.splitlines() if "109.5 ms" in line)
+    assert [value for value in kept if value not in row] == []
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_narrow_table_keeps_its_styles() -> None:
+    table = show.new_table("a", "b", spare=("b",))
+    table.add_row("x", "y" * 80, style="bold red")
+    colourful = Console(force_terminal=True, color_system="standard", width=40)
+    with colourful.capture() as capture:
+        colourful.print(table)
+    assert "\x1b[1;31mx" in capture.get()
+    assert "y" not in capture.get()
 
 
 def test_the_sites_of_a_confined_operator_are_said() -> None:

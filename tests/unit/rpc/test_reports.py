@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,10 +11,13 @@ import pytest
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.reports import (
     AdoptedOperator,
+    AutopilotReport,
     ClusterReport,
     DeployingOperator,
     Deployment,
     MoveReport,
+    Placement,
+    ProposedMove,
     Reconfiguration,
     RefusedReplica,
     ReplicaStatus,
@@ -32,7 +35,7 @@ WHY = Unavailable("no answer", remedy="see it", replica="a")
 A, B = ReplicaInfo("a", "cloud", "a:1", 2), ReplicaInfo("b", "edge", "b:1", 1)
 MOVE = MoveReport(
     "r-1", 1, "a", "b", "ABORTED", "warm-up", 1, 2, 3, 4, 5, 6.5, 7.5, 8.5, "d", 9, 10, 11, WHY, 12.5, 13.5, 14.5,
-    15.5, 16, 17, "a note",
+    15.5, 16, 17, "a note", "a reason",
 )  # fmt: skip
 RECONFIGURATION = Reconfiguration("r", "Op", "FAILED", (MOVE,), 20.5, "drain", "warm-up", 21)
 STANDBY = StandbyReport("Op", 1, "b", "CATCHING_UP", 5)
@@ -48,6 +51,8 @@ CLUSTER = ClusterReport(
 )
 RESTORED = RestoredPartition(1, "b", 2, 3, {"s": 4}, 5, (WHY,))
 NOT_RESTORED = RestoredPartition(1, "b", fault=WHY)
+PLACEMENT = Placement((ProposedMove("Op", 1, "a", "b", "a has too much", 5),), 2.5, 1.5, 3.5, 1.25, 4.5, 6.5)
+ORDERS = AutopilotReport(("locality", "load"), 50.5, 30.5, 12.5)
 ADOPTED = AdoptedOperator("Op", 4, (0,), (1,), (2, 3), ("two of them",), True)
 
 
@@ -71,6 +76,9 @@ def plain(value: Any) -> Any:
         (CLUSTER, wire.cluster_to_pb, wire.cluster_of),
         (RESTORED, wire.restored_to_pb, wire.restored_of),
         (NOT_RESTORED, wire.restored_to_pb, wire.restored_of),
+        (PLACEMENT, lambda value: wire.placement_to_pb(value, [RECONFIGURATION]), wire.placement_of),
+        (ORDERS, wire.autopilot_to_pb, wire.autopilot_of),
+        (replace(ORDERS, max_pause_ms=None), wire.autopilot_to_pb, wire.autopilot_of),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -80,7 +88,9 @@ def test_what_is_sent_is_what_is_told(value: Any, to_pb: Callable[[Any], Any], o
 
 
 @pytest.mark.parametrize(
-    "value", [MOVE, RECONFIGURATION, STANDBY, ADOPTED, DEPLOYMENT, CLUSTER], ids=lambda value: type(value).__name__
+    "value",
+    [MOVE, RECONFIGURATION, STANDBY, ADOPTED, DEPLOYMENT, CLUSTER, PLACEMENT, ORDERS],
+    ids=lambda value: type(value).__name__,
 )
 def test_no_field_is_left_out_of_that_test(value: Any) -> None:
     for each in fields(value):

@@ -1,0 +1,45 @@
+"""Who holds a node's data directory."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from stateflow.errors import DataDirLocked
+from stateflow.node import workers
+from stateflow.node.workers import claim_node, claim_workers, nobody_in
+
+
+@pytest.mark.parametrize("claim", [claim_node, claim_workers])
+def test_whoever_wipes_waits_for_who_is_there(
+    claim: Callable[[Path], TextIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "KILL_AFTER_S", 0.0)
+    held = claim(tmp_path)
+    with pytest.raises(DataDirLocked), nobody_in(tmp_path, 0.1):
+        pytest.fail("somebody is there")
+    threading.Timer(0.2, held.close).start()
+    with nobody_in(tmp_path, 10.0):
+        with pytest.raises(DataDirLocked):
+            claim(tmp_path)
+        shutil.rmtree(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_a_worker_holds_what_it_was_handed_when_nobody_else_does_any_more(tmp_path: Path) -> None:
+    with claim_workers(tmp_path) as held:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(held.fileno(),)
+        )  # fmt: skip
+    with pytest.raises(DataDirLocked, match="kill those that hang") as caught:
+        claim_workers(tmp_path)
+    assert caught.value.where == {"path": tmp_path}, "it has not claimed its own directory"
+    process.communicate(b"\n")
+    claim_workers(tmp_path).close()

@@ -1,0 +1,257 @@
+"""What placement policies wish, and what they never do."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconfig.autopilot import Autopilot, Orders
+from reconfig.placement import (
+    UNEVEN_MAX,
+    PolicyName,
+    Seen,
+    View,
+    by_load,
+    by_locality,
+    decide,
+    may_rest,
+    policies_named,
+    uneven,
+)
+from stateflow.errors import InvalidArgument
+from stateflow.types import PartitionId, ReplicaInfo, node_of, worker_name
+
+LOAD, LOCALITY, RING = PolicyName.LOAD, PolicyName.LOCALITY, PolicyName.RING
+
+
+def replicas(**sites: int) -> list[ReplicaInfo]:
+    return [ReplicaInfo(f"{site}-{n}", site, "x:1") for site, count in sites.items() for n in range(count)]
+
+
+def partitions(count: int) -> list[PartitionId]:
+    return [PartitionId("Op", number) for number in range(count)]
+
+
+def zipf(count: int, seed: int, total: float = 100_000.0) -> dict[PartitionId, Seen]:
+    ranks = list(range(1, count + 1))
+    random.Random(seed).shuffle(ranks)
+    whole = sum(1 / rank for rank in ranks)
+    return {
+        partition: Seen(size=int(total / rank / whole * 1e4), rows=total / rank / whole)
+        for partition, rank in zip(partitions(count), ranks, strict=True)
+    }
+
+
+# -- load -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_skewed_load_is_evened_out_by_few_moves(seed: int) -> None:
+    infos = replicas(cloud=4)
+    seen = zipf(256, seed)
+    owners = {partition: infos[partition.partition % 4].name for partition in partitions(256)}
+    hottest = max(each.rows for each in seen.values())
+    assert hottest < sum(each.rows for each in seen.values()) / 4 * UNEVEN_MAX, "a partition cannot be cut"
+    view = View(owners, infos, seen)
+    wishes, _ = by_load(view)
+    assert uneven(view.after(wishes)) <= UNEVEN_MAX
+    assert uneven(view.after(wishes), "bytes") <= UNEVEN_MAX
+    assert len(wishes) <= 32
+
+
+def test_what_is_even_enough_stays() -> None:
+    infos = replicas(cloud=2)
+    seen = {partition: Seen(rows=100.0) for partition in partitions(21)}
+    owners = {partition: infos[partition.partition >= 10].name for partition in partitions(21)}
+    assert by_load(View(owners, infos, seen))[0] == []
+
+
+def test_little_load_is_no_reason() -> None:
+    infos = replicas(cloud=2)
+    seen = {partition: Seen(rows=0.5, size=1000) for partition in partitions(8)}
+    assert by_load(View(dict.fromkeys(partitions(8), infos[0].name), infos, seen))[0] == []
+
+
+def test_one_partition_that_is_more_than_a_share_moves_nothing_round_and_round() -> None:
+    infos = replicas(cloud=2)
+    seen = {partitions(3)[0]: Seen(rows=1000.0), partitions(3)[1]: Seen(rows=1.0), partitions(3)[2]: Seen(rows=1.0)}
+    owners = dict.fromkeys(partitions(3), infos[0].name)
+    view = View(owners, infos, seen)
+    wishes, _ = by_load(view)
+    assert by_load(view.after(wishes))[0] == []
+
+
+def test_weights_are_shares() -> None:
+    infos = [ReplicaInfo("a", "s", "x:1", weight=3), ReplicaInfo("b", "s", "x:1", weight=1)]
+    seen = {partition: Seen(rows=10.0) for partition in partitions(40)}
+    wishes, _ = by_load(view := View(dict.fromkeys(partitions(40), "b"), infos, seen))
+    counts = Counter(view.after(wishes).owners.values())
+    assert counts["a"] >= 24
+    assert counts["b"] <= 10 * UNEVEN_MAX
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_policy_never_makes_it_worse_nor_breaks_a_rule(data: st.DataObject) -> None:
+    sites = {"edge": data.draw(st.integers(1, 3)), "cloud": data.draw(st.integers(1, 3))}
+    infos = replicas(**sites)
+    count = data.draw(st.integers(1, 24))
+    rates = data.draw(st.lists(st.floats(0, 1e4), min_size=count, max_size=count))
+    sizes = data.draw(st.lists(st.integers(0, 1 << 30), min_size=count, max_size=count))
+    owners = {partition: data.draw(st.sampled_from(infos)).name for partition in partitions(count)}
+    origins = [
+        data.draw(st.dictionaries(st.sampled_from(["edge", "cloud", "else"]), st.floats(0, 100), max_size=3))
+        for _ in range(count)
+    ]
+    seen = {
+        partition: Seen(size, rate, 0.0, where)
+        for partition, size, rate, where in zip(partitions(count), sizes, rates, origins, strict=True)
+    }
+    confined = {"Op": ["edge"]} if data.draw(st.booleans()) else {}
+    resting = set(data.draw(st.lists(st.sampled_from([info.name for info in infos]), max_size=2)))
+    room = {info.name: float(data.draw(st.integers(0, 1 << 32))) for info in infos}
+    view = View(owners, infos, seen, confined, room, resting)
+    names = data.draw(st.permutations(list(PolicyName)))
+    wishes = decide(names, view)
+    assert len({wish.partition for wish in wishes}) == len(wishes)
+    where = {info.name: info.site for info in infos}
+    after = view.after(wishes)
+    held: Counter[str] = Counter()
+    for partition, owner in after.owners.items():
+        held[node_of(owner)] += view.of(partition).size
+    for wish in wishes:
+        assert wish.source == owners[wish.partition] != wish.target
+        assert wish.reason
+        assert wish.target not in resting
+        assert not confined or where[wish.target] == "edge"
+        assert held[node_of(wish.target)] <= room[node_of(wish.target)]
+    alone = by_load(view)[0]
+    assert uneven(view.after(alone)) <= max(uneven(view), UNEVEN_MAX) + 1e-9
+    assert decide(names, view) == wishes
+
+
+# -- locality -------------------------------------------------------------------------------------------------
+
+
+def coming(**origins: float) -> Seen:
+    return Seen(rows=sum(origins.values()), row_bytes=100 * sum(origins.values()), origins=origins)
+
+
+def test_state_follows_the_site_its_rows_come_from() -> None:
+    infos = replicas(edge=1, cloud=1)
+    p = partitions(1)[0]
+    (wish,), after = by_locality(View({p: "cloud-0"}, infos, {p: coming(edge=9.0, cloud=1.0)}))
+    assert (wish.source, wish.target) == ("cloud-0", "edge-0")
+    assert wish.reason == "90% of its 10.0 rows/s come from edge"
+    assert after.tied == {p: "edge"}
+
+
+@pytest.mark.parametrize("origins", [{}, {"edge": 0.01}, {"edge": 5.5, "cloud": 4.5}, {"mars": 5.0}])
+def test_without_a_clear_majority_it_stays(origins: Mapping[str, float]) -> None:
+    p = partitions(1)[0]
+    assert by_locality(View({p: "cloud-0"}, replicas(edge=1, cloud=1), {p: coming(**origins)}))[0] == []
+
+
+def test_rows_of_a_site_without_replica_go_to_the_nearest() -> None:
+    p = partitions(1)[0]
+    near = {("mars", "edge"): 1.0, ("mars", "cloud"): 80.0}
+    (wish,), _ = by_locality(View({p: "cloud-0"}, replicas(edge=1, cloud=1), {p: coming(mars=5.0)}, rtt_ms=near))
+    assert (wish.target, wish.reason) == ("edge-0", "edge is nearer to its rows")
+
+
+def test_a_move_that_costs_more_than_it_brings_is_none() -> None:
+    p, infos = partitions(1)[0], replicas(edge=1, cloud=1)
+    large = Seen(10**10, 1.0, 100.0, {"edge": 1.0})
+    assert by_locality(View({p: "cloud-0"}, infos, {p: large}))[0] == []
+
+
+def test_the_load_keeps_to_the_site_that_locality_wants() -> None:
+    infos = replicas(edge=2, cloud=2)
+    seen = {partition: coming(edge=100.0) for partition in partitions(16)}
+    view = View(dict.fromkeys(partitions(16), "cloud-0"), infos, seen)
+    wishes = decide([LOCALITY, LOAD], view)
+    counts = Counter(wish.target for wish in wishes)
+    assert counts == {"edge-0": 8, "edge-1": 8}
+
+
+def test_a_worker_of_a_node_is_chosen_by_what_it_has() -> None:
+    infos = [ReplicaInfo(worker_name("e", n), "edge", "x:1") for n in range(2)] + replicas(cloud=1)
+    seen = {partition: coming(edge=10.0) for partition in partitions(4)}
+    wishes = decide([LOCALITY], View(dict.fromkeys(partitions(4), "cloud-0"), infos, seen))
+    assert Counter(wish.target for wish in wishes) == {worker_name("e", 0): 2, worker_name("e", 1): 2}
+
+
+# -- maintenance ----------------------------------------------------------------------------------------------
+
+
+def test_never_two_nodes_that_have_copies_of_one_partition() -> None:
+    copies = [{"a", "b"}, {"c", "d"}]
+    assert may_rest("a", {"c"}, copies)
+    assert not may_rest("b", {"a"}, copies)
+    assert may_rest("a", {"a"}, copies)
+
+
+@pytest.mark.parametrize("text", ["", "speed", "load,load", "load,"])
+def test_policies_that_are_not_there(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        policies_named(text)
+
+
+# -- the autopilot --------------------------------------------------------------------------------------------
+
+
+def test_a_wish_that_comes_and_goes_moves_nothing() -> None:
+    p, infos = partitions(1)[0], replicas(edge=1, cloud=1)
+    pilot = Autopilot(Orders((LOCALITY,), cool_down_s=40))
+    wanted = View({p: "cloud-0"}, infos, {p: coming(edge=5.0)})
+    other = View({p: "cloud-0"}, infos, {p: coming(cloud=5.0)})
+    for now in range(0, 100, 5):
+        assert pilot.step(now, wanted if now % 10 else other) == []
+
+
+def test_a_wish_that_stands_is_carried_out_once_and_the_partition_rests() -> None:
+    p, infos = partitions(1)[0], replicas(edge=1, cloud=1)
+    pilot = Autopilot(Orders((LOCALITY,), cool_down_s=40))
+    there = View({p: "cloud-0"}, infos, {p: coming(edge=5.0)})
+    assert pilot.step(0, there) == []
+    (wish,) = pilot.step(10, there)
+    pilot.began(10, [wish.partition])
+    back = View({p: "edge-0"}, infos, {p: coming(cloud=5.0)})
+    assert all(pilot.step(now, back) == [] for now in range(11, 50))
+    assert [wish.target for wish in pilot.step(50, back)] == ["cloud-0"]
+
+
+def test_what_moves_already_is_left_alone() -> None:
+    p, infos = partitions(1)[0], replicas(edge=1, cloud=1)
+    pilot = Autopilot(Orders((LOCALITY,), cool_down_s=4))
+    there = View({p: "cloud-0"}, infos, {p: coming(edge=5.0)})
+    assert all(pilot.step(now, there, {p}) == [] for now in range(20))
+
+
+def test_no_more_moves_begin_in_a_minute_than_was_said() -> None:
+    infos = replicas(edge=1, cloud=1)
+    seen = {partition: coming(edge=10.0) for partition in partitions(500)}
+    pilot = Autopilot(Orders((LOCALITY,), cool_down_s=600, moves_per_minute=30))
+    view, begun = View(dict.fromkeys(partitions(500), "cloud-0"), infos, seen), 0
+    for now in range(150, 450):
+        wishes = pilot.step(now, view)
+        pilot.began(now, [wish.partition for wish in wishes])
+        view, begun = view.after(wishes), begun + len(wishes)
+    assert 60 <= begun <= 80, "what stood, for two and a half minutes"
+
+
+@pytest.mark.parametrize("fields", [{"cool_down_s": 0}, {"moves_per_minute": -1}, {"max_pause_ms": float("nan")}])
+def test_orders_that_are_none(fields: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgument):
+        Orders((LOAD,), **fields)
+
+
+def test_orders_as_the_ledger_has_them() -> None:
+    orders = Orders((LOCALITY, LOAD), 50.0, 30.0, 10.0)
+    assert Orders.of(orders.to_dict()) == orders
+    assert Orders.of(Orders().to_dict()) == Orders()
