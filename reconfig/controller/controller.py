@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import grpc.aio
 
@@ -25,7 +25,7 @@ from reconfig.controller.takeovers import Takeovers
 from reconfig.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Ledger
-from stateflow.reports import Deployment
+from stateflow.reports import ClusterReport, Deployment, FollowerReport, Reconfiguration
 from stateflow.rpc.wire import connect
 from stateflow.runtime.code_key import check_signed
 from stateflow.settings import ControllerSettings
@@ -85,9 +85,26 @@ class Controller:
         check_signed(spec)
         return self.survey.deployment(await self.deployments.deploy(spec, sites))
 
+    # -- what any controller tells, see also :class:`~reconfig.controller.overview.Overview` ----------------
+
+    follower: FollowerReport | None = None  # it leads
+
     def deployment(self, operator: str) -> Deployment:
         """Raises OperatorNotDeployed."""
         return self.survey.deployment(self.cluster.operator(operator))
+
+    def status(self) -> ClusterReport:
+        return self.survey.status()
+
+    def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
+        """Raises MoveUnknown."""
+        return self.runs.found(reconfiguration).report()
+
+    def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
+        """Newest first."""
+        return self.runs.history(limit)
+
+    # -- life ---------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
         """Carry on with what the ledger says was under way, and watch over leases from now on."""

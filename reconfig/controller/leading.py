@@ -73,9 +73,17 @@ class Leading:
 
     # -- requests -----------------------------------------------------------------------------------------
 
+    @property
+    def leads(self) -> bool:
+        return self.serving is not None and self._tenure.left_s(self._clock.monotonic()) > 0
+
+    def who(self) -> tuple[str, str]:
+        """This one's address, and that of the one that leads; empty where that is not known."""
+        return self._me.address, "" if self._leader is None else self._leader.holder.address
+
     def leader(self) -> Controller:
         """Of the term that holds now. Raises NotLeading."""
-        if self.serving is not None and self._tenure.left_s(self._clock.monotonic()) > 0:
+        if self.serving is not None and self.leads:
             return self.serving
         if (other := self._leader) is not None:
             what, remedy, leader = f"{other.holder} does", "ask that one", other.holder.address or None

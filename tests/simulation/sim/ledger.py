@@ -74,8 +74,8 @@ class MemoryLedger:
         self._heads[item_id] = record
         return record
 
-    def records(self, item_id: str | None = None, *, archived: bool = False) -> Iterator[Record]:
-        return iter([record for record in self._records if item_id in (None, record.item_id)])
+    def records(self, item_id: str | None = None, *, after: int = 0, archived: bool = False) -> Iterator[Record]:
+        return iter([record for record in self._records[max(after, 0) :] if item_id in (None, record.item_id)])
 
     def put_many(self, entries: Sequence[Entry]) -> list[Record]:
         """All or none."""
@@ -129,9 +129,9 @@ class Handle:
 
         return self._write(append)
 
-    def records(self, item_id: str | None = None, *, archived: bool = False) -> Iterator[Record]:
+    def records(self, item_id: str | None = None, *, after: int = 0, archived: bool = False) -> Iterator[Record]:
         self._reach()
-        return self._ledger.records(item_id, archived=archived)
+        return self._ledger.records(item_id, after=after, archived=archived)
 
     # -- the hold -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,54 @@
+"""Which of several controllers is asked next."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateflow.errors import InvalidArgument, NotLeading, StateflowError, Unavailable
+from stateflow.rpc.controllers import Round, addresses_of
+
+AWAY = Unavailable("-")
+
+
+def leads(address: str | None) -> NotLeading:
+    return NotLeading("-", leader=address)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ({}, ["a:1", "b:1", "c:1"]),
+        ({"a:1": leads("c:1")}, ["a:1", "c:1", "b:1"]),
+        ({"a:1": leads("x:1")}, ["a:1", "x:1", "b:1", "c:1"]),
+        # b names one that is dead: c was never asked
+        ({"b:1": leads("a:1")}, ["a:1", "b:1", "c:1"]),
+        ({"a:1": leads("b:1"), "b:1": leads("a:1")}, ["a:1", "b:1", "c:1"]),
+        ({each: leads(None) for each in ("a:1", "b:1", "c:1")}, ["a:1", "b:1", "c:1"]),
+    ],
+)
+def test_each_is_asked_once_and_who_they_say_leads_first(answers: dict[str, StateflowError], asked: list[str]) -> None:
+    turn = Round(["a:1", "b:1", "c:1"], "a:1")
+    seen = [turn.asked]
+    while turn.go_on(answers.get(turn.asked, AWAY)):
+        seen.append(turn.asked)
+    assert seen == asked
+    assert turn.unled is bool(answers)
+    assert turn.asked in ("a:1", "b:1", "c:1")
+
+
+def test_the_next_round_begins_with_the_one_that_is_said_to_lead() -> None:
+    turn = Round(["a:1", "b:1"], "a:1")
+    assert turn.go_on(AWAY)
+    assert not turn.go_on(leads("a:1"))
+    assert turn.asked == "a:1"
+    alone = Round(["a:1"], "a:1")
+    assert not alone.go_on(AWAY)
+    assert alone.asked == "a:1"
+
+
+def test_a_list_of_addresses() -> None:
+    assert addresses_of("a:1") == ["a:1"]
+    assert addresses_of(" a:1, b:2,,a:1,") == ["a:1", "b:2"]
+    for wrong in ("", " , ", "a:1,b", "a:1 b:1", "a:1;b:1"):
+        with pytest.raises(InvalidArgument):
+            addresses_of(wrong)
