@@ -129,16 +129,25 @@ class Leading:
         """Wait for the hold, lead, and again, until cancelled."""
         while True:
             if self.serving is None and not await self.try_once():
-                await asyncio.sleep(self._wait_s())
+                await self._wait()
                 continue
             assert self.serving is not None
             why = await self._lead(self.serving)
             log.error("term %d ends here: %s", self._tenure.term, why)
             await self._end()
 
+    async def _wait(self) -> None:
+        """For the next try; that a process of this machine is gone is seen before, without asking the ledger."""
+        left_s = self._wait_s()
+        while left_s > 0 and not (self._leader is not None and self._gone(self._leader.holder)):
+            await asyncio.sleep(min(left_s, self._settings.retry_interval_s))
+            left_s -= self._settings.retry_interval_s
+
     def _wait_s(self) -> float:
+        """Until the other's hold lapses, and no longer: what nobody decides waits, too. It may be renewed, or given
+        back, meanwhile."""
         left_s = self._leader.left_s if self._leader is not None else 0.0
-        return min(max(left_s, self._settings.retry_interval_s), self._tenure.renew_s)
+        return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._tenure.renew_s)
 
     async def _try(self) -> Hold | None:
         """The hold, if it is this one's now."""

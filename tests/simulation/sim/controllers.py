@@ -25,8 +25,8 @@ from tests.simulation.sim.net import Methods
 if TYPE_CHECKING:
     from tests.simulation.sim.world import World
 
-NAMES = ("controller", "controller-b")
-SECOND = 0.6  # of the seeds have a second controller
+NAMES = ("controller", "controller-b", "controller-c")
+SECOND, THIRD = 0.6, 0.25  # of the seeds have a second controller, and a third
 
 
 class Controllers:
@@ -35,7 +35,8 @@ class Controllers:
     def __init__(self, world: World) -> None:
         self._world = world
         self._random = Random(f"{world.seed}:controllers")
-        self.names = NAMES if self._random.random() < SECOND else NAMES[:1]
+        drawn = self._random.random()
+        self.names = NAMES[: 1 + (drawn < SECOND) + (drawn < THIRD)]
         self.leading: dict[str, Leading] = {}
         self._outages = Random(f"{world.seed}:outages")
         self._until = {how: dict.fromkeys(self.names, 0.0) for how in Outage}

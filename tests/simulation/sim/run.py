@@ -167,7 +167,7 @@ def _run(world: World) -> None:
     world.add("mover", move)
     for name in world.programs:
         world.start(name)
-    nemesis = Nemesis(world, [*(n for n in world.programs if n not in ("mover", NAMES[1]))])
+    nemesis = Nemesis(world, [*(n for n in world.programs if n not in ("mover", *NAMES[1:]))])
     nemesis.plan()
     rival = Random(f"{world.seed}:rival")
     if rival.random() < RIVALS:

@@ -138,6 +138,41 @@ def test_what_a_predecessor_may_grant_outlives_a_term_that_ends_at_once() -> Non
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("left_s", "wait_s"), [(0.0003, 0.0003), (1.2, 1.2), (4.9, 5.0 / 3), (0.0, 0.001), (-3.0, 0.001)]
+)
+def test_it_waits_for_the_end_of_another_ones_hold_and_no_longer(left_s: float, wait_s: float) -> None:
+    """It was a retry interval at least: a decision came so much later than the hold lapsed."""
+
+    async def scenario() -> None:
+        terms = Terms()
+        terms.leading._leader = Hold(1, OTHER, 0, SETTINGS.hold_s, left_s)
+        terms.leading._tenure.lease_s = SETTINGS.hold_s
+        assert terms.leading._wait_s() == pytest.approx(wait_s)
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_is_gone_is_seen_before_its_hold_is_looked_at_again() -> None:
+    async def scenario() -> None:
+        terms = Terms()
+        terms.leading._leader = Hold(1, OTHER, 0, SETTINGS.hold_s, 3600.0)
+        asked: list[Holder] = []
+
+        def gone(other: Holder) -> bool:
+            asked.append(other)
+            return len(asked) == 3
+
+        terms.leading._gone = gone
+        terms.leading._tenure.lease_s = 3600.0
+        await asyncio.wait_for(terms.leading._wait(), 10)
+        assert asked == [OTHER] * 3
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
 def test_the_loop_goes_on_when_a_book_that_is_being_read_is_not_wanted_any_more() -> None:
     begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
