@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from reconfig.controller.context import ClusterStates
 from reconfig.controller.controller import Controller
-from reconfig.tenure import Tenure
+from reconfig.tenure import Tenure, Unrenewed
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
@@ -60,6 +60,7 @@ class Leading:
         self.serving: Controller | None = None
         self._tenure = Tenure(0, settings.hold_s, 0.0)
         self._leader: Hold | None = None  # another one
+        self._unrenewed = Unrenewed(settings.lease_margin)
         # a former holder that did not give its hold back may grant until then, whichever of this one's terms it is
         self._predecessor_until = -math.inf
         self._taking_from_s = 0.0  # such a one's lease, while it is not known whether its hold was taken
@@ -154,9 +155,11 @@ class Leading:
         try:
             now = await self._in_thread(self._ledger.hold)
             clean = not now.holder.id or now.holder.id == self._me.id or self._gone(now.holder)
-            if clean or now.left_s <= 0:
+            over = self._unrenewed.over(now.term, now.until_us, now.lease_s, self._clock.monotonic())
+            if clean or over or now.left_s <= 0:
                 self._taking_from_s = max(self._taking_from_s, 0.0 if clean else now.lease_s)
-                now = await self._in_thread(self._ledger.take_hold, self._me, self._settings.hold_s, self._gone)
+                asked = self._me, self._settings.hold_s, self._gone, now.until_us if over else None
+                now = await self._in_thread(self._ledger.take_hold, *asked)
         except StateflowError as error:
             self._leader, self._waits_for = None, error
             self._say(f"waits: {error}")

@@ -346,7 +346,7 @@ def two_controllers_both_decide(patch: pytest.MonkeyPatch) -> None:
     """As before there was a hold: each believes that it is alone, writes, commands and grants leases."""
     take_hold = ledger.Handle.take_hold
 
-    def taken(self: ledger.Handle, holder: Any, lease_s: float, _gone: Any) -> Any:
+    def taken(self: ledger.Handle, holder: Any, lease_s: float, _gone: Any, _over: Any = None) -> Any:
         return take_hold(self, holder, lease_s, lambda _: True)
 
     patch.setattr(ledger.Handle, "take_hold", taken)

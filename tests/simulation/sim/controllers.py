@@ -136,7 +136,7 @@ class Controllers:
 
     def _jump(self) -> None:
         """The database's clock."""
-        self._world.clock_skew_s += self._random.choice((-30.0, -2.0, 2.0, 30.0))
+        self._world.clock_skew_s += self._random.choice((-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0))
         self._world.log("the database's clock jumps")
 
     def _cut(self) -> None:

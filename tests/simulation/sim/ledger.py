@@ -138,15 +138,17 @@ class Handle:
     def hold(self) -> Hold:
         self._reach()
         at = self._ledger
-        return Hold(at.term, at.holder, 0, at.lease_s, at.until - at.now())
+        return Hold(at.term, at.holder, 0, at.lease_s, at.until - at.now(), until_us=round(at.until * 1e6))
 
-    def take_hold(self, holder: Holder, lease_s: float, gone: Callable[[Holder], bool]) -> Hold:
+    def take_hold(
+        self, holder: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
+    ) -> Hold:
         self._held = None
 
         def take() -> Hold:
             at, before = self._ledger, self.hold()
             clean = before.holder.id in ("", holder.id) or gone(before.holder)
-            if not clean and before.left_s > 0:
+            if not clean and before.left_s > 0 and before.until_us != over_us:
                 return before
             at.term, at.holder, at.until, at.lease_s = at.term + 1, holder, at.now() + lease_s, lease_s
             return Hold(at.term, holder, 0, lease_s, lease_s, 0.0 if clean else before.lease_s)

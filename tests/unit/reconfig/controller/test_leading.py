@@ -47,7 +47,7 @@ class Held:
     def hold(self) -> Hold:
         return self.now
 
-    def take_hold(self, me: Holder, lease_s: float, gone: Callable[[Holder], bool]) -> Hold:
+    def take_hold(self, me: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None) -> Hold:
         before, self.now = self.now, Hold(self.now.term + 1, me, 0, lease_s, lease_s)
         self._fail("take_hold")
         return replace(self.now, grace_s=0.0 if before.holder.id == me.id else before.lease_s)
@@ -149,6 +149,29 @@ def test_it_waits_for_the_end_of_another_ones_hold_and_no_longer(left_s: float, 
         terms.leading._leader = Hold(1, OTHER, 0, SETTINGS.hold_s, left_s)
         terms.leading._tenure.lease_s = SETTINGS.hold_s
         assert terms.leading._wait_s() == pytest.approx(wait_s)
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_hold_that_is_not_renewed_is_over_though_the_databases_clock_was_put_back() -> None:
+    """The leader died, and the clock was put back by an hour: for an hour nobody led."""
+
+    async def scenario() -> None:
+        terms = Terms()
+        terms.ledger.now = Hold(1, OTHER, 0, SETTINGS.hold_s, 3600.0, until_us=7)
+        for _ in range(11):
+            await terms.leading.try_once()
+            assert terms.leading.serving is None
+            terms.clock.advance(0.5)
+        terms.ledger.now = replace(terms.ledger.now, until_us=8)  # it does live
+        for _ in range(12):
+            await terms.leading.try_once()
+            assert terms.leading.serving is None
+            terms.clock.advance(0.5)
+        await terms.leading.try_once()
+        assert terms.leading.serving is not None
+        assert terms.graces == [pytest.approx(SETTINGS.hold_s)], "it may go on granting by its own clock"
         await terms.leading.close()
 
     asyncio.run(scenario())
