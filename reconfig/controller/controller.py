@@ -89,6 +89,10 @@ class Controller:
 
     follower: FollowerReport | None = None  # it leads
 
+    @property
+    def term(self) -> int:
+        return self.context.term
+
     def deployment(self, operator: str) -> Deployment:
         """Raises OperatorNotDeployed."""
         return self.survey.deployment(self.cluster.operator(operator))

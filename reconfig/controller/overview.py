@@ -29,8 +29,11 @@ from stateflow.reports import (
 
 @dataclass(frozen=True, slots=True)
 class Overview:
+    """Of one that leads in no term."""
+
     cluster: ClusterState
     follower: FollowerReport
+    term: int = 0
 
     def deployment(self, operator: str) -> Deployment:
         """Raises OperatorNotDeployed."""

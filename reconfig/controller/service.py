@@ -71,6 +71,8 @@ class Tells(Protocol):
     def cluster(self) -> ClusterState: ...
     @property
     def follower(self) -> FollowerReport | None: ...
+    @property
+    def term(self) -> int: ...
     def deployment(self, operator: str) -> Deployment: ...
     def status(self) -> ClusterReport: ...
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration: ...
@@ -84,7 +86,7 @@ def of_the_term(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[
     async def handler(self: ControllerService, request: Any, context: grpc.aio.ServicerContext) -> T:
         async with self.leading.term() as controller:
             answer = await method(self, request, controller)
-            tell_newest(context, controller.cluster.newest)
+            tell_newest(context, controller.term, controller.cluster.newest)
             return answer
 
     return handler
@@ -98,7 +100,7 @@ def of_any(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
     async def handler(self: ControllerService, request: Any, context: grpc.aio.ServicerContext) -> T:
         async with self.telling(context) as tells:
             answer = await method(self, request, tells)
-            tell_newest(context, tells.cluster.newest)
+            tell_newest(context, tells.term, tells.cluster.newest)
             return answer
 
     return handler
@@ -235,7 +237,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         self, request: cpb.ListRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[cpb.ReconfigurationList]:
         async with self.telling(context) as tells:
-            tell_newest(context, tells.cluster.newest)
+            tell_newest(context, tells.term, tells.cluster.newest)
             follower = follower_to_pb(tells.follower)
             told = (replace(each, follower=None) for each in tells.history(request.limit))  # it is said once
             for page in batched(map(reconfiguration_to_pb, told)):

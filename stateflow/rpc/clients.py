@@ -21,7 +21,7 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.batches import Answers, Replies, requests_of
-from stateflow.rpc.controllers import Round, addresses_of
+from stateflow.rpc.controllers import Round, Seen, addresses_of
 from stateflow.rpc.link import Link
 from stateflow.rpc.reports import deployment_of, statistics_of
 from stateflow.rpc.rows import BatchRows
@@ -128,7 +128,8 @@ class ControllerClient:
 
     The one that leads is asked, also what others know; where none of them leads, or it does not answer, what only is
     read is answered by another one, and says so. No answer is older than one that this client has had: it remembers the
-    newest record of the ledger that any rested on, and whoever answers has read that.
+    newest term, and the newest record of the ledger, that any rested on. One that leads in an older term is not
+    believed, and one that does not lead has read that record.
 
     Args:
         address: or those of several, with commas. Raises InvalidArgument.
@@ -142,7 +143,7 @@ class ControllerClient:
         self._connect_timeout_s = connect_timeout_s
         self._asked = self._addresses[0]
         self._timeout_s = timeout_s
-        self._newest = 0
+        self._seen = Seen()
         self._lock = threading.Lock()
 
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
@@ -155,37 +156,42 @@ class ControllerClient:
             asked = turn.asked
             # one that is silent must not keep it from the others
             short = method in READS and (len(self._addresses) > 1 or asked not in self._addresses)
+            meant: StateflowError
             try:
                 return self._call(
                     asked, method, request, min(timeout_s, READ_TIMEOUT_S) if short else timeout_s, following
                 )
             except grpc.RpcError as error:
-                meant = remote_error(error, f"the controller at {asked}")
+                meant, cause = remote_error(error, f"the controller at {asked}"), error
                 not_begun = _not_begun(meant, error)
-                if not (not_begun or (isinstance(meant, Unavailable) and method in READS)):
-                    raise meant from error
-                if not turn.go_on(meant):
-                    following = method in READS and turn.unled and not following
-                    if not (following or (not_begun and next(attempts, False))):
-                        raise meant from error
-                    turn = Round(self._addresses, turn.asked)
-                self._asked = turn.asked
+            except NotLeading as error:  # by its own answer
+                meant, cause, not_begun = error, None, True
+            if not (not_begun or (isinstance(meant, Unavailable) and method in READS)):
+                raise meant from cause
+            if not turn.go_on(meant):
+                following = method in READS and turn.unled and not following
+                if not (following or (not_begun and next(attempts, False))):
+                    raise meant from cause
+                turn = Round(self._addresses, turn.asked)
+            self._asked = turn.asked
 
     def _call(self, address: str, method: str, request: Any, timeout_s: float, following: bool) -> Any:
         stub = _stub(controller_pb2_grpc.ControllerServiceStub, address)
         metadata = self._follow() if following else None
         answer, call = getattr(stub, method).with_call(request, timeout=timeout_s, metadata=metadata)
-        self._rests_on(call)
+        if not self._is_new(call) and method in READS:
+            what = f"the controller at {address} leads no more, and does not know it yet"
+            raise NotLeading(what, remedy="ask again: another one leads")
         return answered(answer, f"the controller at {address}")
 
     def _follow(self) -> tuple[tuple[str, str]]:
         """One that does not lead may answer."""
-        return ((AFTER_KEY, str(self._newest)),)
+        return ((AFTER_KEY, str(self._seen.record)),)
 
-    def _rests_on(self, call: Any) -> None:
-        newest = newest_of(call.trailing_metadata())
+    def _is_new(self, call: Any) -> bool:
+        term, record = newest_of(call.trailing_metadata())
         with self._lock:
-            self._newest = max(self._newest, newest)
+            return self._seen.takes(term, record)
 
     def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Iterator[Any]:
         """From the one that leads, until that changes; what one that does not lead tells of is read of one."""
@@ -199,7 +205,7 @@ class ControllerClient:
                 for message in _heard(call, f"the controller at {asked}", silence_s):
                     begun = True
                     yield message
-                self._rests_on(call)
+                self._is_new(call)
                 return
             except Unavailable as error:
                 if begun or not (isinstance(error.__cause__, grpc.RpcError) and _not_begun(error, error.__cause__)):

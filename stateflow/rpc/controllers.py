@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stateflow.errors import InvalidArgument, NotLeading, StateflowError
 from stateflow.types import ADDRESS
 
@@ -15,6 +17,27 @@ def addresses_of(text: str) -> list[str]:
         if not ADDRESS.holds(each):
             raise InvalidArgument(f"{each!r} is not a valid {ADDRESS.what}", remedy=ADDRESS.how)
     return found
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a client's answers rested on: the newest term of who led, the newest record of the ledger."""
+
+    term: int = 0
+    record: int = 0
+
+    def takes(self, term: int, record: int) -> bool:
+        """Is an answer no older than those before? One of who does not lead (term 0) has read the record that it was
+        asked for. One who leads no more, and does not know it, is told by its term: with the next, records may be fewer
+        by those of a ledger that was put back."""
+        if not term:
+            self.record = max(self.record, record)
+        elif term < self.term:
+            return False
+        else:
+            self.record = record if term > self.term else max(self.record, record)
+            self.term = term
+        return True
 
 
 class Round:

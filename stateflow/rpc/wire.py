@@ -48,9 +48,9 @@ PIECE_BYTES = 1 << 20
 RPCS_MAX = 4096
 CONNECT_TIMEOUT_S = 2.0
 FAULT_KEY = "stateflow-fault-bin"
-#: with an answer: the newest record of the ledger that it rests on; with a question: one that does not lead may answer
-#: it, when it has read this record
-NEWEST_KEY, AFTER_KEY = "stateflow-newest", "stateflow-after"
+#: with an answer: the newest record of the ledger that it rests on, and the term of who leads and gave it; with a
+#: question: one that does not lead may answer it, when it has read this record
+NEWEST_KEY, TERM_KEY, AFTER_KEY = "stateflow-newest", "stateflow-term", "stateflow-after"
 #: characters, of a fault that is too long for HTTP/2's metadata
 FAULT_TEXT_MAX, FAULT_FACT_MAX, FAULT_FACTS_MAX = 600, 100, 12
 T = TypeVar("T")
@@ -179,21 +179,22 @@ def _say(what: str, error: Exception) -> None:
 # -- what an answer rests on ------------------------------------------------------------------------------
 
 
-def tell_newest(context: grpc.aio.ServicerContext, record: int) -> None:
-    context.set_trailing_metadata(((NEWEST_KEY, str(record)),))
+def tell_newest(context: grpc.aio.ServicerContext, term: int, record: int) -> None:
+    """Args: term: of who leads; 0: who answers does not."""
+    context.set_trailing_metadata(((NEWEST_KEY, str(record)), (TERM_KEY, str(term))))
 
 
-def newest_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> int:
-    """0: it does not say."""
-    return _record_of(NEWEST_KEY, metadata) or 0
+def newest_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[int, int]:
+    """Term and record. 0: it does not say."""
+    return _number_of(TERM_KEY, metadata) or 0, _number_of(NEWEST_KEY, metadata) or 0
 
 
 def after_of(context: grpc.aio.ServicerContext) -> int | None:
     """None: the one that leads is to answer."""
-    return _record_of(AFTER_KEY, context.invocation_metadata())
+    return _number_of(AFTER_KEY, context.invocation_metadata())
 
 
-def _record_of(key: str, metadata: Any) -> int | None:
+def _number_of(key: str, metadata: Any) -> int | None:
     """What can be none is as if it were not there: whoever sends it may be anybody."""
     said = dict(metadata or ()).get(key, "")
     return int(said) if isinstance(said, str) and said.isdecimal() and len(said) < 19 else None

@@ -138,7 +138,7 @@ class Call:
         metadata: Any = (),
     ) -> None:
         self.net, self.client, self.name, self.path, self.decode = net, client, name, path, decode
-        self.metadata = metadata
+        self.metadata, self.trailing = metadata, ()
         self.link = net.link(client.name, name)
         self.last = [0.0, 0.0]
         self.server: Process | None = None
@@ -339,7 +339,8 @@ class Context:
         self.send(self.encode(message))
 
     def set_trailing_metadata(self, metadata: Any) -> None:
-        """Of an answer: nobody here reads it."""
+        if self._heard:
+            self._call.trailing = metadata
 
     def invocation_metadata(self) -> Any:
         return self._call.metadata

@@ -237,6 +237,8 @@ class Counts:
     settles: int = 0
     doubles: int = 0
     blanks: int = 0
+    reads: int = 0  # of who may not lead
+    followed: int = 0  # answered by one that does not
     incomplete: int = 0
     rewinds: int = 0
     rivals: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stateflow.errors import InvalidArgument, NotLeading, StateflowError, Unavailable
-from stateflow.rpc.controllers import Round, addresses_of
+from stateflow.rpc.controllers import Round, Seen, addresses_of
 
 AWAY = Unavailable("-")
 
@@ -44,6 +44,18 @@ def test_the_next_round_begins_with_the_one_that_is_said_to_lead() -> None:
     alone = Round(["a:1"], "a:1")
     assert not alone.go_on(AWAY)
     assert alone.asked == "a:1"
+
+
+def test_no_answer_is_older_than_one_before() -> None:
+    seen = Seen()
+    assert seen.takes(1, 10)
+    assert seen.takes(0, 12)  # one that does not lead has read what it was asked for
+    assert seen.takes(1, 11)  # who leads may have passed by records of others
+    assert seen.record == 12
+    assert seen.takes(2, 8)  # of a ledger that was put back
+    assert seen.record == 8
+    assert not seen.takes(1, 13)  # it was stopped, and does not know that another one leads
+    assert (seen.term, seen.record) == (2, 8)
 
 
 def test_a_list_of_addresses() -> None:
