@@ -59,6 +59,9 @@ REGISTRY = {
         },
     ),
     "failover": Benchmark("benchmarks.failover", ("F1",), "how long until a dead replica's partitions answer again?"),
+    "fleet": Benchmark(
+        "benchmarks.fleet", ("TAKEOVER",), "how long until the next decision when the leading controller is killed?"
+    ),
     "soak": Benchmark(
         "benchmarks.soak", ("SOAK",), "is anything lost under random moves, kills and stops?", full_only=("SOAK",)
     ),

@@ -143,7 +143,7 @@ def _ready(local: LocalCluster) -> None:
         except StateflowError as error:
             last = str(error)
         else:
-            alive = sum(replica.alive for replica in status.replicas)
+            alive = sum(bool(replica.alive) for replica in status.replicas)
             moving = [r.id for r in status.reconfigurations if r.state == "RUNNING"]
             following = {v.partition for v in status.standbys if v.phase == "CATCHING_UP"}
             if alive == len(REPLICAS) and not moving and len(following) == PARTITIONS:

@@ -3,6 +3,9 @@
 Counted from before a renewal was *sent*, as a replica counts its lease. The next process that takes the hold waits,
 from when it took it, for as long as this one may go on by that count, plus a margin for clocks that drift apart. So two
 never decide at once, whatever the database's clock does; that clock only says when to try.
+
+It may have been put back, and say so an hour late. So whoever waits counts on its own clock, too, for how long it has
+seen no renewal.
 """
 
 from __future__ import annotations
@@ -42,3 +45,18 @@ class Tenure:
                 remedy="see to the ledger's database; it goes on by itself when nobody else has taken it",
                 term=self.term,
             )
+
+
+@dataclass(slots=True)
+class Unrenewed:
+    """Of another one's hold. Args: margin: clocks may drift apart by this share."""
+
+    margin: float
+    _seen: tuple[int, int] | None = None  # term, and when it ends by the database's clock: another one by each renewal
+    _since: float = 0.0
+
+    def over(self, term: int, until_us: int, lease_s: float, now: float) -> bool:
+        """It was just read: has it not been renewed for all of its lease?"""
+        if self._seen != (term, until_us):
+            self._seen, self._since = (term, until_us), now
+        return now - self._since > lease_s * (1 + self.margin)

@@ -43,9 +43,26 @@ class _Failing:
         return str(self.fault or "")
 
 
+#: of a move or a copy, where a controller tells of it that does not lead: it is under way, and how it stands is unknown
+UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerReport(Report):
+    """Who answered, where that was a controller that does not lead: it knows what the ledger says, and nothing else.
+
+    ``address``: its own; ``leader``: of the one that leads, as far as it knows, empty: nobody; ``age_s``: so long ago
+    it began to read the newest of what it says, by its own clock: no time of day is compared between machines.
+    """
+
+    address: str
+    leader: str
+    age_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class MoveReport(Report, _Failing):
-    """One partition's move.
+    """One partition's move. ``state``: of its machine; UNKNOWN where a follower tells of one that has not ended.
 
     Bytes: ``warm`` were fetched as base files, ``reused`` found at the target, ``delta`` came as change sets;
     ``change_rate`` and ``bandwidth`` are bytes a second.
@@ -94,7 +111,8 @@ class MoveReport(Report, _Failing):
 class Reconfiguration(Report):
     """``state``: RUNNING, PAUSED, COMPLETED (every move did) or FAILED (at least one did not).
 
-    ``kind``: migrate, rebalance, drain, failover or autopilot.
+    ``kind``: migrate, rebalance, drain, failover or autopilot. ``follower``: who told of it, where that was not the
+    leader.
     """
 
     id: str
@@ -105,6 +123,7 @@ class Reconfiguration(Report):
     kind: str = "migrate"
     strategy: str = ""
     created_us: int = 0
+    follower: FollowerReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +212,15 @@ class AutopilotReport(Report):
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus(Report):
     """``last_heartbeat_s``: so long ago it was heard; ``partitions``: assigned to it; ``opening``: it is starting;
-    ``stopped``: its agent is not to run it."""
+    ``stopped``: its agent is not to run it.
+
+    ``alive`` is None where a follower tells of it: whom replicas answer to is the leader."""
 
     name: str
     site: str
     address: str
     weight: int
-    alive: bool
+    alive: bool | None
     last_heartbeat_s: float
     partitions: int
     opening: bool = False
@@ -283,7 +304,8 @@ class AdoptedOperator(Report):
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus(Report):
-    """``reconfigurations``: those under way; ``refused``: processes that ask for a name in vain."""
+    """``reconfigurations``: those under way; ``refused``: processes that ask for a name in vain. ``follower``: who told
+    of all this, where that was not the leader: then nobody knows who is alive, how moves stand, and who is refused."""
 
     replicas: tuple[ReplicaStatus, ...]
     operators: tuple[OperatorStatus, ...]
@@ -291,6 +313,7 @@ class ClusterStatus(Report):
     standbys: tuple[StandbyReport, ...] = ()
     refused: tuple[RefusedReplica, ...] = ()
     deploying: tuple[DeployingOperator, ...] = ()
+    follower: FollowerReport | None = None
 
     def without_share(self) -> list[str]:
         """Replicas that answer and own nothing, though a rebalance would give them something, and none is under way."""
@@ -307,7 +330,8 @@ class ClusterStatus(Report):
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """An operator as whoever routes to it is told. ``version``: of the assignment; ``owners`` and ``epochs`` by
-    partition. ``sites``: to which it is confined; none: to no sites."""
+    partition. ``sites``: to which it is confined; none: to no sites. ``follower``: who told it, where that was not the
+    leader: then nothing is known of what is unserved."""
 
     spec: OperatorSpec
     version: int
@@ -315,6 +339,7 @@ class Deployment:
     epochs: tuple[int, ...]
     unserved: tuple[UnservedPartitions, ...] = ()
     sites: tuple[str, ...] = ()
+    follower: FollowerReport | None = None
 
     def status(self) -> OperatorStatus:
         spec, owners = self.spec, tuple(owner.name for owner in self.owners)
@@ -328,7 +353,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """All that a controller says of its cluster."""
+    """All that a controller says of its cluster, ``follower``: where that does not lead."""
 
     replicas: tuple[ReplicaStatus, ...]
     deployments: tuple[Deployment, ...]
@@ -336,6 +361,7 @@ class ClusterReport:
     standbys: tuple[StandbyReport, ...] = ()
     refused: tuple[RefusedReplica, ...] = ()
     deploying: tuple[DeployingOperator, ...] = ()
+    follower: FollowerReport | None = None
 
     def status(self) -> ClusterStatus:
         return ClusterStatus(
@@ -345,6 +371,7 @@ class ClusterReport:
             self.standbys,
             self.refused,
             self.deploying,
+            self.follower,
         )
 
 

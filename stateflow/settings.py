@@ -139,6 +139,12 @@ class ControllerSettings(CheckedSettings):
     hold_s: float = Field(
         default=10.0, gt=0, description="a controller decides for so long after it renewed its hold on the ledger"
     )
+    notice_gone: bool = Field(
+        default=True, description="one of this machine whose process has ended is followed at once, not after its hold"
+    )
+    follow_interval_s: float = Field(
+        default=0.5, gt=0, description="one that does not lead reads so often what others decided, and when it is asked"
+    )
     takeover_retry_s: float = Field(default=5.0, gt=0)
     auto_rebalance: bool = Field(default=False, description="a replica that joins is given its share by itself")
     auto_rebalance_after_s: float = Field(

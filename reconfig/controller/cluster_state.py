@@ -120,6 +120,7 @@ class ClusterState:
     """
 
     ledger: Ledger
+    newest: int = 0  # id of the newest record that is folded, those of others included
     replicas: dict[str, ReplicaInfo] = field(default_factory=dict)
     homes: dict[str, Home] = field(default_factory=dict)  # by replica; none where only an earlier version knew it
     registrations: dict[str, int] = field(default_factory=dict)  # records of it, by replica
@@ -212,6 +213,7 @@ class ClusterState:
 
     def fold(self, record: Record) -> None:
         """Know a record that is in the ledger. Those of others, in a ledger that is shared, say nothing here."""
+        self.newest = record.record_id
         if record.app.name != APP.name:
             return
         kind, _, rest = record.item_id.partition("/")
@@ -498,6 +500,14 @@ class ClusterState:
             for operator, deployed in self.deployed.items()
             for number, epoch in deployed.assignment.of(name).items()
         }
+
+    def owned_counts(self) -> dict[str, int]:
+        """Partitions by replica, of all operators."""
+        counts: dict[str, int] = {}
+        for deployed in self.deployed.values():
+            for owner in deployed.assignment.owners:
+                counts[owner] = counts.get(owner, 0) + 1
+        return counts
 
     # -- moves --------------------------------------------------------------------------------------------
 

@@ -157,17 +157,9 @@ class ControllerContext:
             if self.members.alive(name) and not self.cluster.is_stopping(name)
         }
 
-    def owned_counts(self) -> dict[str, int]:
-        """Partitions by replica, of all operators."""
-        counts: dict[str, int] = {}
-        for deployed in self.cluster.deployed.values():
-            for owner in deployed.assignment.owners:
-                counts[owner] = counts.get(owner, 0) + 1
-        return counts
-
     def least_loaded(self, replicas: Iterable[ReplicaInfo], coming: Mapping[str, int]) -> ReplicaInfo:
         """The one with the fewest partitions for its weight, those ``coming`` counted."""
-        owned = self.owned_counts()
+        owned = self.cluster.owned_counts()
 
         def load(info: ReplicaInfo) -> tuple[float, str]:
             return (owned.get(info.name, 0) + coming.get(info.name, 0)) / max(info.weight, 1), info.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import grpc.aio
 
@@ -29,7 +29,7 @@ from reconfig.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
-from stateflow.reports import Deployment, Placement, Reconfiguration
+from stateflow.reports import ClusterReport, Deployment, FollowerReport, Placement, Reconfiguration
 from stateflow.rpc.wire import connect
 from stateflow.runtime.code_key import check_signed
 from stateflow.settings import ControllerSettings
@@ -98,9 +98,30 @@ class Controller:
         """See :meth:`Placing.place`."""
         return await self.placing.place(operator, names, options, self._executor.cost(), dry_run)
 
+    # -- what any controller tells, see also :class:`~reconfig.controller.overview.Overview` ----------------
+
+    follower: FollowerReport | None = None  # it leads
+
+    @property
+    def term(self) -> int:
+        return self.context.term
+
     def deployment(self, operator: str) -> Deployment:
         """Raises OperatorNotDeployed."""
         return self.survey.deployment(self.cluster.operator(operator))
+
+    def status(self) -> ClusterReport:
+        return self.survey.status()
+
+    def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
+        """Raises MoveUnknown."""
+        return self.runs.found(reconfiguration).report()
+
+    def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
+        """Newest first."""
+        return self.runs.history(limit)
+
+    # -- life ---------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
         """Carry on with what the ledger says was under way, and watch over leases from now on."""

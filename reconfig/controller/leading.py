@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from reconfig.controller.context import ClusterStates
 from reconfig.controller.controller import Controller
-from reconfig.tenure import Tenure
+from reconfig.tenure import Tenure, Unrenewed
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
@@ -60,6 +60,7 @@ class Leading:
         self.serving: Controller | None = None
         self._tenure = Tenure(0, settings.hold_s, 0.0)
         self._leader: Hold | None = None  # another one
+        self._unrenewed = Unrenewed(settings.lease_margin)
         # a former holder that did not give its hold back may grant until then, whichever of this one's terms it is
         self._predecessor_until = -math.inf
         self._taking_from_s = 0.0  # such a one's lease, while it is not known whether its hold was taken
@@ -73,9 +74,17 @@ class Leading:
 
     # -- requests -----------------------------------------------------------------------------------------
 
+    @property
+    def leads(self) -> bool:
+        return self.serving is not None and self._tenure.left_s(self._clock.monotonic()) > 0
+
+    def who(self) -> tuple[str, str]:
+        """This one's address, and that of the one that leads; empty where that is not known."""
+        return self._me.address, "" if self._leader is None else self._leader.holder.address
+
     def leader(self) -> Controller:
         """Of the term that holds now. Raises NotLeading."""
-        if self.serving is not None and self._tenure.left_s(self._clock.monotonic()) > 0:
+        if self.serving is not None and self.leads:
             return self.serving
         if (other := self._leader) is not None:
             what, remedy, leader = f"{other.holder} does", "ask that one", other.holder.address or None
@@ -121,25 +130,36 @@ class Leading:
         """Wait for the hold, lead, and again, until cancelled."""
         while True:
             if self.serving is None and not await self.try_once():
-                await asyncio.sleep(self._wait_s())
+                await self._wait()
                 continue
             assert self.serving is not None
             why = await self._lead(self.serving)
             log.error("term %d ends here: %s", self._tenure.term, why)
             await self._end()
 
+    async def _wait(self) -> None:
+        """For the next try; that a process of this machine is gone is seen before, without asking the ledger."""
+        left_s = self._wait_s()
+        while left_s > 0 and not (self._leader is not None and self._gone(self._leader.holder)):
+            await asyncio.sleep(min(left_s, self._settings.retry_interval_s))
+            left_s -= self._settings.retry_interval_s
+
     def _wait_s(self) -> float:
+        """Until the other's hold lapses, and no longer: what nobody decides waits, too. It may be renewed, or given
+        back, meanwhile."""
         left_s = self._leader.left_s if self._leader is not None else 0.0
-        return min(max(left_s, self._settings.retry_interval_s), self._tenure.renew_s)
+        return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._tenure.renew_s)
 
     async def _try(self) -> Hold | None:
         """The hold, if it is this one's now."""
         try:
             now = await self._in_thread(self._ledger.hold)
             clean = not now.holder.id or now.holder.id == self._me.id or self._gone(now.holder)
-            if clean or now.left_s <= 0:
+            over = self._unrenewed.over(now.term, now.until_us, now.lease_s, self._clock.monotonic())
+            if clean or over or now.left_s <= 0:
                 self._taking_from_s = max(self._taking_from_s, 0.0 if clean else now.lease_s)
-                now = await self._in_thread(self._ledger.take_hold, self._me, self._settings.hold_s, self._gone)
+                asked = self._me, self._settings.hold_s, self._gone, now.until_us if over else None
+                now = await self._in_thread(self._ledger.take_hold, *asked)
         except StateflowError as error:
             self._leader, self._waits_for = None, error
             self._say(f"waits: {error}")

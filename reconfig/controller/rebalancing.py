@@ -45,7 +45,7 @@ class AutoRebalance:
 
     async def _newcomers(self) -> list[str]:
         alive, cluster = self._context.alive(), self._context.cluster
-        owned = self._context.owned_counts()
+        owned = self._context.cluster.owned_counts()
         if not owned or all(owned.get(name) or info.weight <= 0 for name, info in alive.items()):
             return []
         owners = {
@@ -70,5 +70,5 @@ class AutoRebalance:
             or cluster.open_restores
             or any(not running.over for running in self._runs.running.values())
             or not all(isinstance(move.planned, PlannedStandby) for move in cluster.open_moves.values())
-            or self._context.owned_counts().keys() - alive.keys()
+            or self._context.cluster.owned_counts().keys() - alive.keys()
         )

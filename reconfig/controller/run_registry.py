@@ -71,6 +71,10 @@ class Running:
         return self.state.over
 
 
+def no_such(reconfiguration: str) -> MoveUnknown:
+    return MoveUnknown(f"there is no reconfiguration {reconfiguration!r}", remedy="see `stateflow reconfig list`")
+
+
 class RunRegistry:
     """Every reconfiguration that this process began, over or not, and those that the ledger tells of."""
 
@@ -96,7 +100,7 @@ class RunRegistry:
             return running
         if reconfiguration in self._cluster.history:
             return Running(past(self._cluster.history[reconfiguration]))
-        raise MoveUnknown(f"there is no reconfiguration {reconfiguration!r}", remedy="see `stateflow reconfig list`")
+        raise no_such(reconfiguration)
 
     def failed(self, reconfiguration: str) -> list[PlannedMove]:
         """Its moves that ended so, whichever process began them."""

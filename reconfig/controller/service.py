@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
 from reconfig.autopilot import Orders
 from reconfig.controller.claims import Piece
-from reconfig.controller.cluster_state import Home
+from reconfig.controller.cluster_state import ClusterState, Home
 from reconfig.controller.context import ClusterStates
 from reconfig.controller.controller import Controller
+from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.processes import here, is_gone
 from reconfig.controller.registration import Admitted, Answer, Arrival, Beat, Incoming
@@ -23,10 +25,11 @@ from reconfig.controller.restores import Request
 from reconfig.controller.takeovers import Superseded
 from reconfig.placement import policies_named
 from reconfig.tenure import Tenure
+from reconfig.work import ReconfigurationState
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.ledger import Ledger
+from stateflow.ledger import Holder, Ledger
 from stateflow.moves import MoveOptions
-from stateflow.reports import AutopilotReport
+from stateflow.reports import AutopilotReport, ClusterReport, Deployment, FollowerReport, Reconfiguration
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
@@ -41,6 +44,7 @@ from stateflow.rpc.reports import (
     autopilot_to_pb,
     cluster_to_pb,
     deployment_to_pb,
+    follower_to_pb,
     placement_to_pb,
     reconfiguration_to_pb,
     restored_to_pb,
@@ -49,6 +53,7 @@ from stateflow.rpc.reports import (
 from stateflow.rpc.wire import (
     OPTIONS,
     RPCS_MAX,
+    after_of,
     batched,
     bind,
     replica_of,
@@ -56,6 +61,7 @@ from stateflow.rpc.wire import (
     spec_of,
     spec_to_pb,
     streaming,
+    tell_newest,
     unary,
 )
 from stateflow.runtime.control import Wanted
@@ -66,23 +72,44 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class Tells(Protocol):
+    """What any controller can be asked: the one that leads, and another one by what it has read."""
+
+    @property
+    def cluster(self) -> ClusterState: ...
+    @property
+    def follower(self) -> FollowerReport | None: ...
+    @property
+    def term(self) -> int: ...
+    def deployment(self, operator: str) -> Deployment: ...
+    def status(self) -> ClusterReport: ...
+    def reconfiguration(self, reconfiguration: str) -> Reconfiguration: ...
+    def history(self, limit: int = 0) -> Iterator[Reconfiguration]: ...
+
+
 def of_the_term(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
     """Handler that is given the controller of the term that holds now, and ends with it: its caller is told."""
 
     @functools.wraps(method)
-    async def handler(self: ControllerService, request: Any, _: grpc.aio.ServicerContext) -> T:
+    async def handler(self: ControllerService, request: Any, context: grpc.aio.ServicerContext) -> T:
         async with self.leading.term() as controller:
-            return await method(self, request, controller)
+            answer = await method(self, request, controller)
+            tell_newest(context, controller.term, controller.cluster.newest)
+            return answer
 
     return handler
 
 
-def stream_of_the_term(method: Callable[..., AsyncIterator[T]]) -> Callable[..., AsyncIterator[T]]:
+def of_any(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Handler that is given who tells: the controller of the term, or what this one has read where it does not lead and
+    its caller takes that."""
+
     @functools.wraps(method)
-    async def handler(self: ControllerService, request: Any, _: grpc.aio.ServicerContext) -> AsyncIterator[T]:
-        async with self.leading.term() as controller:
-            async for message in method(self, request, controller):
-                yield message
+    async def handler(self: ControllerService, request: Any, context: grpc.aio.ServicerContext) -> T:
+        async with self.telling(context) as tells:
+            answer = await method(self, request, tells)
+            tell_newest(context, tells.term, tells.cluster.newest)
+            return answer
 
     return handler
 
@@ -99,8 +126,18 @@ def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., A
 
 
 class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
-    def __init__(self, leading: Leading) -> None:
-        self.leading = leading
+    def __init__(self, leading: Leading, following: Following | None = None) -> None:
+        self.leading, self._following = leading, following
+
+    @contextlib.asynccontextmanager
+    async def telling(self, context: grpc.aio.ServicerContext) -> AsyncIterator[Tells]:
+        """Raises NotLeading where another one is to be asked."""
+        after = None if self.leading.leads else after_of(context)
+        if after is None or self._following is None:
+            async with self.leading.term() as controller:
+                yield controller
+        else:
+            yield await self._following.overview(after)
 
     # -- membership ---------------------------------------------------------------------------------------
 
@@ -163,14 +200,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         return cpb.UndeployReply(partitions=partitions, waiting=waiting)
 
     @unary
-    @of_the_term
-    async def GetDeployment(self, request: cpb.GetDeploymentRequest, controller: Controller) -> cpb.Deployment:
-        return deployment_to_pb(controller.deployment(request.operator))
+    @of_any
+    async def GetDeployment(self, request: cpb.GetDeploymentRequest, tells: Tells) -> cpb.Deployment:
+        return deployment_to_pb(tells.deployment(request.operator))
 
     @unary
-    @of_the_term
-    async def Status(self, request: cpb.StatusRequest, controller: Controller) -> cpb.StatusReply:
-        return cluster_to_pb(controller.survey.status())
+    @of_any
+    async def Status(self, request: cpb.StatusRequest, tells: Tells) -> cpb.StatusReply:
+        return cluster_to_pb(tells.status())
 
     # -- reconfigurations ---------------------------------------------------------------------------------
 
@@ -222,27 +259,34 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         return cpb.StandbyReply(standbys=map(standby_to_pb, standbys))
 
     @streaming
-    @stream_of_the_term
     async def ListReconfigurations(
-        self, request: cpb.ListRequest, controller: Controller
+        self, request: cpb.ListRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[cpb.ReconfigurationList]:
-        for page in batched(map(reconfiguration_to_pb, controller.runs.history(request.limit))):
-            yield cpb.ReconfigurationList(reconfigurations=page)
+        async with self.telling(context) as tells:
+            tell_newest(context, tells.term, tells.cluster.newest)
+            follower = follower_to_pb(tells.follower)
+            told = (replace(each, follower=None) for each in tells.history(request.limit))  # it is said once
+            for page in batched(map(reconfiguration_to_pb, told)):
+                yield cpb.ReconfigurationList(reconfigurations=page, follower=follower)
 
     @unary
-    @of_the_term
-    async def GetReconfiguration(
-        self, request: cpb.ReconfigurationRequest, controller: Controller
-    ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(controller.runs.found(request.id).report())
+    @of_any
+    async def GetReconfiguration(self, request: cpb.ReconfigurationRequest, tells: Tells) -> cpb.Reconfiguration:
+        return reconfiguration_to_pb(tells.reconfiguration(request.id))
 
     @streaming
-    @stream_of_the_term
     async def WatchReconfiguration(
-        self, request: cpb.ReconfigurationRequest, controller: Controller
+        self, request: cpb.ReconfigurationRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[cpb.Reconfiguration]:
-        async for report in controller.runs.watch(request.id):
-            yield reconfiguration_to_pb(report)
+        after = None if self.leading.leads else after_of(context)
+        if after is not None and self._following is not None:
+            async for report in self._following.watch(request.id, after):
+                yield reconfiguration_to_pb(report)
+            if ReconfigurationState(report.state).over:
+                return
+        async with self.leading.term() as controller:  # by now; else its caller hears who leads
+            async for report in controller.runs.watch(request.id):
+                yield reconfiguration_to_pb(report)
 
     @unary
     @of_the_term
@@ -343,10 +387,10 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         return pb.Empty()
 
     @streaming
-    @stream_of_the_term
-    async def Logs(self, request: apb.LogsRequest, controller: Controller) -> AsyncIterator[apb.LogsPage]:
-        async for data in controller.agents.logs(request.replica, request.lines, request.follow):
-            yield apb.LogsPage(data=data)
+    async def Logs(self, request: apb.LogsRequest, _: grpc.aio.ServicerContext) -> AsyncIterator[apb.LogsPage]:
+        async with self.leading.term() as controller:
+            async for data in controller.agents.logs(request.replica, request.lines, request.follow):
+                yield apb.LogsPage(data=data)
 
 
 # -- what only a controller is told -----------------------------------------------------------------------
@@ -458,17 +502,24 @@ async def serve(
     def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> Controller:
         return Controller(ledger, settings, clock, tenure=tenure, states=states, grace_s=grace_s)
 
+    def gone(holder: Holder) -> bool:
+        return settings.notice_gone and is_gone(holder)
+
     try:
         address = bind(server, listen)
         log.info("ledger %s at %s", ledger.id, ledger.database.shown)
-        leading = Leading(ledger, here(advertise or address), is_gone, settings, clock, make)
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(leading), server)
+        leading = Leading(ledger, here(advertise or address), gone, settings, clock, make)
+        following = Following(ledger, settings, clock, lambda: leading.leads, leading.who)
+        service = ControllerService(leading, following)
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(service, server)
         add_health(server)  # one that waits to lead is ready, too
         running: asyncio.Task[None] | None = None
+        reading: asyncio.Task[None] | None = None
         try:
             await leading.try_once()
             await server.start()
             running = asyncio.create_task(leading.run())
+            reading = asyncio.create_task(following.run())
             if ready is not None:
                 ready.set_result(address)
             stopping = asyncio.create_task((stop or asyncio.Event()).wait())
@@ -477,8 +528,10 @@ async def serve(
                 running.result()  # it waits and leads for ever: this says why it did not
             await server.stop(grace=1)
         finally:
-            if running is not None:
-                running.cancel()
+            for task in (running, reading):
+                if task is not None:
+                    task.cancel()
+            following.close()
             await leading.close()
     finally:
         ledger.close()

@@ -66,7 +66,7 @@ class Survey:
 
     def status(self) -> ClusterReport:
         context, cluster, members = self._context, self._context.cluster, self._context.members
-        owned = context.owned_counts()
+        owned = context.cluster.owned_counts()
         now = context.clock.monotonic()
         return ClusterReport(
             replicas=tuple(

@@ -290,7 +290,7 @@ class Takeovers:
                 orphan.sealed,
                 self._standbys.copies(partition),
                 self._context.alive(),
-                self._context.owned_counts(),
+                self._context.cluster.owned_counts(),
                 deployed.sites,
             )
             if choice is None:

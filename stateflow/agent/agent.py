@@ -34,8 +34,9 @@ from stateflow.errors import (
 from stateflow.fleet import AgentInfo, Beat, Directory, Orders, Spawned
 from stateflow.launching import Command, Launcher, Started
 from stateflow.rpc.agents import ControllerCaller, add_agent_service
+from stateflow.rpc.controllers import Round, addresses_of
 from stateflow.rpc.health import add_health
-from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, connect, next_of, reached_at, unexpected
+from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, connect, reached_at, unexpected
 from stateflow.runtime.authority import Authority
 from stateflow.runtime.authority import Command as Commanded
 from stateflow.runtime.environment import Closable, claim, place_of
@@ -140,12 +141,12 @@ class Agent:
 
     async def _beat(self, info: AgentInfo) -> None:
         """It says what it has, again and again, and obeys the answers."""
-        addresses = self._config.controller.split(",")
-        asked = addresses[0]
+        addresses = addresses_of(self._config.controller)
+        turn = Round(addresses, addresses[0])
         callers: dict[str, ControllerCaller] = {}
         async with contextlib.AsyncExitStack() as stack:
             while True:
-                interval_s = BEAT_S
+                interval_s, asked, failed = BEAT_S, turn.asked, False
                 try:
                     if asked not in callers:
                         channel = await stack.enter_async_context(self._connect(asked))
@@ -155,11 +156,14 @@ class Agent:
                     interval_s = orders.heartbeat_interval_s
                 except StateflowError as error:
                     self._say(f"the controller at {asked} is not obeyed: {error}", error.code)
-                    asked = next_of(addresses, asked, error)
+                    failed = turn.go_on(error)
                 except Exception as error:  # noqa: BLE001 - which is said, and the next one may go better
                     self._say(
                         f"what the controller said cannot be carried out: {unexpected(error)}", type(error).__name__
                     )
+                if failed:  # another one may lead
+                    continue
+                turn = Round(addresses, turn.asked)
                 with contextlib.suppress(TimeoutError):  # what changed here is said at once
                     await asyncio.wait_for(self._told.wait(), interval_s)
                 self._told.clear()

@@ -66,7 +66,9 @@ def nodes(
     as_json: Json = False,
 ) -> None:
     """The replicas: site, weight, last heard, partitions."""
-    replicas = Cluster(controller).status().replicas
+    status = Cluster(controller).status()
+    replicas = status.replicas
+    show.say_who_answered(status.follower)
     if as_json:
         emit({"nodes": [fields_of(r) for r in replicas]})
     else:

@@ -14,7 +14,8 @@ from stateflow.private import state_directory
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 Controller = Annotated[
-    str, typer.Option("--controller", envvar="STATEFLOW_CONTROLLER", help="The controller's host:port.")
+    str,
+    typer.Option("--controller", envvar="STATEFLOW_CONTROLLER", help="The controller's host:port, or a:7070,b:7070."),
 ]
 Checkpoints = Annotated[
     str,

@@ -30,6 +30,7 @@ def list_(
 ) -> None:
     """Newest first."""
     found = Cluster(controller).reconfigurations(limit)
+    show.say_who_answered(found[0].follower if found else None)
     if as_json:
         emit({"reconfigurations": [report.to_dict() for report in found]})
         return
@@ -69,6 +70,7 @@ def list_(
 def info(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
     """One reconfiguration in a few lines."""
     report = Cluster(controller).reconfiguration(id)
+    show.say_who_answered(report.follower)
     summary = _summary(report)
     if as_json:
         emit(summary)
@@ -111,6 +113,7 @@ def _summary(report: Reconfiguration) -> dict[str, Any]:
 def details(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
     """Every move of one reconfiguration."""
     report = Cluster(controller).reconfiguration(id)
+    show.say_who_answered(report.follower)
     if as_json:
         emit(report.to_dict())
         return

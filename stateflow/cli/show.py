@@ -21,7 +21,7 @@ from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfig
 from stateflow.client.cluster import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import one_line
-from stateflow.reports import Placement, RefusedReplica
+from stateflow.reports import FollowerReport, Placement, RefusedReplica
 from stateflow.types import node_of, ranges, worker_of
 
 WATCH_INTERVAL_S = 1.0
@@ -84,7 +84,8 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
     for operator in now.operators:
         for unserved in operator.unserved:
             lacking[unserved.owner] += len(unserved.partitions)
-    parts: list[RenderableType] = [titled("Replicas", replicas(now.replicas, lacking, workers))]
+    parts: list[RenderableType] = [] if now.follower is None else [answered_by(now.follower)]
+    parts.append(titled("Replicas", replicas(now.replicas, lacking, workers)))
     if waiting := list(dict.fromkeys(map(node_of, now.without_share()))):
         named = f"{', '.join(waiting)} owns nothing" if len(waiting) == 1 else f"{', '.join(waiting)} own nothing"
         parts.append(Text(f"{named}: `stateflow rebalance` gives a share", "yellow"))
@@ -108,6 +109,19 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
             table.add_row(under_way.id, under_way.operator, str(len(under_way.moves)), str(done))
         parts.append(titled("Reconfigurations under way", table))
     return Group(*parts)
+
+
+def answered_by(follower: FollowerReport) -> Text:
+    """That what is shown is not the leader's answer, and how old it is."""
+    leads = f"a follower of {follower.leader}" if follower.leader else "a follower, nobody leads"
+    where = f" ({follower.address})" if follower.address else ""
+    return plain(Text(f"answered by {leads}{where}, as of {follower.age_s:.1f} s ago", "yellow"))
+
+
+def say_who_answered(follower: FollowerReport | None) -> None:
+    """On stderr, beside what a command prints or emits."""
+    if follower is not None:
+        errors.print(answered_by(follower), highlight=False)
 
 
 def replicas(
@@ -149,7 +163,9 @@ def _refused(found: Sequence[RefusedReplica]) -> list[tuple[RefusedReplica, int]
 def _states(members: list[ReplicaStatus]) -> Text:
     if len(members) == 1:
         return state(members[0])
-    alive, opening = sum(r.alive for r in members), sum(r.opening and not r.alive for r in members)
+    if all(r.alive is None for r in members):
+        return Text(f"unknown, {len(members)} workers", "yellow")
+    alive, opening = sum(bool(r.alive) for r in members), sum(r.opening and not r.alive for r in members)
     if alive == len(members):
         return Text(f"alive, {alive} workers", "green")
     here = f"{alive} of {len(members)} workers alive" + (f", {opening} opening" if opening else "")
@@ -157,10 +173,14 @@ def _states(members: list[ReplicaStatus]) -> Text:
 
 
 def heard(replica: ReplicaStatus) -> str:
+    if replica.alive is None:
+        return ""
     return "never" if replica.last_heartbeat_s < 0 else f"{replica.last_heartbeat_s:.1f} s ago"
 
 
 def state(replica: ReplicaStatus) -> Text:
+    if replica.alive is None:
+        return Text("unknown", "yellow")
     if replica.alive:
         return Text("stopping", "yellow") if replica.stopped else Text("alive", "green")
     if replica.stopped:
@@ -239,6 +259,8 @@ def _doing(move: MoveReport, max_pause_ms: float) -> str:
     match move.state:
         case "WAITING":
             return "until others have moved"
+        case "UNKNOWN":
+            return move.note or "it is under way; only the leader knows how it stands"
         case "WARMING" if move.base_bytes:
             return f"{size(move.bytes_warm + move.bytes_reused)} of {size(move.base_bytes)} are there"
         case "CATCHING_UP":

@@ -76,7 +76,8 @@ class Migration:
         return self.report.id
 
     def progress(self) -> Iterator[Reconfiguration]:
-        """Reports as it goes on; the last one is not RUNNING. Raises Unavailable when the controller goes away."""
+        """Reports as it goes on; the last one is not RUNNING. Whoever leads tells of it; raises Unavailable when
+        nobody does any more."""
         for report in self._client.watch(self.id):
             self.report = report
             yield report
@@ -146,6 +147,9 @@ class Spawning:
 @brief
 class Cluster:
     """Control surface of a running controller. Methods raise what the controller refuses with, or Unavailable.
+
+    ``address``: of the controller, or ``a:7070,b:7070`` of several. The one that leads is asked; where none does, what
+    only is read another one answers, and its report has a ``follower``. No answer is older than one that came before.
 
     Where nobody listens at its address, or nobody leads, they wait for it, ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s)
     at most.

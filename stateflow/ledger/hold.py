@@ -5,9 +5,10 @@ own transaction, whether the row still has its term and its holder. So one that 
 know that another one holds it by now, writes nothing. The row is locked while it is looked at: whoever takes the hold
 waits for a write that was let through, and reads what it wrote.
 
-A hold ends when it was not renewed for its lease, by the database's clock; when its holder gave it back; or when its
-holder was a process of this machine and is gone. The first of the three is liveness only, clocks step: what the former
-holder granted, it may go on granting for the rest of its lease, by its own clock. ``Hold.grace_s`` says for how long.
+A hold ends when it was not renewed for its lease, by the database's clock, or by the clock of whoever waits for it and
+has looked: the database's may have been put back by an hour. It ends, too, when its holder gave it back; or when its
+holder was a process of this machine and is gone. The first two are liveness only, clocks step: what the former holder
+granted, it may go on granting for the rest of its lease, by its own clock. ``Hold.grace_s`` says for how long.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ NOBODY = Holder("")
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """``left_s``: until it ends, by the database's clock, when it was read. ``grace_s``: whoever had it before may go
-    on with what it may do for so long after it was taken, by any clock."""
+    """``left_s``: until it ends, by the database's clock, when it was read. ``until_us``: the same as a time of that
+    clock, another one after each renewal; it says nothing else to whoever has another clock. ``grace_s``: whoever had
+    it before may go on with what it may do for so long after it was taken, by any clock."""
 
     term: int
     holder: Holder
@@ -55,6 +57,7 @@ class Hold:
     lease_s: float
     left_s: float
     grace_s: float = 0.0
+    until_us: int = 0
 
 
 def identity(connection: Connection) -> str:
@@ -71,12 +74,14 @@ def current(connection: Connection) -> Hold:
     return _of(row)
 
 
-def take(connection: Connection, holder: Holder, lease_s: float, gone: Callable[[Holder], bool]) -> Hold:
+def take(
+    connection: Connection, holder: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
+) -> Hold:
     """The hold, taken if it can be; else that of whoever has it."""
     row = connection.execute(_hold().with_for_update().with_hint(HOLD, "WITH (UPDLOCK, ROWLOCK)", "mssql")).one()
     before = _of(row)
     clean = not before.holder.id or before.holder.id == holder.id or gone(before.holder)
-    if not clean and before.left_s > 0:
+    if not clean and before.left_s > 0 and before.until_us != over_us:
         return before
     lease_us = round(lease_s * 1e6)
     taken = update(HOLD).values(
@@ -140,4 +145,4 @@ def _hold() -> Select[Any]:
 
 def _of(row: Any) -> Hold:
     holder = Holder(**json.loads(row.about)) if row.holder else NOBODY
-    return Hold(row.term, holder, row.since_us, row.lease_us / 1e6, row.left_us / 1e6)
+    return Hold(row.term, holder, row.since_us, row.lease_us / 1e6, row.left_us / 1e6, until_us=row.until_us)

@@ -217,7 +217,13 @@ class Ledger:
         with self.database.reading() as connection:
             return holding.current(connection)
 
-    def take_hold(self, holder: Holder, lease_s: float, gone: Callable[[Holder], bool] = lambda _: False) -> Hold:
+    def take_hold(
+        self,
+        holder: Holder,
+        lease_s: float,
+        gone: Callable[[Holder], bool] = lambda _: False,
+        over_us: int | None = None,
+    ) -> Hold:
         """Decide by this ledger, if nobody else does, for ``lease_s`` seconds at a time. Returns the hold as it is
         then: the caller's, whose term is greater than all before, or that of whoever has it.
 
@@ -225,13 +231,14 @@ class Ledger:
 
         Args:
             gone: is this former holder a process that has ended?
+            over_us: one with this ``until_us`` is over, whatever the database's clock says.
         """
         self._held = None
 
         def take(connection: Any) -> Hold:
             if holding.identity(connection) != self.id:
                 raise holding.replaced(self.id)
-            return holding.take(connection, holder, lease_s, gone)
+            return holding.take(connection, holder, lease_s, gone, over_us)
 
         hold = self.database.write(take)
         if hold.holder.id == holder.id:

@@ -311,6 +311,8 @@ class Workers:
 
     async def _look(self, cluster: Cluster) -> None:
         status = await aside(cluster.status)
+        if status.follower is not None:
+            raise Unavailable("no controller leads", remedy="it is gone on with when one does")
         mine = {worker_of(each.name): each for each in status.replicas if self._is_mine(each)}
         for number in self._supervision.leaving():
             if number in mine:
@@ -328,7 +330,7 @@ class Workers:
         """Not one of another node that has its name."""
         number = worker_of(replica.name)
         where = reached_at(self._advertised(number), self._addresses.get(number, ""))
-        return node_of(replica.name) == self._node.name and replica.address == where and replica.alive
+        return node_of(replica.name) == self._node.name and replica.address == where and bool(replica.alive)
 
     async def _leave(self, cluster: Cluster, worker: ReplicaStatus, status: ClusterStatus) -> None:
         if _is_moving(status, {worker.name}):

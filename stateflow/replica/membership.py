@@ -16,12 +16,15 @@ from stateflow.replica.peers import Controller, Directory, Heartbeat, Pulse, Una
 from stateflow.replica.pulls import Pulls
 from stateflow.replica.threads import Threads
 from stateflow.replica.troubles import Troubles
-from stateflow.rpc.wire import next_of
+from stateflow.rpc.controllers import Round, addresses_of
 from stateflow.runtime.authority import Command
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
+#: while there are controllers and none leads, so many heartbeats in the time of one: the lease runs out, and who leads
+#: next decides nothing that needs this replica before it has been heard
+UNLED = 3
 #: copies that a heartbeat names
 INCOMING_MAX = 1000
 
@@ -45,7 +48,7 @@ async def say_opening(member: Member, controller: str) -> None:
     beat = Heartbeat(info, _directory(node), opening=True)
     async with contextlib.AsyncExitStack() as stack:
         controllers = [
-            Controller(await stack.enter_async_context(member.connect(each)), each) for each in controller.split(",")
+            Controller(await stack.enter_async_context(member.connect(each)), each) for each in addresses_of(controller)
         ]
         while True:
             for each in controllers:
@@ -71,12 +74,13 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
     free = ""  # the ledger that it belonged to, where nothing is here that a controller could want back
     beats = -1
     claimed: Holding | None = None  # what the controller was told that its ledger does not know of
-    addresses = controller.split(",")
-    asked = addresses[0]
+    addresses = addresses_of(controller)
+    turn = Round(addresses, addresses[0])
     controllers: dict[str, Controller] = {}
     async with contextlib.AsyncExitStack() as stack:
         while True:
             beats += 1
+            asked, failed = turn.asked, None
             try:
                 if node.lost_some:
                     node.lost_some = registered = False
@@ -113,7 +117,7 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
             except Unanswered as error:
                 if troubles.is_new(error.meant.code):
                     log.warning("%s", error.meant)
-                asked = next_of(addresses, asked, error.meant)
+                failed = error.meant
             except (StaleTerm, ForeignLedger) as error:  # as if nothing had been heard
                 if isinstance(error, ForeignLedger) and node.is_empty and not free:
                     free = node.authority.seen[0]
@@ -122,10 +126,13 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                 free = ""
                 if troubles.is_new(error.code):
                     log.error("the controller at %s is ignored: %s", asked, error)
-                asked = next_of(addresses, asked, error)
+                failed = error
             except Exception as error:  # noqa: BLE001 - which is said, and the next round may go better
                 troubles.met(error)
-            await asyncio.sleep(node.settings.heartbeat_interval_s)
+            if failed is not None and turn.go_on(failed):
+                continue  # none was asked twice: who leads by now is found at once
+            await asyncio.sleep(node.settings.heartbeat_interval_s / (UNLED if turn.unled else 1))
+            turn = Round(addresses, turn.asked)
 
 
 async def _register(

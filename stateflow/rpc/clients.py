@@ -15,19 +15,21 @@ import grpc
 from grpc.experimental import ChannelOptions
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import NotLeading, StateflowError, Unavailable
+from stateflow.errors import HoldLost, NotLeading, StateflowError, Unavailable
 from stateflow.reports import Deployment, ReplicaStatistics
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.batches import Answers, Replies, requests_of
+from stateflow.rpc.controllers import Round, Seen, addresses_of
 from stateflow.rpc.link import Link
 from stateflow.rpc.reports import deployment_of, statistics_of
 from stateflow.rpc.rows import BatchRows
 from stateflow.rpc.wire import (
+    AFTER_KEY,
     CHANNEL_OPTIONS,
     answered,
-    next_of,
+    newest_of,
     positions_of,
     remote_error,
     session_to_pb,
@@ -124,63 +126,109 @@ def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
 class ControllerClient:
     """Raises StateflowErrors only: what the controller refused with, or Unavailable.
 
+    The one that leads is asked, also what others know; where none of them leads, or it does not answer, what only is
+    read is answered by another one, and says so. No answer is older than one that this client has had: it remembers the
+    newest term, and the newest record of the ledger, that any rested on. One that leads in an older term is not
+    believed, and one that does not lead has read that record.
+
     Args:
-        address: or those of several, with commas: the one that leads is asked.
+        address: or those of several, with commas. Raises InvalidArgument.
         connect_timeout_s: so long a call waits where nobody listens at any of them, or none of them leads, as while one
             is being started or is between two terms. It counts from the first such answer.
     """
 
     def __init__(self, address: str, timeout_s: float = 30.0, connect_timeout_s: float = 0.0) -> None:
-        self.address = address
+        self._addresses = addresses_of(address)
+        self.address = ",".join(self._addresses)
         self._connect_timeout_s = connect_timeout_s
-        self._addresses = address.split(",")
         self._asked = self._addresses[0]
         self._timeout_s = timeout_s
+        self._seen = Seen()
+        self._lock = threading.Lock()
 
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Each address is asked once at most, and the one that they say leads; another one only where the first cannot
         have begun, or it changes nothing."""
-        tried, attempts = set[str](), self._attempts()
+        attempts, following = self._attempts(), False
+        turn = Round(self._addresses, self._asked)
         timeout_s = timeout_s or self._timeout_s
-        if method in READS and len(self._addresses) > 1:  # one that is silent must not keep it from the others
-            timeout_s = min(timeout_s, READ_TIMEOUT_S)
         while True:
-            asked, shown = self._asked, f"the controller at {self._asked}"
-            tried.add(asked)
-            stub = _stub(controller_pb2_grpc.ControllerServiceStub, asked)
+            asked = turn.asked
+            # one that is silent must not keep it from the others
+            short = method in READS and (len(self._addresses) > 1 or asked not in self._addresses)
+            meant: StateflowError
             try:
-                return answered(getattr(stub, method)(request, timeout=timeout_s), shown)
+                return self._call(
+                    asked, method, request, min(timeout_s, READ_TIMEOUT_S) if short else timeout_s, following
+                )
             except grpc.RpcError as error:
-                meant = remote_error(error, shown)
+                meant, cause = remote_error(error, f"the controller at {asked}"), error
                 not_begun = _not_begun(meant, error)
-                if not (not_begun or (isinstance(meant, Unavailable) and method in READS)):
-                    raise meant from error
-                self._asked = next_of(self._addresses, asked, meant)
-                if self._asked in tried:
-                    if not (not_begun and next(attempts, False)):
-                        raise meant from error
-                    tried.clear()
+            except NotLeading as error:  # by its own answer
+                meant, cause, not_begun = error, None, True
+            if not (not_begun or (isinstance(meant, Unavailable) and method in READS)):
+                raise meant from cause
+            if not turn.go_on(meant):
+                following = method in READS and turn.unled and not following
+                if not (following or (not_begun and next(attempts, False))):
+                    raise meant from cause
+                turn = Round(self._addresses, turn.asked)
+            self._asked = turn.asked
+
+    def _call(self, address: str, method: str, request: Any, timeout_s: float, following: bool) -> Any:
+        stub = _stub(controller_pb2_grpc.ControllerServiceStub, address)
+        metadata = self._follow() if following else None
+        answer, call = getattr(stub, method).with_call(request, timeout=timeout_s, metadata=metadata)
+        if not self._is_new(call) and method in READS:
+            what = f"the controller at {address} leads no more, and does not know it yet"
+            raise NotLeading(what, remedy="ask again: another one leads")
+        return answered(answer, f"the controller at {address}")
+
+    def _follow(self) -> tuple[tuple[str, str]]:
+        """One that does not lead may answer."""
+        return ((AFTER_KEY, str(self._seen.record)),)
+
+    def _is_new(self, call: Any) -> bool:
+        term, record = newest_of(call.trailing_metadata())
+        with self._lock:
+            return self._seen.takes(term, record)
 
     def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Iterator[Any]:
-        """From the one that leads, until that changes."""
-        tried, begun, attempts = set[str](), False, self._attempts()
+        """From the one that leads, until that changes; what one that does not lead tells of is read of one."""
+        begun, attempts, following = False, self._attempts(), False
+        turn = Round(self._addresses, self._asked)
         while True:
-            asked = self._asked
-            tried.add(asked)
+            asked = turn.asked
             stub = _stub(controller_pb2_grpc.ControllerServiceStub, asked)
+            call = getattr(stub, method)(request, metadata=self._follow() if following else None)
             try:
-                for message in _heard(getattr(stub, method)(request), f"the controller at {asked}", silence_s):
+                for message in _heard(call, f"the controller at {asked}", silence_s):
                     begun = True
                     yield message
+                self._is_new(call)
                 return
             except Unavailable as error:
                 if begun or not (isinstance(error.__cause__, grpc.RpcError) and _not_begun(error, error.__cause__)):
                     raise
-                self._asked = next_of(self._addresses, asked, error)
-                if self._asked in tried:
-                    if not next(attempts, False):
+                if not turn.go_on(error):
+                    following = turn.unled and not following
+                    if not (following or next(attempts, False)):
                         raise
-                    tried.clear()
+                    turn = Round(self._addresses, turn.asked)
+                self._asked = turn.asked
+
+    def watch(self, request: cpb.ReconfigurationRequest) -> Iterator[cpb.Reconfiguration]:
+        """As it goes on, whoever leads meanwhile; the last one is over."""
+        while True:
+            begun = False
+            try:
+                for message in self.stream("WatchReconfiguration", request):
+                    begun = True
+                    yield message
+                return
+            except (Unavailable, HoldLost):
+                if not begun:  # else whoever told of it has ended, or does not lead any more
+                    raise
 
     def _attempts(self) -> Iterator[bool]:
         """When all of them may be asked once more; ends ``connect_timeout_s`` after the first of these was wanted. What

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stateflow.fleet import Request, Spawned
@@ -31,6 +32,7 @@ from stateflow.rpc.reports import (
     autopilot_of,
     autopilot_to_pb,
     cluster_of,
+    follower_of,
     placement_of,
     reconfiguration_of,
     restored_of,
@@ -145,12 +147,16 @@ class ClusterClient:
 
     def reconfigurations(self, limit: int) -> list[Reconfiguration]:
         pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
-        return [reconfiguration_of(message) for page in pages for message in page.reconfigurations]
+        return [
+            replace(reconfiguration_of(message), follower=follower_of(page))
+            for page in pages
+            for message in page.reconfigurations
+        ]
 
     def watch(self, reconfiguration: str) -> Iterator[Reconfiguration]:
         """As it goes on; the last one is not RUNNING."""
         request = cpb.ReconfigurationRequest(id=reconfiguration)
-        return map(reconfiguration_of, self._controller.stream("WatchReconfiguration", request))
+        return map(reconfiguration_of, self._controller.watch(request))
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
         return self._of("GetReconfiguration", reconfiguration)

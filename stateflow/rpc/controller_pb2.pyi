@@ -134,7 +134,7 @@ class DeployRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., sites: _Optional[_Iterable[str]] = ..., anywhere: _Optional[bool] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("spec", "version", "replicas", "owners", "epochs", "unserved", "sites")
+    __slots__ = ("spec", "version", "replicas", "owners", "epochs", "unserved", "sites", "follower")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class Deployment(_message.Message):
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     UNSERVED_FIELD_NUMBER: _ClassVar[int]
     SITES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.OperatorSpec
     version: int
     replicas: _containers.RepeatedCompositeFieldContainer[_common_pb2.Replica]
@@ -149,7 +150,18 @@ class Deployment(_message.Message):
     epochs: _containers.RepeatedScalarFieldContainer[int]
     unserved: _containers.RepeatedCompositeFieldContainer[Unserved]
     sites: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
+    follower: Follower
+    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ..., sites: _Optional[_Iterable[str]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
+
+class Follower(_message.Message):
+    __slots__ = ("address", "leader", "age_s")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    leader: str
+    age_s: float
+    def __init__(self, address: _Optional[str] = ..., leader: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class Unserved(_message.Message):
     __slots__ = ("operator", "partitions", "owner", "fault")
@@ -190,20 +202,22 @@ class ReplicaStatus(_message.Message):
     def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., alive: _Optional[bool] = ..., last_heartbeat_s: _Optional[float] = ..., partitions: _Optional[int] = ..., opening: _Optional[bool] = ..., stopped: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("replicas", "deployments", "reconfigurations", "standbys", "refused", "deploying")
+    __slots__ = ("replicas", "deployments", "reconfigurations", "standbys", "refused", "deploying", "follower")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
     STANDBYS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     DEPLOYING_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
     deployments: _containers.RepeatedCompositeFieldContainer[Deployment]
     reconfigurations: _containers.RepeatedCompositeFieldContainer[Reconfiguration]
     standbys: _containers.RepeatedCompositeFieldContainer[StandbyView]
     refused: _containers.RepeatedCompositeFieldContainer[Refused]
     deploying: _containers.RepeatedCompositeFieldContainer[Deploying]
-    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., standbys: _Optional[_Iterable[_Union[StandbyView, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., deploying: _Optional[_Iterable[_Union[Deploying, _Mapping]]] = ...) -> None: ...
+    follower: Follower
+    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., standbys: _Optional[_Iterable[_Union[StandbyView, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., deploying: _Optional[_Iterable[_Union[Deploying, _Mapping]]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
 
 class Deploying(_message.Message):
     __slots__ = ("operator", "partitions", "created")
@@ -408,10 +422,12 @@ class ListRequest(_message.Message):
     def __init__(self, limit: _Optional[int] = ...) -> None: ...
 
 class ReconfigurationList(_message.Message):
-    __slots__ = ("reconfigurations",)
+    __slots__ = ("reconfigurations", "follower")
     RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     reconfigurations: _containers.RepeatedCompositeFieldContainer[Reconfiguration]
-    def __init__(self, reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ...) -> None: ...
+    follower: Follower
+    def __init__(self, reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
 
 class RestoreOperatorRequest(_message.Message):
     __slots__ = ("operator", "partitions", "to", "url", "savepoint", "source", "batch")
@@ -524,7 +540,7 @@ class Move(_message.Message):
     def __init__(self, id: _Optional[str] = ..., partition: _Optional[int] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., phase: _Optional[str] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., predicted_pause_ms: _Optional[float] = ..., pause_ms: _Optional[float] = ..., duration_s: _Optional[float] = ..., digest: _Optional[str] = ..., strategy: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., epoch: _Optional[int] = ..., started_us: _Optional[int] = ..., fenced_us: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., margin_ms: _Optional[float] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., note: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Reconfiguration(_message.Message):
-    __slots__ = ("id", "operator", "state", "moves", "max_pause_ms", "created_us", "kind", "strategy")
+    __slots__ = ("id", "operator", "state", "moves", "max_pause_ms", "created_us", "kind", "strategy", "follower")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -533,6 +549,7 @@ class Reconfiguration(_message.Message):
     CREATED_US_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     id: str
     operator: str
     state: str
@@ -541,7 +558,8 @@ class Reconfiguration(_message.Message):
     created_us: int
     kind: str
     strategy: str
-    def __init__(self, id: _Optional[str] = ..., operator: _Optional[str] = ..., state: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., max_pause_ms: _Optional[float] = ..., created_us: _Optional[int] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ...) -> None: ...
+    follower: Follower
+    def __init__(self, id: _Optional[str] = ..., operator: _Optional[str] = ..., state: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., max_pause_ms: _Optional[float] = ..., created_us: _Optional[int] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
     __slots__ = ("replica", "directory", "operators", "partitions", "first", "last")

@@ -202,6 +202,8 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "Replica.address": optional(ADDRESSED),
     "Agent.address": ADDRESSED,
     "Child.address": optional(ADDRESSED),
+    "Follower.address": optional(ADDRESSED),
+    "Follower.leader": optional(ADDRESSED),
     "url": LOCATED,
     "OperatorSpec.target": PLACED,
     "OperatorSpec.source": SOURCE,
@@ -291,6 +293,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "bandwidth_max": RATE,
     "heartbeat_interval_s": DURATION,
     "lease_s": DURATION,
+    "age_s": DURATION,
 }
 #: sub-messages without which a request means nothing
 REQUIRED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from stateflow.reports import (
     AdoptedOperator,
@@ -10,6 +11,7 @@ from stateflow.reports import (
     ClusterReport,
     DeployingOperator,
     Deployment,
+    FollowerReport,
     MoveReport,
     PartitionReport,
     Placement,
@@ -30,6 +32,18 @@ from stateflow.rpc.matching import message_of, value_of
 from stateflow.rpc.wire import error_of, fault_of, replica_of, replica_to_pb, spec_of, spec_to_pb
 from stateflow.types import ReplicaInfo
 
+# -- who answers ------------------------------------------------------------------------------------------
+
+
+def follower_to_pb(follower: FollowerReport | None) -> cpb.Follower | None:
+    return None if follower is None else message_of(cpb.Follower, follower)
+
+
+def follower_of(message: Any) -> FollowerReport | None:
+    """Of any answer that may name one."""
+    return value_of(FollowerReport, message.follower) if message.HasField("follower") else None
+
+
 # -- reconfigurations -------------------------------------------------------------------------------------
 
 
@@ -42,11 +56,16 @@ def move_of(message: cpb.Move) -> MoveReport:
 
 
 def reconfiguration_to_pb(reconfiguration: Reconfiguration) -> cpb.Reconfiguration:
-    return message_of(cpb.Reconfiguration, reconfiguration, moves=map(move_to_pb, reconfiguration.moves))
+    return message_of(
+        cpb.Reconfiguration,
+        reconfiguration,
+        moves=map(move_to_pb, reconfiguration.moves),
+        follower=follower_to_pb(reconfiguration.follower),
+    )
 
 
 def reconfiguration_of(message: cpb.Reconfiguration) -> Reconfiguration:
-    return value_of(Reconfiguration, message, moves=tuple(map(move_of, message.moves)))
+    return value_of(Reconfiguration, message, moves=tuple(map(move_of, message.moves)), follower=follower_of(message))
 
 
 def placement_to_pb(placement: Placement, begun: Iterable[Reconfiguration]) -> cpb.PlaceReply:
@@ -97,6 +116,7 @@ def deployment_to_pb(deployment: Deployment) -> cpb.Deployment:
         replicas=map(replica_to_pb, known),
         owners=[numbers[owner] for owner in deployment.owners],
         unserved=[message_of(cpb.Unserved, each) for each in deployment.unserved],
+        follower=follower_to_pb(deployment.follower),
     )
 
 
@@ -109,6 +129,7 @@ def deployment_of(message: cpb.Deployment) -> Deployment:
         owners=tuple(infos[number] for number in message.owners),
         unserved=tuple(value_of(UnservedPartitions, each) for each in message.unserved),
         sites=tuple(message.sites),
+        follower=follower_of(message),
     )
 
 
@@ -117,10 +138,10 @@ def _status_to_pb(status: ReplicaStatus) -> cpb.ReplicaStatus:
     return message_of(cpb.ReplicaStatus, status, replica=replica_to_pb(info))
 
 
-def _status_of(message: cpb.ReplicaStatus) -> ReplicaStatus:
+def _status_of(message: cpb.ReplicaStatus, follower: FollowerReport | None) -> ReplicaStatus:
     info = replica_of(message.replica)
     named = {"name": info.name, "site": info.site, "address": info.address, "weight": info.weight}
-    return value_of(ReplicaStatus, message, **named)
+    return value_of(ReplicaStatus, message, **named, alive=None if follower else message.alive)
 
 
 def _refused_to_pb(refused: RefusedReplica) -> cpb.Refused:
@@ -145,17 +166,20 @@ def cluster_to_pb(report: ClusterReport) -> cpb.StatusReply:
         standbys=map(standby_to_pb, report.standbys),
         refused=map(_refused_to_pb, report.refused),
         deploying=[message_of(cpb.Deploying, each, operator=each.name) for each in report.deploying],
+        follower=follower_to_pb(report.follower),
     )
 
 
 def cluster_of(message: cpb.StatusReply) -> ClusterReport:
+    follower = follower_of(message)
     return ClusterReport(
-        replicas=tuple(map(_status_of, message.replicas)),
+        replicas=tuple(_status_of(each, follower) for each in message.replicas),
         deployments=tuple(map(deployment_of, message.deployments)),
         reconfigurations=tuple(map(reconfiguration_of, message.reconfigurations)),
         standbys=tuple(map(standby_of, message.standbys)),
         refused=tuple(map(_refused_of, message.refused)),
         deploying=tuple(value_of(DeployingOperator, each, name=each.operator) for each in message.deploying),
+        follower=follower,
     )
 
 

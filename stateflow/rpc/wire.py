@@ -7,14 +7,14 @@ import contextlib
 import functools
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from stateflow.errors import REPORT_LOG, InvalidArgument, NotLeading, PortInUse, StateflowError, Unavailable, from_wire
+from stateflow.errors import REPORT_LOG, InvalidArgument, PortInUse, StateflowError, Unavailable, from_wire
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
@@ -48,6 +48,9 @@ PIECE_BYTES = 1 << 20
 RPCS_MAX = 4096
 CONNECT_TIMEOUT_S = 2.0
 FAULT_KEY = "stateflow-fault-bin"
+#: with an answer: the newest record of the ledger that it rests on, and the term of who leads and gave it; with a
+#: question: one that does not lead may answer it, when it has read this record
+NEWEST_KEY, TERM_KEY, AFTER_KEY = "stateflow-newest", "stateflow-term", "stateflow-after"
 #: characters, of a fault that is too long for HTTP/2's metadata
 FAULT_TEXT_MAX, FAULT_FACT_MAX, FAULT_FACTS_MAX = 600, 100, 12
 T = TypeVar("T")
@@ -99,15 +102,6 @@ def answered(message: M, address: str) -> M:
     except InvalidArgument as error:
         what = f"{address} answers what cannot be: {error.what}"
         raise Unavailable(what, remedy="see what runs there, and which version", **error.where) from error
-
-
-def next_of(addresses: Sequence[str], asked: str, error: StateflowError) -> str:
-    """Which controller to ask next, where there are several: the one that leads, as far as that was said."""
-    leader = error.where.get("leader") if isinstance(error, NotLeading) else None
-    if leader and leader != asked:
-        return str(leader)
-    at = addresses.index(asked) if asked in addresses else -1
-    return addresses[(at + 1) % len(addresses)]
 
 
 def connect(address: str) -> grpc.aio.Channel:
@@ -180,6 +174,30 @@ def _say(what: str, error: Exception) -> None:
     """In one line where the environment is to blame; where stateflow may be, with the way it came."""
     meant = meaning(error)
     log.error("%s failed: %s", what, meant or error, exc_info=None if meant else error)
+
+
+# -- what an answer rests on ------------------------------------------------------------------------------
+
+
+def tell_newest(context: grpc.aio.ServicerContext, term: int, record: int) -> None:
+    """Args: term: of who leads; 0: who answers does not."""
+    context.set_trailing_metadata(((NEWEST_KEY, str(record)), (TERM_KEY, str(term))))
+
+
+def newest_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[int, int]:
+    """Term and record. 0: it does not say."""
+    return _number_of(TERM_KEY, metadata) or 0, _number_of(NEWEST_KEY, metadata) or 0
+
+
+def after_of(context: grpc.aio.ServicerContext) -> int | None:
+    """None: the one that leads is to answer."""
+    return _number_of(AFTER_KEY, context.invocation_metadata())
+
+
+def _number_of(key: str, metadata: Any) -> int | None:
+    """What can be none is as if it were not there: whoever sends it may be anybody."""
+    said = dict(metadata or ()).get(key, "")
+    return int(said) if isinstance(said, str) and said.isdecimal() and len(said) < 19 else None
 
 
 # -- servers ----------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def apply_operator(
     be of any length: its rows are applied in pieces, see docs/decisions/backfill.md.
 
     Args:
-        cluster: ``host:port`` of the controller, or a Cluster or LocalCluster.
+        cluster: ``host:port`` of the controller, ``a:7070,b:7070`` of several, or a Cluster or LocalCluster.
         order_by: rows of one partition and micro-batch, or of a batch DataFrame, are processed in the order of this
             column; without it a micro-batch's in the order Spark's shuffle delivers them, a batch DataFrame's in one
             that is the same each time.

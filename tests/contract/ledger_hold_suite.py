@@ -84,6 +84,20 @@ class HoldContract:
             assert other.take_hold(TWO, LONG_S, lambda holder: holder == ONE).term == 2
         assert fresh.hold().grace_s == 0.0
 
+    def test_one_that_is_over_by_another_clock_is_taken_unless_it_was_renewed(
+        self, fresh: Ledger, fresh_url: str
+    ) -> None:
+        """The database's clock was put back by an hour, or whoever waits counts for himself."""
+        fresh.take_hold(ONE, LONG_S)
+        with Ledger(fresh_url) as other:
+            seen = other.hold().until_us
+            fresh.renew_hold(LONG_S + 1)
+            assert other.take_hold(TWO, LONG_S, over_us=seen).holder == ONE
+            taken = other.take_hold(TWO, LONG_S, over_us=other.hold().until_us)
+            assert (taken.term, taken.holder, taken.grace_s) == (2, TWO, LONG_S)
+            with pytest.raises(HoldLost):
+                fresh.put("after", APP, "NEW")
+
     def test_of_many_that_take_it_at_once_one_has_it(self, fresh: Ledger, fresh_url: str) -> None:
         fresh.take_hold(ONE, 0.01)
         expired(fresh)

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from stateflow.client import Cluster
+from stateflow.client import Cluster, Reconfiguration
 from stateflow.errors import NotLeading, StateflowError
 from stateflow.ledger import Ledger
 from stateflow.rpc import controller_pb2 as cpb
@@ -51,6 +51,17 @@ class Pair(LocalCluster):
     def hold(self) -> int:
         with Ledger(f"sqlite:///{self.data_dir / 'ledger.db'}") as ledger:
             return ledger.hold().term
+
+
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """Two that cannot see each other's process, as on two machines, and a hold that outlives the test."""
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_HOLD_S", "60")
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_NOTICE_GONE", "false")
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "60")
+    monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
+    with Pair(Tally, sites={"cloud": 1, "edge": 1}, partitions=4, data_dir=tmp_path / "c") as pair:
+        yield pair
 
 
 @pytest.fixture
@@ -110,7 +121,7 @@ def test_clients_wait_for_one_that_was_stopped_until_it_leads_again(pair: Pair) 
             pair.thaw("controller")
         stream, status = opened.result(60), asked.result(60)
     assert [each.name for each in status.operators] == ["Tally"]
-    assert pair.hold() == 2, "it was between two terms"
+    eventually(lambda: pair.hold() == 2, "it was between two terms", 30)
     rows = rows_of("k", 0)
     assert outputs(stream.send(rows)) == Model().apply(rows)
 
@@ -146,6 +157,68 @@ def test_a_ledger_that_is_moved_away_is_noticed_before_the_next_decision(pair: P
     elsewhere.rename(database)
     eventually(lambda: Cluster(pair.address).status().operators, "it goes on with what it had", 30)
     assert [each.name for each in Cluster(pair.address).status().operators] == ["Tally"]
+
+
+def _at_cloud(cluster: Cluster) -> int:
+    """A partition that is there."""
+    return cluster.status().operators[0].owners.index("cloud-0")
+
+
+def _read_of(cluster: Cluster, moved: Reconfiguration) -> None:
+    """What one that does not lead says, when a partition has moved to the edge."""
+    number = moved.moves[0].partition
+    status = cluster.status()
+    assert status.follower is not None
+    assert {each.alive for each in status.replicas} == {None}
+    (tally,) = status.operators
+    assert (tally.owners[number], tally.epochs[number]) == ("edge-0", 2)
+    (recorded,) = cluster.reconfigurations()
+    assert (recorded.id, recorded.state, recorded.moves[0].epoch) == (moved.id, "COMPLETED", 2)
+    assert recorded.follower is not None
+    assert cluster.reconfiguration(moved.id).moves == recorded.moves
+    assert cluster.operator("Tally").partitions == 4
+
+
+def test_reads_are_answered_while_nobody_leads_and_no_state_is_older_than_what_was_seen(apart: Pair) -> None:
+    """Before, all that a caller heard was who had led."""
+    leader, second = apart.address, apart.processes["standby"].address
+    seen, fresh = Cluster(f"{leader},{second}"), Cluster(f"{second},{leader}")
+    assert seen.status().follower is None
+    moved = seen.migrate("Tally", [_at_cloud(seen)], "edge").wait()
+    assert moved.state == "COMPLETED"
+    apart.kill("controller")
+    with Streaming(Cluster(f"{leader},{second}").stream("Tally", source="s"), "k") as streaming:
+        streaming.more(2)  # a router asks whoever answers
+        for cluster in (seen, fresh, Cluster(second)):
+            _read_of(cluster, moved)
+        streaming.more(2)
+    streaming.model.check(Cluster(f"{second},{leader}"))
+    with pytest.raises(StateflowError) as refused:
+        Cluster(second).migrate("Tally", [1], "edge")
+    assert refused.value.code in ("not_leading", "unavailable"), refused.value
+    answered = seen.status().follower
+    assert answered is not None
+    assert (answered.address, answered.leader) == (second, leader)
+    apart.restart("controller")
+    eventually(lambda: "waits" in apart.said("controller"), "its predecessor's hold is not its own", 30)
+    _read_of(Cluster(leader), moved)
+
+
+def test_what_is_watched_is_told_of_by_whoever_leads(pair: Pair) -> None:
+    """Before, a watch ended with its controller."""
+    cluster = pair.cluster
+    cluster.stream("Tally", source="s").send(rows_of("k", 0))
+    moving = cluster.migrate("Tally", [_at_cloud(cluster)], "edge", max_pause_ms=1e-6, patience_s=600.0)
+    told = moving.progress()
+    assert next(told).state == "RUNNING"
+    pair.kill("controller")
+    with ThreadPoolExecutor(1) as threads:
+        last = threads.submit(lambda: list(told)[-1])
+        eventually(lambda: pair.hold() == 2, "the second leads", 60)
+        cluster.cancel(moving.id)
+        report = last.result(60)
+    assert (report.id, report.state, report.moves[0].state) == (moving.id, "FAILED", "ABORTED")
+    assert report.follower is None
 
 
 def test_without_a_ledger_named_there_is_one_place_and_it_is_said(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from reconfig.controller.claims import Claims
+from reconfig.controller.following import Following
 from reconfig.controller.members import Members
 from reconfig.controller.names import Names
 from reconfig.controller.takeovers import Takeovers
@@ -346,7 +347,7 @@ def two_controllers_both_decide(patch: pytest.MonkeyPatch) -> None:
     """As before there was a hold: each believes that it is alone, writes, commands and grants leases."""
     take_hold = ledger.Handle.take_hold
 
-    def taken(self: ledger.Handle, holder: Any, lease_s: float, _gone: Any) -> Any:
+    def taken(self: ledger.Handle, holder: Any, lease_s: float, _gone: Any, _over: Any = None) -> Any:
         return take_hold(self, holder, lease_s, lambda _: True)
 
     patch.setattr(ledger.Handle, "take_hold", taken)
@@ -376,6 +377,11 @@ def what_passed_counts_behind_a_loss(patch: pytest.MonkeyPatch) -> None:
 
 def batches_pass_whatever_is_due(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PartitionHost, "needs_no_visit", lambda self, until: Pass(self, until, math.inf, math.inf))
+
+
+def one_that_does_not_lead_tells_of_less_than_was_seen(patch: pytest.MonkeyPatch) -> None:
+    overview = Following._overview
+    patch.setattr(Following, "_overview", lambda self, _: overview(self, 0))
 
 
 #: of what few seeds meet, the first of those that are tried
@@ -418,6 +424,7 @@ RARE = {
         what_passed_is_not_settled,
         what_passed_counts_behind_a_loss,
         batches_pass_whatever_is_due,
+        one_that_does_not_lead_tells_of_less_than_was_seen,
     ],
     ids=[
         "what is damaged is removed",
@@ -449,6 +456,7 @@ RARE = {
         "what passed is not settled",
         "what passed counts behind a loss",
         "batches pass whatever is due",
+        "one that does not lead tells of less than was seen",
     ],
 )
 def test_a_broken_variant_is_found(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:

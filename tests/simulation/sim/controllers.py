@@ -4,6 +4,7 @@ their own."""
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -11,22 +12,27 @@ import grpc.aio
 
 from reconfig.controller.context import ClusterStates
 from reconfig.controller.controller import Controller
+from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerService
 from reconfig.tenure import Tenure
 from stateflow.errors import NotLeading
 from stateflow.ledger import Holder
+from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.wire import remote_error
+from stateflow.rpc.controllers import Seen
+from stateflow.rpc.wire import AFTER_KEY, newest_of, remote_error
+from tests.simulation.sim.flow import PARTITIONS
 from tests.simulation.sim.ledger import Handle, Outage
 from tests.simulation.sim.loop import Process
 from tests.simulation.sim.net import Methods
+from tests.simulation.sim.oracle import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.sim.world import World
 
-NAMES = ("controller", "controller-b")
-SECOND = 0.6  # of the seeds have a second controller
+NAMES = ("controller", "controller-b", "controller-c")
+SECOND, THIRD = 0.6, 0.25  # of the seeds have a second controller, and a third
 
 
 class Controllers:
@@ -35,7 +41,8 @@ class Controllers:
     def __init__(self, world: World) -> None:
         self._world = world
         self._random = Random(f"{world.seed}:controllers")
-        self.names = NAMES if self._random.random() < SECOND else NAMES[:1]
+        drawn = self._random.random()
+        self.names = NAMES[: 1 + (drawn < SECOND) + (drawn < THIRD)]
         self.leading: dict[str, Leading] = {}
         self._outages = Random(f"{world.seed}:outages")
         self._until = {how: dict.fromkeys(self.names, 0.0) for how in Outage}
@@ -84,8 +91,10 @@ class Controllers:
             return server
 
         leading = Leading(ledger, me, gone, CONTROLLER, clock, make)
+        following = Following(ledger, CONTROLLER, clock, lambda: leading.leads, leading.who)
+        world.loop.create_task(world.guarded(following.run()))
         methods = Methods()
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(leading), methods)
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(leading, following), methods)
         world.net.serve(process, methods.handlers)
         self.leading[name] = leading
         await leading.run()
@@ -135,7 +144,7 @@ class Controllers:
 
     def _jump(self) -> None:
         """The database's clock."""
-        self._world.clock_skew_s += self._random.choice((-30.0, -2.0, 2.0, 30.0))
+        self._world.clock_skew_s += self._random.choice((-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0))
         self._world.log("the database's clock jumps")
 
     def _cut(self) -> None:
@@ -148,6 +157,39 @@ class Controllers:
             self._world.counts.cuts += 1
             self._world.net.cut(name, replica)
             self._world.loop.at(self._world.loop.now + self._span_s(), None, self._world.net.heal, name, replica)
+
+
+class Reader:
+    """Asks one controller or another where partitions are, as a client does that remembers what it has seen."""
+
+    def __init__(self, world: World) -> None:
+        names = world.controllers.names
+        self._world, self._random = world, Random(f"{world.seed}:reader")
+        self._stubs = [controller_pb2_grpc.ControllerServiceStub(world.net.connect(f"{name}:1")) for name in names]
+        self._seen, self._epochs = Seen(), [0] * PARTITIONS
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._random.expovariate(1 / 0.4))
+            metadata = ((AFTER_KEY, str(self._seen.record)),)
+            request = cpb.GetDeploymentRequest(operator="Flow")
+            call = self._random.choice(self._stubs).GetDeployment(request, timeout=3.0, metadata=metadata)
+            try:
+                answer = await call
+            except grpc.aio.AioRpcError:
+                continue
+            if self._world.blank is None and self._seen.takes(*newest_of(call.trailing)):
+                self._told(answer)
+
+    def _told(self, answer: cpb.Deployment) -> None:
+        counts = self._world.counts
+        counts.reads += 1
+        counts.followed += answer.HasField("follower")
+        epochs = list(answer.epochs)
+        if any(epoch < before for epoch, before in zip(epochs, self._epochs, strict=True)):
+            who = answer.follower.address or "the one that leads"
+            self._world.fail(Violation(f"{who} tells of epochs {epochs}, {self._epochs} were seen before"))
+        self._epochs = epochs
 
 
 class Asked:

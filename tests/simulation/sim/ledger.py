@@ -74,8 +74,8 @@ class MemoryLedger:
         self._heads[item_id] = record
         return record
 
-    def records(self, item_id: str | None = None, *, archived: bool = False) -> Iterator[Record]:
-        return iter([record for record in self._records if item_id in (None, record.item_id)])
+    def records(self, item_id: str | None = None, *, after: int = 0, archived: bool = False) -> Iterator[Record]:
+        return iter([record for record in self._records[max(after, 0) :] if item_id in (None, record.item_id)])
 
     def put_many(self, entries: Sequence[Entry]) -> list[Record]:
         """All or none."""
@@ -129,24 +129,26 @@ class Handle:
 
         return self._write(append)
 
-    def records(self, item_id: str | None = None, *, archived: bool = False) -> Iterator[Record]:
+    def records(self, item_id: str | None = None, *, after: int = 0, archived: bool = False) -> Iterator[Record]:
         self._reach()
-        return self._ledger.records(item_id, archived=archived)
+        return self._ledger.records(item_id, after=after, archived=archived)
 
     # -- the hold -----------------------------------------------------------------------------------------
 
     def hold(self) -> Hold:
         self._reach()
         at = self._ledger
-        return Hold(at.term, at.holder, 0, at.lease_s, at.until - at.now())
+        return Hold(at.term, at.holder, 0, at.lease_s, at.until - at.now(), until_us=round(at.until * 1e6))
 
-    def take_hold(self, holder: Holder, lease_s: float, gone: Callable[[Holder], bool]) -> Hold:
+    def take_hold(
+        self, holder: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
+    ) -> Hold:
         self._held = None
 
         def take() -> Hold:
             at, before = self._ledger, self.hold()
             clean = before.holder.id in ("", holder.id) or gone(before.holder)
-            if not clean and before.left_s > 0:
+            if not clean and before.left_s > 0 and before.until_us != over_us:
                 return before
             at.term, at.holder, at.until, at.lease_s = at.term + 1, holder, at.now() + lease_s, lease_s
             return Hold(at.term, holder, 0, lease_s, lease_s, 0.0 if clean else before.lease_s)

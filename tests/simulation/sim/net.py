@@ -135,8 +135,10 @@ class Call:
         decode: Callable[[bytes], Any],
         timeout: float | None,
         encode: Callable[[Any], bytes] = bytes,
+        metadata: Any = (),
     ) -> None:
         self.net, self.client, self.name, self.path, self.decode = net, client, name, path, decode
+        self.metadata, self.trailing = metadata, ()
         self.link = net.link(client.name, name)
         self.last = [0.0, 0.0]
         self.server: Process | None = None
@@ -336,6 +338,13 @@ class Context:
     async def write(self, message: Any) -> None:
         self.send(self.encode(message))
 
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        if self._heard:
+            self._call.trailing = metadata
+
+    def invocation_metadata(self) -> Any:
+        return self._call.metadata
+
     async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
         self.status = (code, details, trailing_metadata)
         raise grpc.aio.AbortError
@@ -346,9 +355,12 @@ class Channel:
         self._net, self._client, self._name = net, client, address.partition(":")[0]
 
     def unary_unary(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        def start(request: Any, timeout: float | None = None) -> Call:
+        def start(request: Any, timeout: float | None = None, metadata: Any = ()) -> Call:
             requests = [request_serializer(request)]
-            return Call(self._net, self._client, self._name, path, requests, response_deserializer, timeout)
+            return Call(
+                *(self._net, self._client, self._name, path, requests, response_deserializer, timeout),
+                metadata=metadata,
+            )
 
         return start
 

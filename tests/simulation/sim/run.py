@@ -11,7 +11,7 @@ from reconfig.work import PlannedMove, PlannedTakeover
 from stateflow import validating
 from stateflow.replica.troubles import Troubles
 from tests.simulation.sim import flow
-from tests.simulation.sim.controllers import NAMES
+from tests.simulation.sim.controllers import NAMES, Reader
 from tests.simulation.sim.damage import Damage
 from tests.simulation.sim.doubles import Doubles
 from tests.simulation.sim.gateway import RIVALS, Gateway
@@ -165,9 +165,16 @@ def _run(world: World) -> None:
         moved[0] = True
 
     world.add("mover", move)
+
+    async def read(process: Process) -> None:
+        await Reader(world).run()
+
     for name in world.programs:
         world.start(name)
-    nemesis = Nemesis(world, [*(n for n in world.programs if n not in ("mover", NAMES[1]))])
+    if len(world.controllers.names) > 1:
+        world.add("reader", read)
+        world.start("reader")
+    nemesis = Nemesis(world, [*(n for n in world.programs if n not in ("mover", "reader", *NAMES[1:]))])
     nemesis.plan()
     rival = Random(f"{world.seed}:rival")
     if rival.random() < RIVALS:

@@ -54,6 +54,7 @@ from tests.simulation.sim.oracle import Oracle, Plan, Violation, may_commit
 REPLICAS = ("cloud-0", "edge-0", "edge-1")
 SPEC = describe(flow.Flow, flow.PARTITIONS, "Flow")
 DRIFT_MAX = 0.01
+APART_S = 7200.0  # clocks of two processes are, at most
 SETTLE_S = 600.0
 CONTROLLER = ControllerSettings(
     heartbeat_interval_s=1.0,
@@ -236,6 +237,8 @@ class Counts:
     settles: int = 0
     doubles: int = 0
     blanks: int = 0
+    reads: int = 0  # of who may not lead
+    followed: int = 0  # answered by one that does not
     incomplete: int = 0
     rewinds: int = 0
     rivals: int = 0
@@ -294,7 +297,7 @@ class World:
     # -- programs -----------------------------------------------------------------------------------------
 
     def add(self, name: str, boot: Callable[[Process], Coroutine[Any, Any, None]]) -> Program:
-        random = self.random if name != NAMES[1] else Random(f"{self.seed}:{name}")
+        random = self.random if name not in NAMES[1:] else Random(f"{self.seed}:{name}")
         drift = random.uniform(-DRIFT_MAX, DRIFT_MAX)
         program = self.programs[name] = Program(name, boot, drift=drift)
         return program
@@ -304,7 +307,7 @@ class World:
         if program.running:
             return
         program.starts += 1
-        process = program.process = Process(self.loop, name, program.drift, self.random.random() * 1000)
+        process = program.process = Process(self.loop, name, program.drift, self.random.random() * APART_S)
         process.killed = lambda: self.killed(program)
         self.log(f"{name} starts")
         self.loop.spawn(process, self.guarded(program.boot(process)))

@@ -16,8 +16,7 @@ from reconfig.controller.members import Members
 from reconfig.controller.processes import here, is_gone
 from reconfig.tenure import Tenure
 from stateflow.clock import ManualClock
-from stateflow.errors import HoldLost, NotLeading, Unavailable
-from stateflow.rpc.wire import next_of
+from stateflow.errors import HoldLost
 from stateflow.settings import ControllerSettings
 
 
@@ -102,12 +101,3 @@ def _started(pid: int) -> int:
     from reconfig.controller import processes
 
     return processes._started(pid) or 0
-
-
-def test_which_controller_is_asked_next() -> None:
-    both = ["a:1", "b:1"]
-    assert next_of(both, "a:1", Unavailable("-")) == "b:1"
-    assert next_of(both, "b:1", Unavailable("-")) == "a:1"
-    assert next_of(both, "a:1", NotLeading("-", leader="c:1")) == "c:1"
-    assert next_of(both, "c:1", NotLeading("-")) == "a:1"
-    assert next_of(["a:1"], "a:1", Unavailable("-")) == "a:1"

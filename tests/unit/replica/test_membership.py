@@ -14,12 +14,12 @@ import grpc.aio
 import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import StateMissing
+from stateflow.errors import NotLeading, StateMissing
 from stateflow.replica.membership import Member, stay_registered
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.wire import connect
+from stateflow.rpc.wire import abort, connect
 from stateflow.runtime.authority import Authority
 from stateflow.runtime.identity import Identity
 from stateflow.types import PartitionId, ReplicaInfo
@@ -121,6 +121,40 @@ def test_there_is_no_lease_before_what_was_lost_is_sealed(answers_lost: int, sea
         return shell.happened
 
     assert asyncio.run(run())[:2] == ["sealed 3 for b-0 at 2", "lease"]
+
+
+class Waits(Controller):
+    """Does not lead, and says who did."""
+
+    def __init__(self, leader: str) -> None:
+        super().__init__(0)
+        self._leader = leader
+
+    async def Heartbeat(self, request: cpb.HeartbeatRequest, context: Any) -> cpb.HeartbeatReply:
+        await abort(context, NotLeading("this controller does not lead", leader=self._leader))
+        raise AssertionError
+
+
+def test_who_leads_is_found_in_one_round() -> None:
+    """The second of three named the first, which was dead; the third, which led, was never asked."""
+
+    async def run() -> None:
+        shell = Shell(0)
+        shell.node.settings.heartbeat_interval_s = 3600.0
+        dead, addresses, servers = "127.0.0.1:1", ["127.0.0.1:1"], []
+        for controller in (Waits(dead), Controller(0)):
+            servers.append(grpc.aio.server())
+            controller_pb2_grpc.add_ControllerServiceServicer_to_server(controller, servers[-1])
+            addresses.append(f"127.0.0.1:{servers[-1].add_insecure_port('127.0.0.1:0')}")
+            await servers[-1].start()
+        staying = asyncio.create_task(stay_registered(shell.member(), ",".join(addresses), "this-one"))
+        await asyncio.wait_for(shell.leased.wait(), 30)
+        staying.cancel()
+        await asyncio.wait([staying])
+        for server in servers:
+            await server.stop(None)
+
+    asyncio.run(run())
 
 
 def no_room() -> Exception:

@@ -18,7 +18,7 @@ from stateflow.errors import NotLeading, Unavailable
 from stateflow.rpc import clients, controller_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.clients import ControllerClient, _not_begun
-from stateflow.rpc.wire import FAULT_KEY, fault_of
+from stateflow.rpc.wire import FAULT_KEY, NEWEST_KEY, TERM_KEY, fault_of
 
 #: PySpark starts its JVM by fork and exec
 SCRIPT = """
@@ -130,7 +130,7 @@ class BetweenTerms(controller_pb2_grpc.ControllerServiceServicer):
 
 
 @contextmanager
-def served(servicer: BetweenTerms) -> Iterator[str]:
+def served(servicer: controller_pb2_grpc.ControllerServiceServicer) -> Iterator[str]:
     server = grpc.server(futures.ThreadPoolExecutor(2))
     controller_pb2_grpc.add_ControllerServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -189,6 +189,35 @@ def test_one_that_never_leads_says_so_after_the_time_out(asked: str, clock: list
     with served(BetweenTerms()) as address, pytest.raises(NotLeading, match="this controller does not lead"):
         ASKED[asked](ControllerClient(address, connect_timeout_s=5))
     assert 5 <= clock[0] < 5 + 2 * clients.ASKED_AGAIN_S
+
+
+class Leads(controller_pb2_grpc.ControllerServiceServicer):
+    """In a term, and has read so much of the ledger."""
+
+    def __init__(self, term: int, newest: int) -> None:
+        self.term, self.newest, self.asked = term, newest, 0
+
+    def Status(self, request: Any, context: Any) -> cpb.StatusReply:
+        self.asked += 1
+        context.set_trailing_metadata(((TERM_KEY, str(self.term)), (NEWEST_KEY, str(self.newest))))
+        return cpb.StatusReply(deploying=[cpb.Deploying(operator=f"of-term-{self.term}")])
+
+
+def test_one_that_leads_no_more_and_does_not_know_it_is_not_believed(clock: list[float]) -> None:
+    """It had been stopped: a client that had heard the next one's answer read an older state of it."""
+    late, leader = Leads(1, 5), Leads(2, 7)
+    with served(late) as first, served(leader) as second:
+        client = ControllerClient(f"{second},{first}", connect_timeout_s=5)
+
+        def told() -> str:
+            return str(client.call("Status", cpb.StatusRequest()).deploying[0].operator)
+
+        assert told() == "of-term-2"
+        client._asked = first
+        assert told() == "of-term-2"
+        assert late.asked == 1
+        alone = ControllerClient(first, connect_timeout_s=5)
+        assert alone.call("Status", cpb.StatusRequest()).deploying[0].operator == "of-term-1"
 
 
 def test_the_time_out_begins_with_the_answer_however_long_that_took(

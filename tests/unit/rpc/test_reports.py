@@ -15,6 +15,7 @@ from stateflow.reports import (
     ClusterReport,
     DeployingOperator,
     Deployment,
+    FollowerReport,
     MoveReport,
     Placement,
     ProposedMove,
@@ -37,17 +38,19 @@ MOVE = MoveReport(
     "r-1", 1, "a", "b", "ABORTED", "warm-up", 1, 2, 3, 4, 5, 6.5, 7.5, 8.5, "d", 9, 10, 11, WHY, 12.5, 13.5, 14.5,
     15.5, 16, 17, "a note", "a reason",
 )  # fmt: skip
-RECONFIGURATION = Reconfiguration("r", "Op", "FAILED", (MOVE,), 20.5, "drain", "warm-up", 21)
+FOLLOWER = FollowerReport("b:7070", "a:7070", 0.5)
+RECONFIGURATION = Reconfiguration("r", "Op", "FAILED", (MOVE,), 20.5, "drain", "warm-up", 21, FOLLOWER)
 STANDBY = StandbyReport("Op", 1, "b", "CATCHING_UP", 5)
 UNSERVED = UnservedPartitions("Op", (0, 2), "a", WHY)
-DEPLOYMENT = Deployment(SPEC, 4, (B, A, B), (1, 2, 3), (UNSERVED,), ("cloud", "edge"))
+DEPLOYMENT = Deployment(SPEC, 4, (B, A, B), (1, 2, 3), (UNSERVED,), ("cloud", "edge"), FOLLOWER)
 CLUSTER = ClusterReport(
-    (ReplicaStatus("a", "cloud", "a:1", 2, True, 0.5, 3, True),),
+    (ReplicaStatus("a", "cloud", "a:1", 2, None, 0.5, 3, True),),  # a follower does not know
     (DEPLOYMENT,),
     (RECONFIGURATION,),
     (STANDBY,),
     (RefusedReplica("a", "c:1", "0f", WHY, 2.5),),
     (DeployingOperator("New", 8, 3),),
+    FOLLOWER,
 )
 RESTORED = RestoredPartition(1, "b", 2, 3, {"s": 4}, 5, (WHY,))
 NOT_RESTORED = RestoredPartition(1, "b", fault=WHY)

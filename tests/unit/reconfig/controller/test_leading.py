@@ -47,7 +47,7 @@ class Held:
     def hold(self) -> Hold:
         return self.now
 
-    def take_hold(self, me: Holder, lease_s: float, gone: Callable[[Holder], bool]) -> Hold:
+    def take_hold(self, me: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None) -> Hold:
         before, self.now = self.now, Hold(self.now.term + 1, me, 0, lease_s, lease_s)
         self._fail("take_hold")
         return replace(self.now, grace_s=0.0 if before.holder.id == me.id else before.lease_s)
@@ -133,6 +133,64 @@ def test_what_a_predecessor_may_grant_outlives_a_term_that_ends_at_once() -> Non
         terms.clock.advance(2.0)
         await terms.leading.try_once()
         assert terms.graces == pytest.approx([5.0, 3.5 / 1.1, 1.5 / 1.1, 0.0])
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("left_s", "wait_s"), [(0.0003, 0.0003), (1.2, 1.2), (4.9, 5.0 / 3), (0.0, 0.001), (-3.0, 0.001)]
+)
+def test_it_waits_for_the_end_of_another_ones_hold_and_no_longer(left_s: float, wait_s: float) -> None:
+    """It was a retry interval at least: a decision came so much later than the hold lapsed."""
+
+    async def scenario() -> None:
+        terms = Terms()
+        terms.leading._leader = Hold(1, OTHER, 0, SETTINGS.hold_s, left_s)
+        terms.leading._tenure.lease_s = SETTINGS.hold_s
+        assert terms.leading._wait_s() == pytest.approx(wait_s)
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_hold_that_is_not_renewed_is_over_though_the_databases_clock_was_put_back() -> None:
+    """The leader died, and the clock was put back by an hour: for an hour nobody led."""
+
+    async def scenario() -> None:
+        terms = Terms()
+        terms.ledger.now = Hold(1, OTHER, 0, SETTINGS.hold_s, 3600.0, until_us=7)
+        for _ in range(11):
+            await terms.leading.try_once()
+            assert terms.leading.serving is None
+            terms.clock.advance(0.5)
+        terms.ledger.now = replace(terms.ledger.now, until_us=8)  # it does live
+        for _ in range(12):
+            await terms.leading.try_once()
+            assert terms.leading.serving is None
+            terms.clock.advance(0.5)
+        await terms.leading.try_once()
+        assert terms.leading.serving is not None
+        assert terms.graces == [pytest.approx(SETTINGS.hold_s)], "it may go on granting by its own clock"
+        await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_is_gone_is_seen_before_its_hold_is_looked_at_again() -> None:
+    async def scenario() -> None:
+        terms = Terms()
+        terms.leading._leader = Hold(1, OTHER, 0, SETTINGS.hold_s, 3600.0)
+        asked: list[Holder] = []
+
+        def gone(other: Holder) -> bool:
+            asked.append(other)
+            return len(asked) == 3
+
+        terms.leading._gone = gone
+        terms.leading._tenure.lease_s = 3600.0
+        await asyncio.wait_for(terms.leading._wait(), 10)
+        assert asked == [OTHER] * 3
         await terms.leading.close()
 
     asyncio.run(scenario())

@@ -1,0 +1,301 @@
+"""TAKEOVER: how long until the next decision when the controller that leads is killed, at each stage of a move.
+
+Two controllers of one ledger, and rows that stream. What is asked of the second is asked at once, and again and again.
+``apart``: they cannot see each other's process, as on two machines; ``together``: they can.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.load import Load, Source, correctness_of
+from benchmarks.operators import Ballast
+from benchmarks.record import Correctness, Record, Target, spread
+from stateflow.client import Cluster, Reconfiguration
+from stateflow.errors import StateflowError
+from stateflow.ledger import Ledger
+from stateflow.settings import ControllerSettings
+from stateflow.testing import LocalCluster
+from tests.crash_matrix.proxy import Proxy, Trap
+from tests.crash_matrix.steps import Moment
+
+OPERATOR = "Ballast"
+PARTITIONS = 8
+KEYS = 2000
+ROWS = 100
+INTERVAL_S = 0.2
+HOLD_S = 3.0
+HEARTBEAT_S = 0.3
+REPLICAS = ("cloud-0", "edge-0")
+CONTROLLERS = ("controller", "standby")
+STAGE_TIMEOUT_S = 20.0
+END_TIMEOUT_S = 60.0
+POLL_S = 0.005
+WAYS = ("apart", "together")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """As it is seen on the wire, at the move's source or target; ``sealed``: the source serves no more by then."""
+
+    name: str
+    method: str
+    at_source: bool
+    moment: Moment
+
+
+STAGES = (
+    Stage("planned", "Prepare", False, Moment.SENT),
+    Stage("warming", "Snapshot", True, Moment.ANSWERED),
+    Stage("catching up", "Follow", True, Moment.ANSWERED),
+    Stage("granted", "Fence", True, Moment.SENT),
+    Stage("sealed", "Fence", True, Moment.ANSWERED),
+    Stage("owned, not recorded", "Prepare", False, Moment.ENDED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Seconds since the kill: until another one had the hold, until what was asked then was decided, until the move
+    that was under way had ended."""
+
+    stage: str
+    held_s: float
+    decided_s: float
+    ended_s: float
+    move: str
+
+
+class Fleet(LocalCluster):
+    """Two controllers, and replicas that are reached through a proxy each."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(
+            Ballast,
+            sites={"cloud": 1, "edge": 1},
+            partitions=PARTITIONS,
+            data_dir=folder,
+            checkpoint_interval_s=0,
+        )
+        self.proxies = {name: Proxy(lambda name=name: self.processes[name].address) for name in REPLICAS}  # type: ignore[misc]
+        self.ledger: Ledger | None = None
+
+    def _replica_arguments(self, name: str) -> list[str]:
+        if CONTROLLERS[1] not in self.processes:
+            url = f"sqlite:///{self.data_dir / 'ledger.db'}"
+            second = self._process(CONTROLLERS[1], ["controller", "--listen", "127.0.0.1:0", "--ledger", url])
+            second.start()
+            address = second.wait_ready()
+            second._arguments[second._arguments.index("127.0.0.1:0")] = address
+            self.address = f"{self.address},{address}"
+            self.ledger = Ledger(url)
+        return [*super()._replica_arguments(name), "--advertise", self.proxies[name].address]
+
+    def stop(self) -> None:
+        super().stop()
+        if self.ledger is not None:
+            self.ledger.close()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    def leader(self) -> str:
+        """Its process."""
+        assert self.ledger is not None
+        address = self.ledger.hold().holder.address
+        return next(name for name in CONTROLLERS if self.processes[name].address == address)
+
+    def term(self) -> int:
+        assert self.ledger is not None
+        return self.ledger.hold().term
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    kills: dict[str, list[Kill]] = {}
+    parts: list[Correctness] = []
+    failures: list[str] = []
+    latencies: dict[str, list[float]] = {}
+    for way in only or WAYS:
+        kills[way] = []
+        try:
+            parts.append(_run(way, 6 if quick else 20, seed, kills[way], latencies.setdefault(way, [])))
+        except (StateflowError, TimeoutError) as error:
+            failures.append(f"{way}: {error}")
+    bound_s = HOLD_S + HEARTBEAT_S
+    return Record(
+        experiment=experiment,
+        figures={way: _figures(found, latencies[way]) for way, found in kills.items()},
+        targets=[
+            Target(
+                f"{way}: next decision, s, worst, within hold + heartbeat",
+                max((kill.decided_s for kill in found), default=None),
+                bound_s,
+                "at_most",
+            )
+            for way, found in kills.items()
+        ],
+        correctness=Correctness.of_all(parts),
+        settings={
+            "quick": quick,
+            "hold_s": HOLD_S,
+            "heartbeat_interval_s": HEARTBEAT_S,
+            "partitions": PARTITIONS,
+            "rows_per_batch": ROWS,
+            "batch_interval_s": INTERVAL_S,
+        },
+        seed=seed,
+        failures=failures,
+    )
+
+
+def _figures(kills: Sequence[Kill], latencies: Sequence[float]) -> dict[str, Any]:
+    stages = {
+        stage.name: {
+            "decided_s": spread([kill.decided_s for kill in kills if kill.stage == stage.name]),
+            "ended_s": spread([kill.ended_s for kill in kills if kill.stage == stage.name]),
+            "moves": [kill.move for kill in kills if kill.stage == stage.name],
+        }
+        for stage in STAGES
+    }
+    decided = [kill.decided_s for kill in kills]
+    return {
+        "kills": len(kills),
+        "held_s": spread([kill.held_s for kill in kills]),
+        "decided_s": spread(decided),
+        "decided_s_of_hold_and_heartbeat": {
+            "p50": statistics.median(decided) / (HOLD_S + HEARTBEAT_S) if decided else None,
+            "max": max(decided) / (HOLD_S + HEARTBEAT_S) if decided else None,
+        },
+        "longest_batch_s": max(latencies, default=None),
+        "stages": stages,
+    }
+
+
+@contextmanager
+def _settings(way: str) -> Iterator[None]:
+    wanted = {
+        "STATEFLOW_CONTROLLER_HOLD_S": str(HOLD_S),
+        "STATEFLOW_CONTROLLER_LEASE_S": str(ControllerSettings().lease_s),
+        "STATEFLOW_CONTROLLER_NOTICE_GONE": str(way == "together"),
+        "STATEFLOW_CONTROLLER_HEARTBEAT_INTERVAL_S": str(HEARTBEAT_S),
+        "STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S": str(HEARTBEAT_S),
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ |= wanted
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _run(way: str, count: int, seed: int, kills: list[Kill], latencies: list[float]) -> Correctness:
+    """Raises StateflowError, TimeoutError."""
+    with _settings(way), tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder, Fleet(folder) as fleet:
+        cluster = Cluster(fleet.address)
+        source = Source(cluster.stream(OPERATOR, "s"), _rows, INTERVAL_S)
+        with Load([source], seed) as load:
+            load.wait(1.0)
+            for number, stage in zip(range(count), itertools.cycle(STAGES), strict=False):
+                kill = _kill(fleet, stage, number)
+                kills.append(kill)
+                print(
+                    f"  {way}, {stage.name}: held after {kill.held_s:.2f} s, decided {kill.decided_s:.2f} s, "
+                    f"{kill.move} {kill.ended_s:.2f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                load.wait(0.5)
+        latencies.extend(source.latencies.took_s)
+        return correctness_of(load, cluster, OPERATOR)
+
+
+def _rows(rng: random.Random) -> list[dict[str, Any]]:
+    return [{"k": rng.randrange(KEYS), "v": float(rng.randrange(100)), "size": 100} for _ in range(ROWS)]
+
+
+def _kill(fleet: Fleet, stage: Stage, number: int) -> Kill:
+    """One move, at whose ``stage`` the leader is killed, and another one that is asked for from then on."""
+    cluster, leader, term = Cluster(fleet.address), fleet.leader(), fleet.term()
+    moved, asked = number % PARTITIONS, (number + PARTITIONS // 2) % PARTITIONS
+    owners = next(each.owners for each in cluster.status().operators if each.name == OPERATOR)
+    killed = threading.Event()
+    at_s = 0.0
+
+    def spring() -> None:
+        nonlocal at_s
+        fleet.kill(leader)
+        at_s = time.monotonic()
+        killed.set()
+
+    for proxy in fleet.proxies.values():
+        proxy.reset()  # headers are spelled out on a new connection only
+    proxy = fleet.proxies[owners[moved] if stage.at_source else _other(owners[moved])]
+    proxy.trap = Trap(stage.method, stage.moment, spring)
+    moving = threading.Thread(target=_move, args=(cluster, moved, _other(owners[moved])), daemon=True)
+    moving.start()
+    if not killed.wait(STAGE_TIMEOUT_S):
+        raise TimeoutError(f"the stage was never seen: {stage.name}")
+    proxy.trap = None
+    held: list[float] = []
+    watching = threading.Thread(target=_watch_the_hold, args=(fleet, term, held), daemon=True)
+    watching.start()
+    _move(cluster, asked, _other(owners[asked]))
+    decided_at = time.monotonic()
+    fleet.restart(leader)
+    watching.join()
+    moving.join(END_TIMEOUT_S)
+    newest = _ended(cluster, moved)
+    for each in cluster.reconfigurations(2):
+        _ended(cluster, each.moves[0].partition)
+    return Kill(stage.name, held[0] - at_s, decided_at - at_s, newest[1] - at_s, newest[0].moves[0].state)
+
+
+def _other(replica: str) -> str:
+    return REPLICAS[1 - REPLICAS.index(replica)]
+
+
+def _move(cluster: Cluster, partition: int, to: str) -> None:
+    """Asked for until it is decided, or was by then."""
+    while True:
+        try:
+            cluster.migrate(OPERATOR, [partition], to)
+            return
+        except StateflowError as error:
+            if error.code in ("already_there", "move_conflict"):
+                return
+            time.sleep(POLL_S)
+
+
+def _watch_the_hold(fleet: Fleet, term: int, held: list[float]) -> None:
+    while fleet.term() == term:
+        time.sleep(POLL_S)
+    held.append(time.monotonic())
+
+
+def _ended(cluster: Cluster, partition: int) -> tuple[Reconfiguration, float]:
+    """The newest move of a partition, and when it was seen to have ended. Raises TimeoutError."""
+    until = time.monotonic() + END_TIMEOUT_S
+    while time.monotonic() < until:
+        try:
+            of_it = (each for each in cluster.reconfigurations() if each.moves[0].partition == partition)
+            newest = next(of_it, None)
+            if newest is not None and newest.state != "RUNNING":
+                return newest, time.monotonic()
+        except StateflowError:
+            pass
+        time.sleep(POLL_S)
+    raise TimeoutError(f"the move of partition {partition} did not end within {END_TIMEOUT_S:g} s")

@@ -1,0 +1,187 @@
+"""A controller that does not lead knows what the ledger says, by reading on from the newest record that it has.
+
+Its caller's question has it read on at once; every now and then it does so by itself, so that little is left to be read
+then, and something is known where the ledger is away. What it has is held against the ledger each time: the newest
+record must still be there. Where it is not, as after a database was put back to an earlier day, everything is read
+anew. While this process leads nothing is read: its term has a state of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.overview import Overview
+from reconfig.controller.run_registry import WATCH_IDLE_S
+from reconfig.work import ReconfigurationState
+from stateflow.clock import Clock
+from stateflow.errors import LedgerCorrupt, StateflowError, Unavailable
+from stateflow.ledger import Ledger, Record
+from stateflow.reports import FollowerReport, Reconfiguration
+from stateflow.settings import ControllerSettings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: a caller waits so long for the ledger, and is then told what was known before
+ASKED_S = 2.0
+#: where what the ledger says cannot be followed, all of it is read again so often
+AFRESH_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """``newest``: the record that was folded last; None: the ledger is empty. ``read_at``: monotonic, from before the
+    ledger was asked for what comes behind it."""
+
+    cluster: ClusterState
+    newest: Record | None
+    read_at: float
+
+    @property
+    def after(self) -> int:
+        return 0 if self.newest is None else self.newest.record_id
+
+
+class Following:
+    """Have :meth:`run` go on; ask :meth:`overview` and :meth:`watch`.
+
+    Args:
+        leads: does this process lead now?
+        who: this process, and who leads, as far as it knows; addresses.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: ControllerSettings,
+        clock: Clock,
+        leads: Callable[[], bool],
+        who: Callable[[], tuple[str, str]],
+    ) -> None:
+        self._ledger, self._settings, self._clock = ledger, settings, clock
+        self._leads, self._who = leads, who
+        self._known: _Known | None = None
+        self._trouble: StateflowError | None = None
+        self._said = ""
+        self._reading: asyncio.Task[None] | None = None
+        self._begun = self._done = 0  # readings
+        self._changed = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="following")
+        self._loop = asyncio.get_running_loop()
+
+    # -- reading on ---------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        while True:
+            if not self._leads():
+                await asyncio.shield(self._read())
+            lost = self._known is None and isinstance(self._trouble, LedgerCorrupt)
+            await asyncio.sleep(AFRESH_S if lost else self._settings.follow_interval_s)
+
+    def _read(self) -> asyncio.Task[None]:
+        """What came since; those who ask meanwhile share it."""
+        if self._reading is None or self._reading.done():
+            self._reading = self._loop.create_task(self._read_on())
+        return self._reading
+
+    async def _read_on(self) -> None:
+        asked_at, known = self._clock.monotonic(), self._known
+        self._begun += 1
+        try:
+            if known is not None and (records := await self._in_thread(self._behind, known)) is not None:
+                for record in records:
+                    known.cluster.fold(record)
+                self._known = replace(known, newest=records[-1] if records else known.newest, read_at=asked_at)
+            else:
+                cluster, newest = await self._in_thread(self._afresh)
+                self._known = _Known(cluster, newest, asked_at)
+            self._trouble, self._said = None, ""
+        except StateflowError as error:  # it is asked again, and says what it knew
+            self._trouble = error
+        except Exception as error:  # noqa: BLE001 - a newer version's records, or damaged ones: it has half of them now
+            what = f"what the ledger says cannot be followed: {type(error).__name__}: {error}"
+            self._known = None
+            self._trouble = LedgerCorrupt(what, remedy="see that all controllers are of one version, and verify it")
+        if self._trouble is not None and self._said != self._trouble.code:
+            self._said = self._trouble.code
+            log.warning("what others decide is not seen: %s", self._trouble)
+        self._done = self._begun
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _behind(self, known: _Known) -> list[Record] | None:
+        """Records that came since, in the order of their ids; None: the ledger is not the one that was read."""
+        if known.newest is None:
+            return list(self._ledger.records(archived=True))
+        found = self._ledger.records(after=known.after - 1, archived=True)
+        first = next(found, None)
+        if first is None or (first.record_id, first.item_id, first.seq, first.timestamp_us) != (
+            *(known.newest.record_id, known.newest.item_id, known.newest.seq, known.newest.timestamp_us),
+        ):
+            return None
+        return list(found)
+
+    def _afresh(self) -> tuple[ClusterState, Record | None]:
+        cluster, newest = ClusterState(self._ledger, validated=self._settings.debug_validate), None
+        for newest in self._ledger.records(archived=True):
+            cluster.fold(newest)
+        return cluster, newest
+
+    # -- answering ----------------------------------------------------------------------------------------
+
+    async def overview(self, after: int) -> Overview:
+        """Of what is in the ledger now, so that whoever has just been told of a record finds it; where the ledger does
+        not answer, of what was read before. Raises Unavailable where that does not reach as far as record ``after``,
+        which the caller knows of."""
+        wanted = self._begun + 1  # one that has begun may have passed by what was written since
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ASKED_S):
+                while self._done < wanted:
+                    await asyncio.shield(self._read())
+        return self._overview(after)
+
+    def _overview(self, after: int) -> Overview:
+        known, (me, leader) = self._known, self._who()
+        if known is None or known.after < after:
+            why = "" if self._trouble is None else f": {self._trouble.what}"
+            raise Unavailable(
+                f"this controller does not lead, and has not read yet what its caller knows{why}",
+                remedy="ask again, or the one that leads",
+                **({"leader": leader} if leader else {}),
+            )
+        return Overview(known.cluster, FollowerReport(me, leader, self._clock.monotonic() - known.read_at))
+
+    async def watch(self, reconfiguration: str, after: int) -> AsyncIterator[Reconfiguration]:
+        """As it changes, until it is over, or another one than before leads, who knows more."""
+        told: Reconfiguration | None = None
+        said_at, leader = -math.inf, self._who()[1]
+        overview = await self.overview(after)
+        while True:
+            changed = self._changed
+            report = overview.reconfiguration(reconfiguration)
+            now = self._clock.monotonic()
+            if told is None or replace(report, follower=None) != told or now - said_at >= WATCH_IDLE_S:
+                said_at, told = now, replace(report, follower=None)
+                yield report
+            if ReconfigurationState(report.state).over or self._leads() or self._who()[1] not in ("", leader):
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), self._settings.follow_interval_s)
+            overview = self._overview(after)
+
+    # -- plumbing -----------------------------------------------------------------------------------------
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._thread, work, *arguments)
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)

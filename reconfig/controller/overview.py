@@ -1,0 +1,100 @@
+"""What the ledger alone tells of a cluster, as a controller says it that does not lead: pure.
+
+It tells what was decided: which operators there are, who owns what at which epoch, what was begun and how it ended. Who
+is alive, how far a move has come, and who is refused, only the one that leads knows; that is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from reconfig.controller.cluster_state import ClusterState, Deployed, Recorded
+from reconfig.controller.history import ENDED, past
+from reconfig.controller.run_registry import no_such
+from reconfig.work import PlannedStandby, ReconfigurationState
+from stateflow.reports import (
+    UNKNOWN,
+    ClusterReport,
+    DeployingOperator,
+    Deployment,
+    FollowerReport,
+    MoveReport,
+    Reconfiguration,
+    ReplicaStatus,
+    StandbyReport,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Of one that leads in no term."""
+
+    cluster: ClusterState
+    follower: FollowerReport
+    term: int = 0
+
+    def deployment(self, operator: str) -> Deployment:
+        """Raises OperatorNotDeployed."""
+        return self._deployment(self.cluster.operator(operator))
+
+    def _deployment(self, deployed: Deployed) -> Deployment:
+        assignment, replicas = deployed.assignment, self.cluster.replicas
+        return Deployment(
+            replace(deployed.spec, source=""),  # routers have no use for it
+            assignment.version,
+            tuple(replicas[name] for name in assignment.owners),
+            assignment.epochs,
+            sites=deployed.sites,
+            follower=self.follower,
+        )
+
+    def status(self) -> ClusterReport:
+        cluster = self.cluster
+        owned = cluster.owned_counts()
+        running = (self._told(recorded) for recorded in cluster.history.values() if not recorded.state.over)
+        copies = (each.planned for each in cluster.open_moves.values() if isinstance(each.planned, PlannedStandby))
+        return ClusterReport(
+            replicas=tuple(
+                ReplicaStatus(info.name, info.site, info.address, info.weight, None, -1.0, owned.get(info.name, 0))
+                for info in sorted(cluster.replicas.values(), key=lambda info: info.name)
+            ),
+            deployments=tuple(self._deployment(each) for _, each in sorted(cluster.deployed.items())),
+            reconfigurations=tuple(running),
+            standbys=tuple(
+                StandbyReport(copy.partition.operator, copy.partition.partition, copy.target, UNKNOWN, 0)
+                for copy in copies
+            ),
+            deploying=tuple(
+                DeployingOperator(name, planned.spec.partitions, 0)
+                for name, (planned, _) in sorted(cluster.planned.items())
+            ),
+            follower=self.follower,
+        )
+
+    def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
+        """Raises MoveUnknown."""
+        recorded = self.cluster.history.get(reconfiguration)
+        if recorded is None:
+            raise no_such(reconfiguration)
+        return self._told(recorded)
+
+    def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
+        """Newest first."""
+        newest = list(itertools.islice(reversed(self.cluster.history.values()), limit or None))
+        return map(self._told, newest)
+
+    def _told(self, recorded: Recorded) -> Reconfiguration:
+        report = past(recorded)
+        moves = [
+            move if record.state in ENDED else self._under_way(move, record.item_id)
+            for move, (_, record) in zip(report.moves, recorded.moves.values(), strict=True)
+        ]
+        paused = not recorded.state.over and report.id in self.cluster.paused
+        state = ReconfigurationState.PAUSED if paused else report.state
+        return replace(report, state=state, moves=tuple(moves), follower=self.follower)
+
+    def _under_way(self, move: MoveReport, item: str) -> MoveReport:
+        granted = self.cluster.open_moves[item].granted
+        return replace(move, state=UNKNOWN, note="its target was granted the partition" if granted else "")
