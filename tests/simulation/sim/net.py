@@ -80,6 +80,7 @@ class Network:
     def _arrive(self, link: Link, call: Call, handle: Handle) -> None:
         delay = link.latency_s * (0.5 + self.random.expovariate(1.0))
         when = call.last = [max(self.loop.now + delay, *call.last)] * 2  # what was held stays in order
+        call.late_until = when[0]
         self.loop.at(when[0], handle.process, handle.callback, *handle.args)
 
     def post(self, call: Call, back: bool, process: Process | None, work: Callable[..., None], *args: Any) -> None:
@@ -93,6 +94,8 @@ class Network:
     def _deliver(self, link: Link, call: Call, handle: Handle) -> None:
         if link.cut:
             link.held.append((call, handle))
+        elif self.loop.now < call.late_until:  # on its way when the link was healed: it overtakes nothing that was held
+            self._arrive(link, call, handle)
         else:
             self.loop.ready.append(handle)
 
@@ -141,6 +144,7 @@ class Call:
         self.metadata, self.trailing = metadata, ()
         self.link = net.link(client.name, name)
         self.last = [0.0, 0.0]
+        self.late_until = 0.0
         self.server: Process | None = None
         self.task: asyncio.Task[None] | None = None
         self.begun = self.over = self.given_up = False
