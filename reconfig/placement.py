@@ -153,7 +153,10 @@ def decide(names: Sequence[PolicyName], view: View) -> list[Wish]:
 
 
 def by_ring(view: View) -> tuple[list[Wish], View]:
-    free = {partition: owner for partition, owner in view.owners.items() if partition not in view.tied}
+    there = {info.name for info in view.replicas}  # what others own is for a take-over, or for them when they are back
+    free = {
+        partition: owner for partition, owner in view.owners.items() if owner in there and partition not in view.tied
+    }
     found = ring.rebalance(free, view.takers(), view.confined)
     nodes = _Nodes(view)
     wishes = []

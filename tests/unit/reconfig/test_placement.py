@@ -135,6 +135,12 @@ def test_a_policy_never_makes_it_worse_nor_breaks_a_rule(data: st.DataObject) ->
     assert decide(names, view) == wishes
 
 
+@pytest.mark.parametrize("policy", PolicyName)
+def test_nothing_is_wished_of_what_a_silent_replica_owns(policy: PolicyName) -> None:
+    seen = {partition: coming(cloud=100.0) for partition in partitions(8)}
+    assert decide([policy], View(dict.fromkeys(partitions(8), "gone-0"), replicas(cloud=2), seen)) == []
+
+
 # -- locality -------------------------------------------------------------------------------------------------
 
 
