@@ -210,6 +210,36 @@ class AutopilotReport(Report):
 
 
 @dataclass(frozen=True, slots=True)
+class JobRun(Report):
+    """A run of a job. ``at_us``: the time that it was for; ``ended_us``: 0: it is under way; ``state``: IN_PROCESS,
+    PROCESSED or FAILED; ``note``: what came of it."""
+
+    at_us: int
+    began_us: int
+    ended_us: int
+    state: str
+    reconfigurations: tuple[str, ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport(Report):
+    """What is done by itself. ``next_us``: when again; 0: never, or it is paused. ``runs``: the newest hundred, in
+    their order."""
+
+    name: str
+    schedule: str
+    do: str
+    operator: str
+    policies: tuple[str, ...]
+    partitions: tuple[int, ...]
+    to: str
+    paused: bool
+    next_us: int
+    runs: tuple[JobRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaStatus(Report):
     """``last_heartbeat_s``: so long ago it was heard; ``partitions``: assigned to it; ``opening``: it is starting;
     ``stopped``: its agent is not to run it.

@@ -26,6 +26,8 @@ item                            records
 ``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on
 ``autopilot/<n>``               NEW {policies, max_pause_ms, cool_down_s, moves_per_minute}: partitions go where these
                                 want them, from now on; none: no more
+``job/<name>/<n>``              NEW {schedule, do, …, paused}: this is done when it is due, from now on; {}: no more
+``run/<job>/<µs>``              NEW {}, PROCESSING, PROCESSED | FAILED {reconfigurations, note}: for that time
 ``stood/<id>``                  NEW {ms}: for so long the operator was stopped while all moves went on
 ``agent/<name>/<n>``            NEW {site, address, labels, cores, …, directory, place}: an agent registered
 ``dismiss/<name>/<n>``          NEW {}: the agent is not known any more, and nothing is wanted of it
@@ -42,9 +44,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from reconfig.autopilot import Orders
+from reconfig.jobs import RUNS_MAX, Job, Run, RunState
 from reconfig.work import (
     Change,
     Planned,
+    PlannedMove,
     PlannedRestore,
     PlannedStandby,
     ReconfigurationState,
@@ -144,6 +148,10 @@ class ClusterState:
     pauses: dict[str, int] = field(default_factory=dict)  # records of it, by reconfiguration
     autopilot: Orders = field(default_factory=Orders)
     autopilot_orders: int = 0
+    jobs: dict[str, Job] = field(default_factory=dict)
+    job_orders: dict[str, int] = field(default_factory=dict)  # records of it, by job
+    runs: dict[str, list[Run]] = field(default_factory=dict)  # the newest, by job, in their order
+    run_records: dict[str, Record] = field(default_factory=dict)  # of those under way, by item id
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
     agents: dict[str, AgentInfo] = field(default_factory=dict)
     agent_homes: dict[str, Home] = field(default_factory=dict)
@@ -624,6 +632,71 @@ class ClusterState:
         self.autopilot = Orders.of(record.payload)
         self.autopilot_orders = max(self.autopilot_orders, int(rest))
 
+    # -- jobs ---------------------------------------------------------------------------------------------
+
+    def define_job(self, name: str, job: Job | None) -> None:
+        """None: there is none any more."""
+        item = f"job/{name}/{self.job_orders.get(name, 0) + 1}"
+        self._append(item, RecordState.NEW, None, {} if job is None else job.to_payload())
+
+    def _fold_job(self, rest: str, record: Record) -> None:
+        name, _, number = rest.rpartition("/")
+        self.job_orders[name] = int(number)
+        if record.payload:
+            self.jobs[name] = Job.of(name, record.payload, record.timestamp_us)
+        else:
+            self.jobs.pop(name, None)
+
+    def begin_run(self, job: str, at_us: int) -> Run:
+        """Raises IllegalRecord where it was begun for that time before."""
+        self._plan((f"run/{job}/{at_us}", {}))
+        return self.runs[job][-1]
+
+    def end_run(self, run: Run, state: RunState, reconfigurations: Collection[str], note: str) -> None:
+        to = RecordState.PROCESSED if state is RunState.PROCESSED else RecordState.FAILED
+        payload = {"reconfigurations": list(reconfigurations), "note": note}
+        self._end(self.run_records[run.item_id], to, payload)
+
+    def newest_run(self, job: str) -> Run | None:
+        return self.runs[job][-1] if self.runs.get(job) else None
+
+    def open_runs(self) -> list[Run]:
+        return [run for runs in self.runs.values() for run in runs if run.state is RunState.IN_PROCESS]
+
+    def begun_by(self, mark: str) -> list[str]:
+        """Reconfigurations whose moves carry it."""
+        return [
+            reconfiguration
+            for reconfiguration, recorded in self.history.items()
+            if any(
+                isinstance(planned, PlannedMove) and planned.reason.partition(":")[0] == mark
+                for planned, _ in recorded.moves.values()
+            )
+        ]
+
+    def _fold_run(self, rest: str, record: Record) -> None:
+        job, _, at_us = rest.rpartition("/")
+        runs = self.runs.setdefault(job, [])
+        match record.state:
+            case RecordState.NEW:
+                runs.append(Run(job, int(at_us), record.timestamp_us))
+                del runs[:-RUNS_MAX]
+                self.run_records[record.item_id] = record
+            case RecordState.PROCESSING:
+                self.run_records[record.item_id] = record
+            case RecordState.PROCESSED | RecordState.FAILED:
+                self.run_records.pop(record.item_id, None)
+                ended = RunState.PROCESSED if record.state is RecordState.PROCESSED else RunState.FAILED
+                for place, run in enumerate(runs):
+                    if run.item_id == record.item_id:
+                        runs[place] = replace(
+                            run,
+                            state=ended,
+                            ended_us=record.timestamp_us,
+                            reconfigurations=tuple(record.payload["reconfigurations"]),
+                            note=record.payload["note"],
+                        )
+
     # -- pauses -------------------------------------------------------------------------------------------
 
     def pause(self, reconfiguration: str, paused: bool) -> None:
@@ -680,4 +753,6 @@ FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "dismiss": ClusterState._fold_dismiss,
     "spawn": ClusterState._fold_spawn,
     "autopilot": ClusterState._fold_autopilot,
+    "job": ClusterState._fold_job,
+    "run": ClusterState._fold_run,
 }

@@ -14,6 +14,7 @@ from reconfig.controller.claims import Claims
 from reconfig.controller.context import ClusterStates, ControllerContext
 from reconfig.controller.deployments import Deployments
 from reconfig.controller.executor import Executor
+from reconfig.controller.jobs import Jobs
 from reconfig.controller.leaving import Leaving
 from reconfig.controller.placing import Placing
 from reconfig.controller.rebalancing import AutoRebalance
@@ -85,6 +86,7 @@ class Controller:
         self.survey = Survey(context, self.runs, self.standbys, self.takeovers, self.deployments.created)
         self._executor = executor
         self.placing = Placing(context, self.reconfigurations)
+        self.jobs = Jobs(context, self.runs, self.reconfigurations, self.placing, self.checkpoints)
         self._auto_rebalance = AutoRebalance(context, self.runs, self.reconfigurations)
 
     async def deploy(self, spec: OperatorSpec, sites: Collection[str] | None) -> Deployment:
@@ -132,6 +134,7 @@ class Controller:
         self.context.spawn(self.restores.resume())
         self.context.spawn(self.takeovers.watch())
         self.context.spawn(self.placing.watch())
+        self.context.spawn(self.jobs.watch())
         if self.settings.auto_rebalance:
             self.context.spawn(self._auto_rebalance.watch())
 

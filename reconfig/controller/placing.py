@@ -58,6 +58,21 @@ class Placing:
         begun = [] if dry_run else await self._reconfigurations.place(wishes, options, Cause.REBALANCE)
         return placement, begun
 
+    async def carry_out(
+        self, operator: str, names: Sequence[PolicyName], options: MoveOptions, reason: str
+    ) -> list[Reconfiguration]:
+        """As :meth:`place`, of a caller that has a reason of its own."""
+        if operator:
+            self._context.cluster.operator(operator)
+        await self._measure()
+        wishes = await self._context.aside(decide, names, self._view())
+        mine = [
+            replace(wish, reason=f"{reason}: {wish.reason}")
+            for wish in wishes
+            if operator in ("", wish.partition.operator)
+        ]
+        return await self._reconfigurations.place(mine, options, Cause.REBALANCE)
+
     # -- for as long as it is told to ----------------------------------------------------------------------
 
     async def order(self, orders: Orders) -> None:

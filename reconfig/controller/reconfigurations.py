@@ -34,7 +34,9 @@ class Reconfigurations:
     def __init__(self, context: ControllerContext, runs: RunRegistry, executor: Executor) -> None:
         self._context, self._runs, self._executor = context, runs, executor
 
-    async def migrate(self, operator: str, partitions: Iterable[int], to: str, options: MoveOptions) -> Reconfiguration:
+    async def migrate(
+        self, operator: str, partitions: Iterable[int], to: str, options: MoveOptions, reason: str = ""
+    ) -> Reconfiguration:
         """Raises AlreadyThere, MoveConflict, UnknownSite, Unavailable, or what a target lacks; then nothing changes."""
         numbers = sorted(set(partitions))
         if not numbers:
@@ -53,7 +55,8 @@ class Reconfigurations:
                 raise AlreadyThere(
                     f"every partition that was named is at {to}", remedy="nothing to do", operator=operator
                 )
-            return await self._start(deployed, targets, options, Cause.MIGRATE, to)
+            reasons = {PartitionId(operator, number): reason for number in targets}
+            return await self._start(deployed, targets, options, Cause.MIGRATE, to, reasons)
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
         """Every replica that answers gets its weight's share, of operators that are confined to sites each one there,
@@ -86,7 +89,7 @@ class Reconfigurations:
         restores = {planned.partition for planned, _ in self._context.cluster.open_restores.values()}
         return restores | {planned.partition for planned in self._context.cluster.changes()}
 
-    async def drain(self, replica: str, options: MoveOptions) -> list[Reconfiguration]:
+    async def drain(self, replica: str, options: MoveOptions, reason: str = "") -> list[Reconfiguration]:
         """Everything leaves one replica, or all workers of a node. Raises UnknownSite, Unavailable when nobody else
         answers, or nobody at the sites of an operator that it owns something of; then nothing moves."""
         if replica not in self._context.cluster.replicas:
@@ -116,7 +119,7 @@ class Reconfigurations:
                 moves |= ring.drain(drained, theirs, near)
             if not moves:
                 raise AlreadyThere("the replica owns nothing", remedy="it can be stopped", replica=replica)
-            return await self._start_all(moves, options, Cause.DRAIN, "")
+            return await self._start_all(moves, options, Cause.DRAIN, "", dict.fromkeys(moves, reason))
 
     def _workers(self, node: str) -> list[str]:
         """All of a node, where it is named and not one worker of it."""

@@ -23,10 +23,12 @@ from reconfig.controller.processes import here, is_gone
 from reconfig.controller.registration import Admitted, Answer, Arrival, Beat, Incoming
 from reconfig.controller.restores import Request
 from reconfig.controller.takeovers import Superseded
+from reconfig.jobs import Do, Job
 from reconfig.placement import policies_named
 from reconfig.tenure import Tenure
 from reconfig.work import ReconfigurationState
 from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import InvalidArgument
 from stateflow.ledger import Holder, Ledger
 from stateflow.moves import MoveOptions
 from stateflow.reports import AutopilotReport, ClusterReport, Deployment, FollowerReport, Reconfiguration
@@ -45,6 +47,7 @@ from stateflow.rpc.reports import (
     cluster_to_pb,
     deployment_to_pb,
     follower_to_pb,
+    job_to_pb,
     placement_to_pb,
     reconfiguration_to_pb,
     restored_to_pb,
@@ -66,7 +69,7 @@ from stateflow.rpc.wire import (
 )
 from stateflow.runtime.control import Wanted
 from stateflow.settings import ControllerSettings
-from stateflow.types import PartitionId
+from stateflow.types import PartitionId, shown
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -250,6 +253,38 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             fields = told.to_dict() | {"policies": list(told.policies)}
             await controller.placing.order(Orders.of(fields))
         return autopilot_to_pb(AutopilotReport(**_said(controller.context.cluster.autopilot)))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def CreateJob(self, request: cpb.Job, controller: Controller) -> cpb.Job:
+        fields = {
+            name: list(value) if name in ("policies", "partitions") else value
+            for name, value in ((name, getattr(request, name)) for name in _JOB_FIELDS)
+        }
+        if request.do not in set(Do):
+            raise InvalidArgument(f"no job does {shown(request.do)}", remedy=f"use {', '.join(Do)}", job=request.name)
+        job = replace(Job.of(request.name, fields), options=_options_of(request.options))
+        return job_to_pb(await controller.jobs.create(job))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def ChangeJob(self, request: cpb.ChangeJobRequest, controller: Controller) -> cpb.Job:
+        match request.change:
+            case "pause" | "resume":
+                return job_to_pb(await controller.jobs.pause(request.name, request.change == "pause"))
+            case "run":
+                return job_to_pb(await controller.jobs.run_now(request.name))
+            case "delete":
+                return job_to_pb(await controller.jobs.delete(request.name))
+        raise InvalidArgument(f"a job cannot {shown(request.change)}", remedy="pause, resume, run or delete it")
+
+    @unary
+    @of_the_term
+    async def ListJobs(self, request: cpb.ListJobsRequest, controller: Controller) -> cpb.JobList:
+        jobs = controller.jobs
+        return cpb.JobList(jobs=map(job_to_pb, [jobs.report(request.name)] if request.name else jobs.reports()))
 
     @unary
     @of_the_term
@@ -470,6 +505,9 @@ def _piece_of(message: cpb.ClaimRequest) -> Piece:
 
 def _said(orders: Orders) -> dict[str, Any]:
     return orders.to_dict() | {"policies": tuple(map(str, orders.policies))}
+
+
+_JOB_FIELDS = ("schedule", "do", "operator", "policies", "partitions", "to")
 
 
 def _options_of(message: cpb.MoveOptions) -> MoveOptions:

@@ -15,6 +15,7 @@ from stateflow.cli import (
     cluster,
     demo,
     generate,
+    job,
     leaving,
     ledger,
     moving,
@@ -33,7 +34,7 @@ from stateflow.cli.output import console, telling
 app = Commands(help="Stateful stream operators whose state can move while the pipeline runs.")
 for module in (run, moving, leaving, processes, agents, generate, cluster, demo):  # in the order of `stateflow --help`
     app.add_typer(module.app)
-for module in (ledger, stages, batch, checkpoint, savepoint, state, source, spark, reconfig):
+for module in (ledger, stages, batch, checkpoint, savepoint, state, source, spark, reconfig, job):
     app.add_typer(module.app)
 app.add_typer(agents.agents)
 

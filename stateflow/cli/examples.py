@@ -31,6 +31,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "rebalance": ("rebalance --max-pause 50ms", "rebalance --policy locality,load --dry-run"),
     "autopilot": ("autopilot --policy locality,load --max-pause 50ms --cool-down 60s", "autopilot --off"),
+    "job create": (
+        'job create evening --schedule "cron 0 18 * * * Europe/Berlin" --do rebalance --policy locality,load',
+        'job create nightly --schedule "every 3600" --do checkpoint',
+    ),
     "drain": ("drain edge-1-gw7",),
     "replace": ("replace edge-1-gw7",),
     "adopt": ("adopt --dry-run", "adopt"),

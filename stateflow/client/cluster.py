@@ -38,6 +38,7 @@ from stateflow.reports import (
     CheckpointReport,
     ChildReport,
     ClusterStatus,
+    JobReport,
     Placement,
     Reconfiguration,
     ReplicaStatistics,
@@ -305,6 +306,45 @@ class Cluster:
     def autopilot_orders(self) -> AutopilotReport:
         """What the autopilot is told now."""
         return self._client.autopilot(None)
+
+    def create_job(
+        self,
+        name: str,
+        schedule: str,
+        do: str,
+        *,
+        operator: str = "",
+        policies: Iterable[str] = (),
+        partitions: Iterable[int] = (),
+        to: str = "",
+        options: MoveOptions = moves.DEFAULT,
+        **changed: Any,
+    ) -> JobReport:
+        """Have something done by itself, each time once, whichever controller leads then; see docs/fleet.md.
+
+        Args:
+            schedule: ``once 2030-01-01T18:00:00Z``, ``every 3600`` (seconds, from the end of the run before), or
+                ``cron 0 18 * * 1-5 Europe/Berlin`` (UTC without a zone).
+            do: ``rebalance`` (by ``policies``), ``migrate`` (``partitions`` of ``operator`` to ``to``), ``drain``
+                (``to``: the replica that is drained) or ``checkpoint``.
+
+        Raises InvalidArgument, OperatorNotDeployed.
+        """
+        asked, numbers = _asked(options, changed), tuple(_numbers(partitions)) if partitions else ()
+        given = JobReport(name, schedule, do, operator, tuple(policies), numbers, to, False, 0, ())
+        return self._client.create_job(given, asked)
+
+    def jobs(self) -> list[JobReport]:
+        """What is done by itself, and what became of it."""
+        return self._client.jobs()
+
+    def job(self, name: str) -> JobReport:
+        """Raises InvalidArgument where there is none."""
+        return self._client.jobs(name)[0]
+
+    def change_job(self, name: str, change: str) -> JobReport:
+        """``pause``, ``resume``, ``run`` (now, once) or ``delete`` a job. Raises InvalidArgument."""
+        return self._client.change_job(name, change)
 
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
         """Give a replica's name to the data directory that asks for it (``directory``: to which, where several do).

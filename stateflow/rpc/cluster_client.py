@@ -14,6 +14,7 @@ from stateflow.reports import (
     AutopilotReport,
     ClusterStatus,
     Deployment,
+    JobReport,
     Placement,
     Reconfiguration,
     RestoredPartition,
@@ -33,6 +34,7 @@ from stateflow.rpc.reports import (
     autopilot_to_pb,
     cluster_of,
     follower_of,
+    job_of,
     placement_of,
     reconfiguration_of,
     restored_of,
@@ -132,6 +134,19 @@ class ClusterClient:
         )
         reply = self._controller.call("Place", request, PLAN_TIMEOUT_S)
         return placement_of(reply), [reconfiguration_of(message) for message in reply.reconfigurations]
+
+    def create_job(self, report: JobReport, options: MoveOptions) -> JobReport:
+        message = message_of(cpb.Job, report, runs=(), options=message_of(cpb.MoveOptions, options))
+        return job_of(self._controller.call("CreateJob", message, PLAN_TIMEOUT_S))
+
+    def change_job(self, name: str, change: str) -> JobReport:
+        """Args: change: pause, resume, run or delete."""
+        return job_of(
+            self._controller.call("ChangeJob", cpb.ChangeJobRequest(name=name, change=change), PLAN_TIMEOUT_S)
+        )
+
+    def jobs(self, name: str = "") -> list[JobReport]:
+        return [job_of(message) for message in self._controller.call("ListJobs", cpb.ListJobsRequest(name=name)).jobs]
 
     def autopilot(self, orders: AutopilotReport | None) -> AutopilotReport:
         """Args: orders: from now on; None: only ask."""

@@ -401,6 +401,68 @@ class AutopilotOrders(_message.Message):
     moves_per_minute: float
     def __init__(self, policies: _Optional[_Iterable[str]] = ..., max_pause_ms: _Optional[float] = ..., cool_down_s: _Optional[float] = ..., moves_per_minute: _Optional[float] = ...) -> None: ...
 
+class Job(_message.Message):
+    __slots__ = ("name", "schedule", "do", "operator", "policies", "partitions", "to", "options", "paused", "next_us", "runs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    DO_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_US_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    schedule: str
+    do: str
+    operator: str
+    policies: _containers.RepeatedScalarFieldContainer[str]
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    to: str
+    options: MoveOptions
+    paused: bool
+    next_us: int
+    runs: _containers.RepeatedCompositeFieldContainer[JobRun]
+    def __init__(self, name: _Optional[str] = ..., schedule: _Optional[str] = ..., do: _Optional[str] = ..., operator: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ..., paused: _Optional[bool] = ..., next_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[JobRun, _Mapping]]] = ...) -> None: ...
+
+class JobRun(_message.Message):
+    __slots__ = ("at_us", "began_us", "ended_us", "state", "reconfigurations", "note")
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_US_FIELD_NUMBER: _ClassVar[int]
+    ENDED_US_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    at_us: int
+    began_us: int
+    ended_us: int
+    state: str
+    reconfigurations: _containers.RepeatedScalarFieldContainer[str]
+    note: str
+    def __init__(self, at_us: _Optional[int] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., state: _Optional[str] = ..., reconfigurations: _Optional[_Iterable[str]] = ..., note: _Optional[str] = ...) -> None: ...
+
+class ChangeJobRequest(_message.Message):
+    __slots__ = ("name", "change")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    change: str
+    def __init__(self, name: _Optional[str] = ..., change: _Optional[str] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class JobList(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+
 class StandbyRequest(_message.Message):
     __slots__ = ("operator", "count")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]

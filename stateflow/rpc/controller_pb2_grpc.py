@@ -87,6 +87,21 @@ class ControllerServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.AutopilotRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.AutopilotOrders.FromString,
                 _registered_method=True)
+        self.CreateJob = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/CreateJob',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.Job.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Job.FromString,
+                _registered_method=True)
+        self.ChangeJob = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/ChangeJob',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ChangeJobRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Job.FromString,
+                _registered_method=True)
+        self.ListJobs = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/ListJobs',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.JobList.FromString,
+                _registered_method=True)
         self.Standby = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/Standby',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.StandbyRequest.SerializeToString,
@@ -262,6 +277,24 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Autopilot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListJobs(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -458,6 +491,21 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.Autopilot,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.AutopilotRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.AutopilotOrders.SerializeToString,
+            ),
+            'CreateJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateJob,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.Job.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Job.SerializeToString,
+            ),
+            'ChangeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeJob,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ChangeJobRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Job.SerializeToString,
+            ),
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ListJobsRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.JobList.SerializeToString,
             ),
             'Standby': grpc.unary_unary_rpc_method_handler(
                     servicer.Standby,
@@ -845,6 +893,87 @@ class ControllerService:
             '/stateflow.rpc.ControllerService/Autopilot',
             stateflow_dot_rpc_dot_controller__pb2.AutopilotRequest.SerializeToString,
             stateflow_dot_rpc_dot_controller__pb2.AutopilotOrders.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/CreateJob',
+            stateflow_dot_rpc_dot_controller__pb2.Job.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/ChangeJob',
+            stateflow_dot_rpc_dot_controller__pb2.ChangeJobRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/ListJobs',
+            stateflow_dot_rpc_dot_controller__pb2.ListJobsRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.JobList.FromString,
             options,
             channel_credentials,
             insecure,

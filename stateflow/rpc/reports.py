@@ -12,6 +12,8 @@ from stateflow.reports import (
     DeployingOperator,
     Deployment,
     FollowerReport,
+    JobReport,
+    JobRun,
     MoveReport,
     PartitionReport,
     Placement,
@@ -84,6 +86,14 @@ def autopilot_to_pb(report: AutopilotReport) -> cpb.AutopilotOrders:
 def autopilot_of(message: cpb.AutopilotOrders) -> AutopilotReport:
     most = message.max_pause_ms if message.HasField("max_pause_ms") else None
     return value_of(AutopilotReport, message, policies=tuple(message.policies), max_pause_ms=most)
+
+
+def job_to_pb(report: JobReport) -> cpb.Job:
+    return message_of(cpb.Job, report, runs=[message_of(cpb.JobRun, run) for run in report.runs])
+
+
+def job_of(message: cpb.Job) -> JobReport:
+    return value_of(JobReport, message, runs=tuple(value_of(JobRun, run) for run in message.runs))
 
 
 # -- a cluster --------------------------------------------------------------------------------------------

@@ -264,7 +264,7 @@ def test_examples_are_commands(called: str) -> None:
     """Each is what its command would take."""
     assert tuple(called.split()) in every_command()
     for example in EXAMPLES[called]:
-        words = example.split()
+        words = shlex.split(example)
         assert words[: len(called.split())] == called.split()
         command, rest = typer.main.get_command(app), words
         while hasattr(command, "commands"):

@@ -76,6 +76,8 @@ def test_only_prose_and_payloads_hold_anything() -> None:
     }
     assert loose == {"Fault.what", "Fault.remedy", "Move.note", "Adopted.conflicts", "OperatorSpec.source"} | {
         "Move.reason",
+        "Job.schedule",
+        "JobRun.note",
         "ProposedMove.reason",
     }
     payloads = {f.name for f in plain_fields() if f.type == FieldDescriptor.TYPE_BYTES and kind_of(f) is ANY}

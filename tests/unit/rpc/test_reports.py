@@ -16,6 +16,8 @@ from stateflow.reports import (
     DeployingOperator,
     Deployment,
     FollowerReport,
+    JobReport,
+    JobRun,
     MoveReport,
     Placement,
     ProposedMove,
@@ -55,6 +57,9 @@ CLUSTER = ClusterReport(
 RESTORED = RestoredPartition(1, "b", 2, 3, {"s": 4}, 5, (WHY,))
 NOT_RESTORED = RestoredPartition(1, "b", fault=WHY)
 PLACEMENT = Placement((ProposedMove("Op", 1, "a", "b", "a has too much", 5),), 2.5, 1.5, 3.5, 1.25, 4.5, 6.5)
+JOB = JobReport(
+    "j", "every 5", "migrate", "Op", ("load",), (1, 2), "edge", True, 5, (JobRun(1, 2, 3, "FAILED", ("r",), "why"),)
+)
 ORDERS = AutopilotReport(("locality", "load"), 50.5, 30.5, 12.5)
 ADOPTED = AdoptedOperator("Op", 4, (0,), (1,), (2, 3), ("two of them",), True)
 
@@ -81,6 +86,7 @@ def plain(value: Any) -> Any:
         (NOT_RESTORED, wire.restored_to_pb, wire.restored_of),
         (PLACEMENT, lambda value: wire.placement_to_pb(value, [RECONFIGURATION]), wire.placement_of),
         (ORDERS, wire.autopilot_to_pb, wire.autopilot_of),
+        (JOB, wire.job_to_pb, wire.job_of),
         (replace(ORDERS, max_pause_ms=None), wire.autopilot_to_pb, wire.autopilot_of),
     ],
     ids=lambda value: type(value).__name__,
@@ -92,7 +98,7 @@ def test_what_is_sent_is_what_is_told(value: Any, to_pb: Callable[[Any], Any], o
 
 @pytest.mark.parametrize(
     "value",
-    [MOVE, RECONFIGURATION, STANDBY, ADOPTED, DEPLOYMENT, CLUSTER, PLACEMENT, ORDERS],
+    [MOVE, RECONFIGURATION, STANDBY, ADOPTED, DEPLOYMENT, CLUSTER, PLACEMENT, ORDERS, JOB],
     ids=lambda value: type(value).__name__,
 )
 def test_no_field_is_left_out_of_that_test(value: Any) -> None:

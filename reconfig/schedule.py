@@ -1,0 +1,87 @@
+"""When a job is due: decided from what is recorded of it, no I/O. Times are microseconds since 1970-01-01 UTC.
+
+A job that was due several times while nobody could begin it, or while it still ran, runs once, for the last of them:
+what it does is so by then, and doing it again brings nothing. Which times a cron line means is cronsim's to say: it
+follows Debian's cron, also where a day has 23 or 25 hours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from stateflow.errors import InvalidArgument
+from stateflow.types import shown
+
+#: s, a hundred years
+EVERY_MAX_S = 3_155_760_000
+_REMEDY = "write once 2030-01-01T18:00:00Z, every 3600, or cron 0 18 * * 1-5 Europe/Berlin"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """``once <ISO time with zone>``, ``every <seconds>``, from the end of the run before, or ``cron <five fields>
+    [zone]``, UTC where none is named. See :meth:`parse`."""
+
+    text: str
+    once_us: int = 0
+    every_us: int = 0
+    cron: str = ""
+    zone: str = "UTC"
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Raises InvalidArgument."""
+        words = text.split()
+        try:
+            match words:
+                case ["once", at] if (moment := datetime.fromisoformat(at)).tzinfo is not None:
+                    return cls(text, once_us=_us(moment))
+                case ["every", seconds] if 0 < float(seconds) <= EVERY_MAX_S:
+                    return cls(text, every_us=round(float(seconds) * 1e6))
+                case ["cron", *fields] if len(fields) in (5, 6):
+                    zone = fields[5] if len(fields) == 6 else "UTC"
+                    found = cls(text, cron=" ".join(fields[:5]), zone=zone)
+                    next(CronSim(found.cron, datetime.now(ZoneInfo(zone))))  # of 50 years
+                    return found
+        except (ValueError, OSError, KeyError, CronSimError, StopIteration):  # ZoneInfo's, and a day that never comes
+            pass
+        raise InvalidArgument(f"{shown(text)} is no schedule", remedy=_REMEDY)
+
+    def due(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
+        """The time that it is to run for now, None: it is not yet, or no more.
+
+        Args:
+            since_us: when it was made, or went on. What was due before is not made up for.
+            fired_us: the newest time that it ran for. ended_us: when that run ended.
+        """
+        if self.once_us:
+            return self.once_us if fired_us is None and self.once_us <= now_us else None
+        if self.every_us:
+            at = max(since_us, ended_us or 0) + self.every_us
+            return at if at <= now_us else None
+        after = max(since_us, fired_us or 0)
+        return None if (last := self._before(now_us)) is None or last <= after else last
+
+    def next_us(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
+        """When it will be due, where it is not now. None: never."""
+        if self.once_us:
+            return self.once_us if fired_us is None else None
+        if self.every_us:
+            return max(since_us, ended_us or 0) + self.every_us
+        return _us(next(CronSim(self.cron, self._local(max(now_us, fired_us or 0)))))
+
+    def _before(self, now_us: int) -> int | None:
+        """The newest time up to now."""
+        just_behind = self._local(now_us) + timedelta(seconds=1)
+        return next((_us(at) for at in CronSim(self.cron, just_behind, reverse=True)), None)
+
+    def _local(self, us: int) -> datetime:
+        return datetime.fromtimestamp(us // 1_000_000, UTC).astimezone(ZoneInfo(self.zone))
+
+
+def _us(moment: datetime) -> int:
+    return round(moment.timestamp() * 1e6)

@@ -1,0 +1,118 @@
+"""Jobs on real processes: each time once, whoever leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stateflow.errors import InvalidArgument, OperatorNotDeployed
+from stateflow.ledger import Ledger
+from stateflow.testing import LocalCluster
+from tests.integration.operators import Tally
+from tests.integration.support import eventually
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory: Path = tmp_path_factory.mktemp("jobs")
+    with LocalCluster(Tally, sites={"edge": 1, "cloud": 1}, partitions=4, data_dir=directory) as started:
+        yield started
+
+
+def owners(local: LocalCluster) -> set[str]:
+    (tally,) = local.cluster.status().operators
+    return set(tally.owners)
+
+
+def test_a_job_moves_partitions_when_it_is_time_and_once(local: LocalCluster) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=2)
+    made = local.cluster.create_job(
+        "move",
+        f"once {at.isoformat()}",
+        "migrate",
+        operator="Tally",
+        partitions=[0, 1, 2, 3],
+        to="edge",
+        max_pause_ms=500,
+    )
+    assert made.next_us == round(at.timestamp() * 1e6)
+    assert made.runs == ()
+    eventually(lambda: local.cluster.job("move").runs and local.cluster.job("move").runs[0].ended_us, "it has run")
+    (run,) = local.cluster.job("move").runs
+    assert (run.state, run.at_us, run.note) == (
+        "PROCESSED",
+        made.next_us,
+        f"{len(local.cluster.reconfiguration(run.reconfigurations[0]).moves)} moves",
+    )
+    assert owners(local) == {"edge-0"}
+    assert local.cluster.job("move").next_us == 0
+    reasons = {move.reason for move in local.cluster.reconfiguration(run.reconfigurations[0]).moves}
+    assert reasons == {f"job move, run {run.at_us}"}
+
+
+def test_a_job_that_has_nothing_to_do_has_done_it_and_one_that_cannot_says_why(local: LocalCluster) -> None:
+    done = local.cluster.create_job("there", "every 3000", "migrate", operator="Tally", partitions=[0], to="edge")
+    assert done.next_us
+    local.cluster.change_job("there", "run")
+    run = eventually(lambda: [each for each in local.cluster.job("there").runs if each.ended_us], "it has run")[0]
+    assert (run.state, run.reconfigurations) == ("PROCESSED", ())
+    assert "is at edge" in run.note
+    local.cluster.create_job("nowhere", "every 3000", "migrate", operator="Tally", partitions=[0], to="mars")
+    local.cluster.change_job("nowhere", "run")
+    run = eventually(lambda: [each for each in local.cluster.job("nowhere").runs if each.ended_us], "it has run")[0]
+    assert run.state == "FAILED"
+    assert "mars" in run.note
+
+
+def test_a_schedule_goes_on_through_controllers_and_no_time_is_run_for_twice(local: LocalCluster) -> None:
+    local.cluster.create_job("often", "every 0.3", "checkpoint", operator="Tally")
+    for count in (2, 5, 8):
+        eventually(lambda count=count: len(local.cluster.job("often").runs) >= count, f"it has run {count} times")
+        local.kill("controller")
+        local.restart("controller")
+    eventually(lambda: len(local.cluster.job("often").runs) >= 10, "it goes on")
+    paused = local.cluster.change_job("often", "pause")
+    assert paused.paused
+    assert paused.next_us == 0
+    eventually(lambda: all(run.ended_us for run in local.cluster.job("often").runs), "what was under way has ended")
+    runs = local.cluster.job("often").runs
+    times = [run.at_us for run in runs]
+    assert times == sorted(set(times))
+    assert {run.state for run in runs} == {"PROCESSED"}, [run.note for run in runs]
+    assert all(after.at_us >= before.ended_us for before, after in pairwise(runs))
+    local.cluster.change_job("often", "delete")
+    with pytest.raises(InvalidArgument, match="no job 'often'"):
+        local.cluster.job("often")
+    ledger = Ledger(f"sqlite:///{local.data_dir / 'ledger.db'}")
+    items = [record.item_id for record in ledger.records() if record.item_id.startswith("run/often/")]
+    ledger.close()
+    assert len(set(items)) == len(times)
+    assert len(items) == 3 * len(times), "begun, in hand, ended: each once"
+
+
+def test_what_is_no_job(local: LocalCluster) -> None:
+    create = local.cluster.create_job
+    with pytest.raises(InvalidArgument, match="is no schedule"):
+        create("x", "daily", "checkpoint")
+    with pytest.raises(InvalidArgument, match="no job does"):
+        create("x", "every 5", "dance")
+    with pytest.raises(InvalidArgument, match="names operator"):
+        create("x", "every 5", "migrate", to="edge")
+    with pytest.raises(InvalidArgument, match="names the replica"):
+        create("x", "every 5", "drain")
+    with pytest.raises(OperatorNotDeployed):
+        create("x", "every 5", "checkpoint", operator="Nobody")
+    with pytest.raises(InvalidArgument, match="has passed"):
+        create("x", "once 2020-01-01T00:00:00Z", "checkpoint")
+    with pytest.raises(InvalidArgument, match="no policy"):
+        create("x", "every 5", "rebalance", policies=["speed"])
+    create("twice", "every 3000", "checkpoint")
+    with pytest.raises(InvalidArgument, match="of that name"):
+        create("twice", "every 3000", "checkpoint")
+    with pytest.raises(InvalidArgument, match="a job cannot"):
+        local.cluster.change_job("twice", "sing")
+    assert [job.name for job in local.cluster.jobs() if job.name == "x"] == []
