@@ -42,6 +42,7 @@ class Jobs:
         self._reconfigurations, self._placing, self._checkpoints = reconfigurations, placing, checkpoints
         self._ordering = asyncio.Lock()
         self._under_way: set[str] = set()
+        self._there = asyncio.Event()  # there may be jobs
 
     # -- commands -----------------------------------------------------------------------------------------
 
@@ -56,6 +57,7 @@ class Jobs:
             if 0 < job.schedule.once_us <= self._context.clock.now_us():
                 raise InvalidArgument("that time has passed", remedy="name one to come", job=job.name)
             await self._context.record(ClusterState.define_job, job.name, job)
+            self._there.set()
         return self.report(job.name)
 
     async def pause(self, name: str, paused: bool) -> JobReport:
@@ -118,6 +120,9 @@ class Jobs:
         for run in self._cluster.open_runs():
             self._carry_on(run)
         while True:
+            if not self._cluster.jobs:
+                self._there.clear()
+                await self._there.wait()
             await asyncio.sleep(LOOK_S)
             try:
                 await self._look()

@@ -40,6 +40,7 @@ class Placing:
         self._seen_at = float("-inf")
         self._looking = asyncio.Lock()
         self._autopilot = Autopilot(context.cluster.autopilot)
+        self._told = asyncio.Event()
 
     # -- by command ---------------------------------------------------------------------------------------
 
@@ -79,12 +80,15 @@ class Placing:
         """Also for a controller that is started again."""
         await self._context.record(ClusterState.order_autopilot, orders)
         self._autopilot = Autopilot(orders)
+        self._told.set()
 
     async def watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
             if not self._autopilot.orders.policies:
+                self._told.clear()
+                await self._told.wait()
                 continue
+            await asyncio.sleep(LOOK_S)
             try:
                 await self._step()
             except StateflowError as error:
