@@ -298,7 +298,8 @@ class LocalCluster:
             shutil.rmtree(self.data_dir / name)
         self.restart(name)
         deadline = SYSTEM_CLOCK.monotonic() + START_TIMEOUT_S
-        for worker in [worker_name(name, number) for number in range(self._workers)]:
+        workers = [worker_name(name, number) for number in range(self._workers)]
+        for worker in workers:
             while not self._is_in(worker):
                 try:
                     self.cluster.replace(worker)
@@ -307,6 +308,7 @@ class LocalCluster:
                     if SYSTEM_CLOCK.monotonic() > deadline:
                         raise
                 time.sleep(0.05)
+        self._wait_for_members(set(workers))  # it asks again now and then
 
     def _is_in(self, name: str) -> bool:
         """A worker whose predecessor had nothing is let in unasked."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import termios
+import time
 
 import pytest
 
@@ -27,6 +30,11 @@ asyncio.run(run())
 """
 
 
+def is_full(pipe: int) -> bool:
+    there = fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)
+    return int.from_bytes(there, sys.byteorder) >= fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+
+
 @pytest.mark.parametrize(("reads_on", "status"), [(True, 0), (False, 1)])
 def test_it_ends_though_the_pipe_that_it_logs_to_is_full(reads_on: bool, status: int) -> None:
     limit_s = 60 if reads_on else 0.1  # it ends by itself, or then
@@ -37,10 +45,13 @@ def test_it_ends_though_the_pipe_that_it_logs_to_is_full(reads_on: bool, status:
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writes, pass_fds=(reads,)
     )
     os.close(writes)
-    os.close(reads)  # it has the only one
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
+    while not is_full(reads):  # else it would say what it has to say to nobody, and wait for none
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.close(reads)  # it has the only one
     process.stdin.close()
     assert process.wait(60) == status
     process.stdout.close()
