@@ -124,7 +124,8 @@ class _Bench:
         added, base, during, whole, seconds = [], [], [], [], []
         for number in range(repeats):
             for place in (self.root / "cluster" / "checkpoints").glob("*"):
-                shutil.rmtree(place)
+                if place.is_dir():  # which store it is, the file STORE, stays
+                    shutil.rmtree(place)
             before = self._open_loop(rate, lambda started: time.perf_counter() - started < baseline_s)
             taking = threading.Thread(target=self.local.checkpoint, args=("Keep",))
             taking.start()
