@@ -505,7 +505,9 @@ def check(directory: Dir, up_to_damage: bool = False) -> None:
     """Raises StateDamaged, as a database does that verifies its log and compares its files with its manifest."""
     current = directory.entries["CURRENT"]
     assert isinstance(current, File)
-    manifest = directory.entries[current.data.decode()]
+    manifest = directory.entries.get(current.data.decode())
+    if manifest is None:  # its name was durable, and not what is in it
+        raise StateDamaged("it does not say which its manifest is", remedy="-")
     assert isinstance(manifest, File)
     missing = [name for name in manifest.data.decode().split() if name not in directory.entries]
     log = directory.log
