@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from reconfig.placement import PolicyName, policies_named
-from reconfig.schedule import Schedule
 from stateflow.errors import InvalidArgument
 from stateflow.moves import MoveOptions
+from stateflow.schedule import Schedule
 from stateflow.types import check_name
 
 #: runs of a job that are remembered

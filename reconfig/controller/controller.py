@@ -29,7 +29,6 @@ from reconfig.placement import PolicyName
 from reconfig.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Ledger
-from stateflow.moves import MoveOptions
 from stateflow.reports import ClusterReport, Deployment, FollowerReport, Placement, Reconfiguration
 from stateflow.rpc.wire import connect
 from stateflow.runtime.code_key import check_signed
@@ -94,11 +93,9 @@ class Controller:
         check_signed(spec)
         return self.survey.deployment(await self.deployments.deploy(spec, sites))
 
-    async def place(
-        self, operator: str, names: Sequence[PolicyName], options: MoveOptions, dry_run: bool
-    ) -> tuple[Placement, list[Reconfiguration]]:
-        """See :meth:`Placing.place`."""
-        return await self.placing.place(operator, names, options, self._executor.cost(), dry_run)
+    async def proposed(self, operator: str, names: Sequence[PolicyName]) -> Placement:
+        """See :meth:`Placing.proposed`."""
+        return await self.placing.proposed(operator, names, self._executor.cost())
 
     # -- what any controller tells, see also :class:`~reconfig.controller.overview.Overview` ----------------
 

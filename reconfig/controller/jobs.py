@@ -20,7 +20,7 @@ from reconfig.controller.run_registry import RunRegistry
 from reconfig.jobs import Do, Job, Run, RunState, due, next_us
 from reconfig.placement import PolicyName
 from reconfig.work import ReconfigurationState
-from stateflow.errors import AlreadyThere, InvalidArgument, StateflowError
+from stateflow.errors import REPORT_LOG, AlreadyThere, InvalidArgument, StateflowError
 from stateflow.reports import JobReport, JobRun
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ class Jobs:
         self._context, self._cluster, self._runs = context, context.cluster, runs
         self._reconfigurations, self._placing, self._checkpoints = reconfigurations, placing, checkpoints
         self._ordering = asyncio.Lock()
-        self._under_way: set[str] = set()
         self._there = asyncio.Event()  # there may be jobs
 
     # -- commands -----------------------------------------------------------------------------------------
@@ -118,7 +117,7 @@ class Jobs:
     async def watch(self) -> None:
         """Carry on with what was under way, and begin what is due."""
         for run in self._cluster.open_runs():
-            self._carry_on(run)
+            self._carry_on(run, self._cluster.begun_by(run.mark))
         while True:
             if not self._cluster.jobs:
                 self._there.clear()
@@ -140,24 +139,24 @@ class Jobs:
 
     async def _begin(self, job: Job, at_us: int) -> None:
         run = await self._context.record(ClusterState.begin_run, job.name, at_us)
-        self._carry_on(run)
+        self._carry_on(run, [])
 
-    def _carry_on(self, run: Run) -> None:
-        if run.item_id not in self._under_way:
-            self._under_way.add(run.item_id)
-            self._context.spawn(self._run(run))
+    def _carry_on(self, run: Run, begun: list[str]) -> None:
+        self._context.spawn(self._run(run, begun))
 
-    async def _run(self, run: Run) -> None:
+    async def _run(self, run: Run, begun: list[str]) -> None:
         try:
-            state, ids, note = await self._done(run)
-            await self._context.record(ClusterState.end_run, run, state, ids, note)
-            log.info("%s: %s %s", run.mark, state, note)
-        finally:
-            self._under_way.discard(run.item_id)
+            state, ids, note = await self._done(run, begun)
+        except Exception as error:
+            log.exception("%s", run.mark)
+            state, ids, note = RunState.FAILED, begun, f"{type(error).__name__}: {error}; {REPORT_LOG}"
+        await self._context.record(ClusterState.end_run, run, state, ids, note)
+        log.info("%s: %s %s", run.mark, state, note)
 
-    async def _done(self, run: Run) -> tuple[RunState, Sequence[str], str]:
+    async def _done(self, run: Run, ids: list[str]) -> tuple[RunState, Sequence[str], str]:
+        """Args: ids: reconfigurations that it has begun already."""
         job, until = self._cluster.jobs.get(run.job), self._context.clock.monotonic() + PATIENCE_S
-        while not (ids := self._cluster.begun_by(run.mark)) and job is not None:
+        while not ids and job is not None:
             try:
                 ids = await self._do(job, run.mark)
                 break
@@ -167,6 +166,7 @@ class Jobs:
                 if not error.retryable or self._context.clock.monotonic() > until:
                     return RunState.FAILED, (), str(error)
             await asyncio.sleep(self._context.settings.retry_interval_s)
+            ids = self._cluster.begun_by(run.mark)  # perhaps of one operator, before it failed of another
         if job is None and not ids:
             return RunState.FAILED, (), "the job was deleted before it began"
         failed = [each for each in ids if not await self._completed(each)]
@@ -183,7 +183,7 @@ class Jobs:
         match job.do:
             case Do.REBALANCE:
                 names = job.policies or (PolicyName.RING,)
-                begun = await self._placing.carry_out(job.operator, names, job.options, mark)
+                begun = await self._placing.place(job.operator, names, job.options, mark)
             case Do.MIGRATE:
                 one = await self._reconfigurations.migrate(job.operator, job.partitions, job.to, job.options, mark)
                 begun = [one]

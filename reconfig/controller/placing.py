@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from reconfig.autopilot import Autopilot, Orders
@@ -44,35 +44,28 @@ class Placing:
 
     # -- by command ---------------------------------------------------------------------------------------
 
+    async def proposed(self, operator: str, names: Sequence[PolicyName], cost: FixedCost) -> Placement:
+        """What the policies wish now. Args: operator: empty: all. Raises OperatorNotDeployed."""
+        view, wishes = await self._wishes(operator, names)
+        return _placement(view, wishes, cost)
+
     async def place(
-        self, operator: str, names: Sequence[PolicyName], options: MoveOptions, cost: FixedCost, dry_run: bool
-    ) -> tuple[Placement, list[Reconfiguration]]:
-        """What the policies wish now, and unless ``dry_run`` the moves that do it. Args: operator: empty: all. Raises
-        OperatorNotDeployed, and what :meth:`Reconfigurations.place` does."""
+        self, operator: str, names: Sequence[PolicyName], options: MoveOptions, reason: str = ""
+    ) -> list[Reconfiguration]:
+        """The moves that do it. Args: reason: of the caller, beside the policies'. Raises OperatorNotDeployed, and what
+        :meth:`Reconfigurations.place` does."""
+        _, wishes = await self._wishes(operator, names)
+        if reason:
+            wishes = [replace(wish, reason=f"{reason}: {wish.reason}") for wish in wishes]
+        return await self._reconfigurations.place(wishes, options, Cause.REBALANCE)
+
+    async def _wishes(self, operator: str, names: Sequence[PolicyName]) -> tuple[View, list[Wish]]:
         if operator:
             self._context.cluster.operator(operator)
         await self._measure()
         view = self._view()
         wishes = await self._context.aside(decide, names, view)
-        wishes = [wish for wish in wishes if operator in ("", wish.partition.operator)]
-        placement = _placement(view, wishes, cost)
-        begun = [] if dry_run else await self._reconfigurations.place(wishes, options, Cause.REBALANCE)
-        return placement, begun
-
-    async def carry_out(
-        self, operator: str, names: Sequence[PolicyName], options: MoveOptions, reason: str
-    ) -> list[Reconfiguration]:
-        """As :meth:`place`, of a caller that has a reason of its own."""
-        if operator:
-            self._context.cluster.operator(operator)
-        await self._measure()
-        wishes = await self._context.aside(decide, names, self._view())
-        mine = [
-            replace(wish, reason=f"{reason}: {wish.reason}")
-            for wish in wishes
-            if operator in ("", wish.partition.operator)
-        ]
-        return await self._reconfigurations.place(mine, options, Cause.REBALANCE)
+        return view, [wish for wish in wishes if operator in ("", wish.partition.operator)]
 
     # -- for as long as it is told to ----------------------------------------------------------------------
 
@@ -134,7 +127,7 @@ class Placing:
         context = self._context
         owners = self._owners()
         names = sorted(set(owners.values()) & context.alive().keys())
-        asked = (context.replicas.views(name, ANSWER_S, sizes=True) for name in names)
+        asked = (context.replicas.views(name, ANSWER_S) for name in names)
         replies = await asyncio.gather(*asked, return_exceptions=True)
         now, found = context.clock.monotonic(), dict[PartitionId, tuple[float, PartitionView]]()
         for name, reply in zip(names, replies, strict=True):
@@ -172,7 +165,6 @@ def seen_of(view: PartitionView, at: float, before: tuple[float, PartitionView] 
 
 def _placement(view: View, wishes: Sequence[Wish], cost: FixedCost) -> Placement:
     after = view.after(wishes)
-    of: Mapping[PartitionId, Seen] = view.seen
     return Placement(
         tuple(
             ProposedMove(
@@ -181,7 +173,7 @@ def _placement(view: View, wishes: Sequence[Wish], cost: FixedCost) -> Placement
                 wish.source,
                 wish.target,
                 wish.reason,
-                of[wish.partition].size if wish.partition in of else 0,
+                view.of(wish.partition).size,
             )
             for wish in wishes
         ),

@@ -111,13 +111,12 @@ class Replicas:
 
     async def loads(self, name: str, operator: str, within_s: float) -> dict[int, Load]:
         """By partition of the operator."""
-        request = rpb.StatsRequest(after=_NO_REQUESTS, sizes=True)
-        reply = await self._call(name, "Stats", request, within_s)
-        return {v.partition: Load(v.bytes, v.batch_rate) for v in reply.partitions if v.operator == operator}
+        views = await self.views(name, within_s)
+        return {v.partition.partition: Load(v.bytes, v.batch_rate) for v in views if v.partition.operator == operator}
 
-    async def views(self, name: str, within_s: float, *, sizes: bool) -> list[PartitionView]:
-        """Of every partition that is there in some form."""
-        request = rpb.StatsRequest(after=_NO_REQUESTS, sizes=sizes)
+    async def views(self, name: str, within_s: float) -> list[PartitionView]:
+        """Of every partition that is there in some form, with its bytes."""
+        request = rpb.StatsRequest(after=_NO_REQUESTS, sizes=True)
         reply = await self._call(name, "Stats", request, within_s)
         return [view_of(view) for view in reply.partitions]
 

@@ -241,8 +241,10 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @to_the_end
     async def Place(self, request: cpb.PlaceRequest, controller: Controller) -> cpb.PlaceReply:
         names, options = policies_named(",".join(request.policies)), _options_of(request.options)
-        placement, begun = await controller.place(request.operator, names, options, request.dry_run)
-        return placement_to_pb(placement, begun)
+        if request.dry_run:
+            return placement_to_pb(await controller.proposed(request.operator, names))
+        begun = await controller.placing.place(request.operator, names, options)
+        return cpb.PlaceReply(reconfigurations=map(reconfiguration_to_pb, begun))
 
     @unary
     @of_the_term

@@ -20,8 +20,8 @@ from stateflow.cli.options import (
     Patience,
     Policies,
     Strategy,
-    milliseconds,
     move_options,
+    seconds,
 )
 from stateflow.cli.output import console, emit, fields_of
 from stateflow.client import Cluster, Migration
@@ -158,7 +158,7 @@ def autopilot(
         names = [] if off or policy is None else [name.strip() for name in policy.split(",")]
         most = move_options(max_pause, None, "auto", "number", None).max_pause_ms
         told = cluster.autopilot(
-            *names, max_pause_ms=most, cool_down_s=milliseconds(cool_down) / 1e3, moves_per_minute=moves_per_minute
+            *names, max_pause_ms=most, cool_down_s=seconds(cool_down), moves_per_minute=moves_per_minute
         )
     else:
         told = cluster.autopilot_orders()

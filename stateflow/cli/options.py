@@ -51,7 +51,7 @@ def seconds(text: str) -> float:
     """``90s``, ``15m``, ``2h``, ``7d``. Raises InvalidArgument."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
     if match is None:
-        raise InvalidArgument(f"{text!r} is no age", remedy="write 90s, 15m, 2h or 7d")
+        raise InvalidArgument(f"{text!r} is no length of time", remedy="write 90s, 15m, 2h or 7d")
     return float(match[1]) * _UNITS[match[2]]
 
 

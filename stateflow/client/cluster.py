@@ -274,15 +274,14 @@ class Cluster:
 
         Measures for two seconds where nobody has lately. Raises InvalidArgument, OperatorNotDeployed.
         """
-        return self._client.place(operator, policies, moves.DEFAULT, dry_run=True)[0]
+        return self._client.propose(operator, policies)
 
     def place(
         self, *policies: str, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any
     ) -> list[Migration]:
         """Have partitions go where these policies want them now, as :meth:`propose` says; one reconfiguration per
         operator, none when nothing is to do."""
-        asked = _asked(options, changed)
-        return self._migrations(self._client.place(operator, policies, asked, dry_run=False)[1])
+        return self._migrations(self._client.place(operator, policies, _asked(options, changed)))
 
     def autopilot(
         self,

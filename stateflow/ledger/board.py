@@ -22,6 +22,7 @@ from stateflow.ledger.schema import BATCH, ENTITY, JOB
 from stateflow.ledger.times import is_time
 from stateflow.ledger.views import VIEWS
 from stateflow.ledger.writing import unchanged
+from stateflow.schedule import Schedule
 from stateflow.types import shown
 
 APP = App("stateflow.board")
@@ -195,7 +196,7 @@ class Board:
         if affinity is not None:
             batches.parse_affinity(affinity)
         if schedule is not None:
-            batches.parse_schedule(schedule)
+            Schedule.parse(schedule)
         job_id = f"job/{name}/{uuid.uuid4().hex if fire_us is None else fire_us}"
         columns = {"name": name, "bid": bid, "affinity": affinity, "schedule": schedule, "fire_us": fire_us}
         self.ledger.append([_new(Kind.JOB, job_id, columns | {"status": JobStatus.WAITING.value})])

@@ -126,14 +126,13 @@ class ClusterClient:
         request = cpb.RebalanceRequest(operator=operator, options=message_of(cpb.MoveOptions, options))
         return self._begun("Rebalance", request)
 
-    def place(
-        self, operator: str, policies: Sequence[str], options: MoveOptions, dry_run: bool
-    ) -> tuple[Placement, list[Reconfiguration]]:
-        request = cpb.PlaceRequest(
-            operator=operator, policies=policies, options=message_of(cpb.MoveOptions, options), dry_run=dry_run
-        )
-        reply = self._controller.call("Place", request, PLAN_TIMEOUT_S)
-        return placement_of(reply), [reconfiguration_of(message) for message in reply.reconfigurations]
+    def propose(self, operator: str, policies: Sequence[str]) -> Placement:
+        request = cpb.PlaceRequest(operator=operator, policies=policies, dry_run=True)
+        return placement_of(self._controller.call("Place", request, PLAN_TIMEOUT_S))
+
+    def place(self, operator: str, policies: Sequence[str], options: MoveOptions) -> list[Reconfiguration]:
+        request = cpb.PlaceRequest(operator=operator, policies=policies, options=message_of(cpb.MoveOptions, options))
+        return self._begun("Place", request)
 
     def create_job(self, report: JobReport, options: MoveOptions) -> JobReport:
         message = message_of(cpb.Job, report, runs=(), options=message_of(cpb.MoveOptions, options))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from stateflow.reports import (
@@ -70,9 +69,8 @@ def reconfiguration_of(message: cpb.Reconfiguration) -> Reconfiguration:
     return value_of(Reconfiguration, message, moves=tuple(map(move_of, message.moves)), follower=follower_of(message))
 
 
-def placement_to_pb(placement: Placement, begun: Iterable[Reconfiguration]) -> cpb.PlaceReply:
-    moves = [message_of(cpb.ProposedMove, move) for move in placement.moves]
-    return message_of(cpb.PlaceReply, placement, moves=moves, reconfigurations=map(reconfiguration_to_pb, begun))
+def placement_to_pb(placement: Placement) -> cpb.PlaceReply:
+    return message_of(cpb.PlaceReply, placement, moves=[message_of(cpb.ProposedMove, move) for move in placement.moves])
 
 
 def placement_of(message: cpb.PlaceReply) -> Placement:

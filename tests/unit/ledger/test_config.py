@@ -10,7 +10,7 @@ import pytest
 from stateflow import ledger
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import SqLiteStateManager, state_manager_from_yaml
-from stateflow.ledger.batches import parse_affinity, parse_schedule
+from stateflow.ledger.batches import parse_affinity
 from stateflow.ledger.config import TYPES, ledger_url
 
 SECRET = {"LEDGER_PASSWORD": "hunter2"}
@@ -123,22 +123,3 @@ def test_affinities() -> None:
     for text in ("", "gpu:", "gpu:0", "gpu:4-2", "gpu soft", "gpu hard 3", "gpu soft x", "a b c"):
         with pytest.raises(InvalidArgument, match="is no affinity"):
             parse_affinity(text)
-
-
-def test_schedules() -> None:
-    for good in ("once 2030-01-01T00:00:00+00:00", "every 3600", "cron 0 3 * * 1-5", "cron */5 0-6/2 1,15 * *"):
-        assert parse_schedule(good).kind == good.split()[0]
-    for bad in (
-        "",
-        "once tomorrow",
-        "once 2030-01-01T00:00:00",
-        "every -1",
-        "every inf",
-        "every nan",
-        "every 1e400",
-        "cron * * * *",
-        "cron 60 * * * *",
-        "x 1",
-    ):
-        with pytest.raises(InvalidArgument, match="is no schedule"):
-            parse_schedule(bad)

@@ -84,7 +84,7 @@ def plain(value: Any) -> Any:
         (CLUSTER, wire.cluster_to_pb, wire.cluster_of),
         (RESTORED, wire.restored_to_pb, wire.restored_of),
         (NOT_RESTORED, wire.restored_to_pb, wire.restored_of),
-        (PLACEMENT, lambda value: wire.placement_to_pb(value, [RECONFIGURATION]), wire.placement_of),
+        (PLACEMENT, wire.placement_to_pb, wire.placement_of),
         (ORDERS, wire.autopilot_to_pb, wire.autopilot_of),
         (JOB, wire.job_to_pb, wire.job_of),
         (replace(ORDERS, max_pause_ms=None), wire.autopilot_to_pb, wire.autopilot_of),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconfig.schedule import Schedule
 from stateflow.errors import InvalidArgument
+from stateflow.schedule import Schedule
 
 S = 1_000_000
 MINUTE = 60 * S
@@ -33,6 +33,20 @@ def test_what_is_no_schedule(text: str) -> None:
         Schedule.parse(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "once 2030-01-01T00:00:00+00:00",
+        "every 0.5",
+        "cron 0 3 * * 1-5",
+        "cron */5 0-6/2 1,15 * *",
+        "cron 0 18 * * * UTC",
+    ],
+)
+def test_what_is_one(text: str) -> None:
+    assert Schedule.parse(text).text == text
+
+
 def test_once_is_once() -> None:
     at = us("2030-01-01T18:00:00+00:00")
     once = Schedule.parse("once 2030-01-01T19:00:00+01:00")
@@ -41,6 +55,12 @@ def test_once_is_once() -> None:
     assert once.due(at + 5 * MINUTE, 0, None, None) == at, "it was missed, and is made up for"
     assert once.due(at + 5 * MINUTE, 0, at, at + 1) is None
     assert once.next_us(at, 0, at, at + 1) is None
+
+
+def test_once_comes_though_it_was_run_by_hand_before() -> None:
+    once, at = Schedule.parse("once 2030-01-01T18:00:00Z"), us("2030-01-01T18:00:00+00:00")
+    assert once.due(at, 0, at - MINUTE, at - MINUTE + 1) == at
+    assert once.due(at + 2, at + 1, at + 1, at + 2) is None
 
 
 def test_every_counts_from_the_end_of_the_run_before() -> None:

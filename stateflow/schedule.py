@@ -59,7 +59,7 @@ class Schedule:
             fired_us: the newest time that it ran for. ended_us: when that run ended.
         """
         if self.once_us:
-            return self.once_us if fired_us is None and self.once_us <= now_us else None
+            return self.once_us if self.once_us <= now_us and not self._is_over(fired_us) else None
         if self.every_us:
             at = max(since_us, ended_us or 0) + self.every_us
             return at if at <= now_us else None
@@ -69,10 +69,13 @@ class Schedule:
     def next_us(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
         """When it will be due, where it is not now. None: never."""
         if self.once_us:
-            return self.once_us if fired_us is None else None
+            return None if self._is_over(fired_us) else self.once_us
         if self.every_us:
             return max(since_us, ended_us or 0) + self.every_us
         return _us(next(CronSim(self.cron, self._local(max(now_us, fired_us or 0)))))
+
+    def _is_over(self, fired_us: int | None) -> bool:
+        return fired_us is not None and fired_us >= self.once_us
 
     def _before(self, now_us: int) -> int | None:
         """The newest time up to now."""
