@@ -44,7 +44,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from reconfig.autopilot import Orders
-from reconfig.jobs import RUNS_MAX, Job, Run, RunState
+from reconfig.controller.job_book import JobBook
+from reconfig.jobs import Job, Run, RunState
 from reconfig.work import (
     Change,
     Planned,
@@ -148,10 +149,7 @@ class ClusterState:
     pauses: dict[str, int] = field(default_factory=dict)  # records of it, by reconfiguration
     autopilot: Orders = field(default_factory=Orders)
     autopilot_orders: int = 0
-    jobs: dict[str, Job] = field(default_factory=dict)
-    job_orders: dict[str, int] = field(default_factory=dict)  # records of it, by job
-    runs: dict[str, list[Run]] = field(default_factory=dict)  # the newest, by job, in their order
-    run_records: dict[str, Record] = field(default_factory=dict)  # of those under way, by item id
+    jobs: JobBook = field(default_factory=JobBook)
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
     agents: dict[str, AgentInfo] = field(default_factory=dict)
     agent_homes: dict[str, Home] = field(default_factory=dict)
@@ -636,32 +634,18 @@ class ClusterState:
 
     def define_job(self, name: str, job: Job | None) -> None:
         """None: there is none any more."""
-        item = f"job/{name}/{self.job_orders.get(name, 0) + 1}"
+        item = f"job/{name}/{self.jobs.orders.get(name, 0) + 1}"
         self._append(item, RecordState.NEW, None, {} if job is None else job.to_payload())
-
-    def _fold_job(self, rest: str, record: Record) -> None:
-        name, _, number = rest.rpartition("/")
-        self.job_orders[name] = int(number)
-        if record.payload:
-            self.jobs[name] = Job.of(name, record.payload, record.timestamp_us)
-        else:
-            self.jobs.pop(name, None)
 
     def begin_run(self, job: str, at_us: int) -> Run:
         """Raises IllegalRecord where it was begun for that time before."""
         self._plan((f"run/{job}/{at_us}", {}))
-        return self.runs[job][-1]
+        return self.jobs.runs[job][-1]
 
     def end_run(self, run: Run, state: RunState, reconfigurations: Collection[str], note: str) -> None:
         to = RecordState.PROCESSED if state is RunState.PROCESSED else RecordState.FAILED
         payload = {"reconfigurations": list(reconfigurations), "note": note}
-        self._end(self.run_records[run.item_id], to, payload)
-
-    def newest_run(self, job: str) -> Run | None:
-        return self.runs[job][-1] if self.runs.get(job) else None
-
-    def open_runs(self) -> list[Run]:
-        return [run for runs in self.runs.values() for run in runs if run.state is RunState.IN_PROCESS]
+        self._end(self.jobs.records[run.item_id], to, payload)
 
     def begun_by(self, mark: str) -> list[str]:
         """Reconfigurations whose moves carry it."""
@@ -673,29 +657,6 @@ class ClusterState:
                 for planned, _ in recorded.moves.values()
             )
         ]
-
-    def _fold_run(self, rest: str, record: Record) -> None:
-        job, _, at_us = rest.rpartition("/")
-        runs = self.runs.setdefault(job, [])
-        match record.state:
-            case RecordState.NEW:
-                runs.append(Run(job, int(at_us), record.timestamp_us))
-                del runs[:-RUNS_MAX]
-                self.run_records[record.item_id] = record
-            case RecordState.PROCESSING:
-                self.run_records[record.item_id] = record
-            case RecordState.PROCESSED | RecordState.FAILED:
-                self.run_records.pop(record.item_id, None)
-                ended = RunState.PROCESSED if record.state is RecordState.PROCESSED else RunState.FAILED
-                for place, run in enumerate(runs):
-                    if run.item_id == record.item_id:
-                        runs[place] = replace(
-                            run,
-                            state=ended,
-                            ended_us=record.timestamp_us,
-                            reconfigurations=tuple(record.payload["reconfigurations"]),
-                            note=record.payload["note"],
-                        )
 
     # -- pauses -------------------------------------------------------------------------------------------
 
@@ -753,6 +714,6 @@ FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "dismiss": ClusterState._fold_dismiss,
     "spawn": ClusterState._fold_spawn,
     "autopilot": ClusterState._fold_autopilot,
-    "job": ClusterState._fold_job,
-    "run": ClusterState._fold_run,
+    "job": lambda cluster, rest, record: cluster.jobs.fold_job(rest, record),
+    "run": lambda cluster, rest, record: cluster.jobs.fold_run(rest, record),
 }

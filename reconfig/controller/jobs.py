@@ -40,6 +40,7 @@ class Jobs:
     ) -> None:
         self._context, self._cluster, self._runs = context, context.cluster, runs
         self._reconfigurations, self._placing, self._checkpoints = reconfigurations, placing, checkpoints
+        self._book = context.cluster.jobs
         self._ordering = asyncio.Lock()
         self._there = asyncio.Event()  # there may be jobs
 
@@ -51,7 +52,7 @@ class Jobs:
         if job.operator:
             self._cluster.operator(job.operator)
         async with self._ordering:
-            if job.name in self._cluster.jobs:
+            if job.name in self._book.there:
                 raise InvalidArgument("there is a job of that name", remedy="delete it first", job=job.name)
             if 0 < job.schedule.once_us <= self._context.clock.now_us():
                 raise InvalidArgument("that time has passed", remedy="name one to come", job=job.name)
@@ -77,7 +78,7 @@ class Jobs:
     async def run_now(self, name: str) -> JobReport:
         """Also one that is paused. Raises InvalidArgument while it runs."""
         async with self._ordering:
-            job, newest = self._found(name), self._cluster.newest_run(name)
+            job, newest = self._found(name), self._book.newest(name)
             if newest is not None and newest.state is RunState.IN_PROCESS:
                 raise InvalidArgument("the job runs already", remedy="wait until it has ended", job=name)
             await self._begin(job, self._context.clock.now_us())
@@ -85,7 +86,7 @@ class Jobs:
 
     def report(self, name: str) -> JobReport:
         """Raises InvalidArgument."""
-        job, runs = self._found(name), self._cluster.runs.get(name, [])
+        job, runs = self._found(name), self._book.runs.get(name, [])
         newest = runs[-1] if runs else None
         return JobReport(
             name,
@@ -104,11 +105,11 @@ class Jobs:
         )
 
     def reports(self) -> list[JobReport]:
-        return [self.report(name) for name in sorted(self._cluster.jobs)]
+        return [self.report(name) for name in sorted(self._book.there)]
 
     def _found(self, name: str) -> Job:
         try:
-            return self._cluster.jobs[name]
+            return self._book.there[name]
         except KeyError:
             raise InvalidArgument(f"there is no job {name!r}", remedy="see `stateflow job list`") from None
 
@@ -116,10 +117,10 @@ class Jobs:
 
     async def watch(self) -> None:
         """Carry on with what was under way, and begin what is due."""
-        for run in self._cluster.open_runs():
+        for run in self._book.under_way():
             self._carry_on(run, self._cluster.begun_by(run.mark))
         while True:
-            if not self._cluster.jobs:
+            if not self._book.there:
                 self._there.clear()
                 await self._there.wait()
             await asyncio.sleep(LOOK_S)
@@ -132,8 +133,8 @@ class Jobs:
 
     async def _look(self) -> None:
         async with self._ordering:
-            for job in list(self._cluster.jobs.values()):
-                at_us = due(job, self._cluster.newest_run(job.name), self._context.clock.now_us())
+            for job in list(self._book.there.values()):
+                at_us = due(job, self._book.newest(job.name), self._context.clock.now_us())
                 if at_us is not None:
                     await self._begin(job, at_us)
 
@@ -155,7 +156,7 @@ class Jobs:
 
     async def _done(self, run: Run, ids: list[str]) -> tuple[RunState, Sequence[str], str]:
         """Args: ids: reconfigurations that it has begun already."""
-        job, until = self._cluster.jobs.get(run.job), self._context.clock.monotonic() + PATIENCE_S
+        job, until = self._book.there.get(run.job), self._context.clock.monotonic() + PATIENCE_S
         while not ids and job is not None:
             try:
                 ids = await self._do(job, run.mark)
