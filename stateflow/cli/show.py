@@ -18,7 +18,7 @@ from rich.text import Text
 
 from stateflow.cli.output import console, errors, size
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
-from stateflow.client.cluster import Migration
+from stateflow.client.commands import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import one_line
 from stateflow.reports import FollowerReport, Placement, RefusedReplica

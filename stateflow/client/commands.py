@@ -1,0 +1,95 @@
+"""Commands to a cluster that take their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from time import sleep
+
+from stateflow.errors import MoveConflict, brief
+from stateflow.fleet import Spawned
+from stateflow.reports import ChildReport, Reconfiguration
+from stateflow.rpc.cluster_client import ClusterClient
+
+#: whoever waits for agents looks this often
+POLL_S = 0.25
+
+
+@brief
+class Migration:
+    """A reconfiguration under way."""
+
+    def __init__(self, client: ClusterClient, first: Reconfiguration) -> None:
+        self._client = client
+        self.report = first
+
+    @property
+    def id(self) -> str:
+        return self.report.id
+
+    def progress(self) -> Iterator[Reconfiguration]:
+        """Reports as it goes on; the last one is not RUNNING. Whoever leads tells of it; raises Unavailable when
+        nobody does any more."""
+        for report in self._client.watch(self.id):
+            self.report = report
+            yield report
+
+    def wait(self) -> Reconfiguration:
+        """The final report. It does not raise for moves that failed: see its ``state`` and each move's ``error``."""
+        for _ in self.progress():
+            pass
+        return self.report
+
+
+@brief
+class Spawning:
+    """A command to agents under way. ``replicas``: by name, as the agents have them by now."""
+
+    def __init__(self, client: ClusterClient, wanted: Iterable[Spawned]) -> None:
+        self._client = client
+        self._wanted = {each.replica: each for each in wanted}
+        self.replicas: dict[str, ChildReport] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._wanted)
+
+    def progress(self) -> Iterator[dict[str, ChildReport]]:
+        """As it goes on, until each is as it was commanded: it runs and has registered, or has ended. Whoever has seen
+        enough may stop: the agents go on.
+
+        Raises Unavailable when the controller goes away.
+        """
+        while True:
+            found = {each.replica: each for agent in self._client.agents() for each in agent.replicas}
+            self.replicas = {name: found[name] for name in self._wanted if name in found}
+            yield self.replicas
+            if not (waits := [name for name in self._wanted if not self._is_done(name)]):
+                return
+            if superseded := [name for name in waits if self._is_superseded(name)]:
+                raise MoveConflict(
+                    "another command came after this one", remedy="see `stateflow agent list`", replica=superseded[0]
+                )
+            sleep(POLL_S)
+
+    def wait(self, deaths_max: int = 5) -> list[str]:
+        """The names, when each is as it was commanded. Raises what one ends with that dies at its first ``deaths_max``
+        starts; its agent goes on trying."""
+        for replicas in self.progress():
+            for child in replicas.values():
+                if child.deaths >= deaths_max and child.fault is not None:
+                    raise child.fault
+        return self.names
+
+    def _is_superseded(self, name: str) -> bool:
+        return name not in self.replicas or self.replicas[name].generation != self._wanted[name].generation
+
+    def _is_done(self, name: str) -> bool:
+        child, wanted = self.replicas.get(name), self._wanted[name]
+        if child is None or child.runs != wanted.generation:
+            return False
+        if not wanted.running:
+            return child.state == "STOPPED"
+        if child.state != "RUNNING":
+            return False
+        there = (each for each in self._client.status().replicas if each.name == name)
+        return any(each.alive and each.address == child.address for each in there)
