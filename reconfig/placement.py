@@ -86,7 +86,7 @@ class View:
         replicas: that may be given something; who else owns something keeps it.
         confined: see :mod:`stateflow.ring`.
         room: bytes of state that a node may have, by name; none: any.
-        resting: nodes that are given nothing.
+        resting: nodes that are given nothing, and keep what they have: in maintenance, or silent when they were asked.
         rtt_ms: between two sites, in either order.
         tied: partitions that a policy wants at a site, which the later ones keep to.
     """
@@ -104,6 +104,7 @@ class View:
         return self.seen.get(partition, _UNSEEN)
 
     def takers(self) -> list[ReplicaInfo]:
+        """Who may be given something."""
         return [info for info in self.replicas if info.weight > 0 and node_of(info.name) not in self.resting]
 
     def may_be_at(self, partition: PartitionId, site: str) -> bool:
@@ -153,7 +154,7 @@ def decide(names: Sequence[PolicyName], view: View) -> list[Wish]:
 
 
 def by_ring(view: View) -> tuple[list[Wish], View]:
-    there = {info.name for info in view.replicas}  # what others own is for a take-over, or for them when they are back
+    there = {info.name for info in view.takers()}  # what others own is for a take-over, or for them when they are back
     free = {
         partition: owner for partition, owner in view.owners.items() if owner in there and partition not in view.tied
     }
@@ -368,7 +369,7 @@ def by_locality(view: View) -> tuple[list[Wish], View]:
     at_site: dict[str, list[str]] = {}
     for node, site in nodes.sites.items():
         at_site.setdefault(site, []).append(node)
-    sites_of = {info.name: info.site for info in view.replicas}
+    sites_of = {info.name: info.site for info in view.replicas if node_of(info.name) not in view.resting}
     known: dict[str, set[str]] = {}
     for one, other in view.rtt_ms:
         known.setdefault(one, set()).add(other)

@@ -188,7 +188,8 @@ class ProposedMove(Report):
 class Placement(Report):
     """What policies wish, and what would come of it. ``uneven``: the most that a node has over its weight's share, of
     rows a second and of bytes; 1.0: all have theirs. ``pause_ms``: expected of each move beside the bytes that have to
-    cross meanwhile, and up to what is promised."""
+    cross meanwhile, and up to what is promised. ``silent``: replicas that did not say what they have: nothing goes
+    there, or leaves them."""
 
     moves: tuple[ProposedMove, ...]
     uneven_rows: float
@@ -197,6 +198,7 @@ class Placement(Report):
     uneven_bytes_after: float
     pause_ms: float
     pause_ms_at_most: float
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from stateflow.errors import StateflowError
 from stateflow.moves import MoveOptions
 from stateflow.reports import Placement, ProposedMove, Reconfiguration
 from stateflow.runtime.view import PartitionView
-from stateflow.types import PartitionId
+from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
 #: two looks so far apart tell rates
@@ -38,6 +38,7 @@ class Placing:
         self._looks: dict[PartitionId, tuple[float, PartitionView]] = {}  # when, and what its owner said
         self._seen: dict[PartitionId, Seen] = {}
         self._seen_at = float("-inf")
+        self._silent: set[str] = set()  # replicas that did not answer the last look
         self._looking = asyncio.Lock()
         self._autopilot = Autopilot(context.cluster.autopilot)
         self._told = asyncio.Event()
@@ -47,7 +48,7 @@ class Placing:
     async def proposed(self, operator: str, names: Sequence[PolicyName], cost: FixedCost) -> Placement:
         """What the policies wish now. Args: operator: empty: all. Raises OperatorNotDeployed."""
         view, wishes = await self._wishes(operator, names)
-        return _placement(view, wishes, cost)
+        return _placement(view, wishes, cost, tuple(sorted(self._silent)))
 
     async def place(
         self, operator: str, names: Sequence[PolicyName], options: MoveOptions, reason: str = ""
@@ -116,20 +117,24 @@ class Placing:
                 self._looks = await self._look()
                 await asyncio.sleep(APART_S)
             before, self._looks = self._looks, await self._look()
-            self._seen = {
+            # of those that did not answer what was known stays
+            self._seen |= {
                 partition: seen_of(view, at, before.get(partition), self._seen.get(partition))
                 for partition, (at, view) in self._looks.items()
             }
+            self._seen = {partition: self._seen[partition] for partition in self._owners() if partition in self._seen}
             self._seen_at = clock.monotonic()
 
     async def _look(self) -> dict[PartitionId, tuple[float, PartitionView]]:
         """Of partitions whose owner answers."""
         context = self._context
         owners = self._owners()
-        names = sorted(set(owners.values()) & context.alive().keys())
+        names = sorted(context.alive())
         asked = (context.replicas.views(name, ANSWER_S) for name in names)
         replies = await asyncio.gather(*asked, return_exceptions=True)
         now, found = context.clock.monotonic(), dict[PartitionId, tuple[float, PartitionView]]()
+        self._silent = {name for name, reply in zip(names, replies, strict=True) if isinstance(reply, BaseException)}
+        self._silent |= set(owners.values()) - set(names)
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, StateflowError):
                 log.warning("what %s has is not known: %s", name, reply)
@@ -148,7 +153,9 @@ class Placing:
 
     def _view(self) -> View:
         cluster = self._context.cluster
-        return View(self._owners(), list(self._context.alive().values()), dict(self._seen), cluster.confined())
+        silent = frozenset(map(node_of, self._silent))
+        alive = list(self._context.alive().values())
+        return View(self._owners(), alive, dict(self._seen), cluster.confined(), resting=silent)
 
 
 def seen_of(view: PartitionView, at: float, before: tuple[float, PartitionView] | None, known: Seen | None) -> Seen:
@@ -163,7 +170,7 @@ def seen_of(view: PartitionView, at: float, before: tuple[float, PartitionView] 
     return Seen(view.bytes, (view.rows - was.rows) / took, max(0, view.row_bytes - was.row_bytes) / took, origins)
 
 
-def _placement(view: View, wishes: Sequence[Wish], cost: FixedCost) -> Placement:
+def _placement(view: View, wishes: Sequence[Wish], cost: FixedCost, silent: tuple[str, ...]) -> Placement:
     after = view.after(wishes)
     return Placement(
         tuple(
@@ -183,4 +190,5 @@ def _placement(view: View, wishes: Sequence[Wish], cost: FixedCost) -> Placement
         uneven(after, "bytes"),
         cost.expected_ms,
         cost.expected_ms + cost.margin_ms,
+        silent,
     )

@@ -74,7 +74,9 @@ def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
     if as_json:
         emit({"jobs": [fields_of(each) for each in found]})
         return
-    table = show.new_table("job", "does", "schedule", "next", "last run", "came of it", spare=("came of it",))
+    table = show.new_table(
+        "job", "does", "schedule", "next", "last for", "state", "came of it", spare=("came of it", "last for")
+    )
     for each in found:
         last = each.runs[-1] if each.runs else None
         table.add_row(
@@ -82,7 +84,8 @@ def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
             each.do,
             each.schedule,
             "paused" if each.paused else _time(each.next_us),
-            "" if last is None else f"{_time(last.at_us)} {last.state}",
+            "" if last is None else _time(last.at_us),
+            "" if last is None else last.state,
             "" if last is None else last.note,
         )
     console.print(table)
@@ -137,4 +140,4 @@ def _show(report: JobReport, as_json: bool) -> None:
 
 
 def _time(us: int) -> str:
-    return datetime.fromtimestamp(us / 1e6, UTC).isoformat(timespec="seconds") if us else "never"
+    return f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%d %H:%M:%SZ}" if us else "never"

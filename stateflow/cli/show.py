@@ -287,8 +287,10 @@ def _promise(move: MoveReport, max_pause_ms: float) -> str:
 
 def placement(proposed: Placement) -> RenderableType:
     """What would move, why, and what would come of it."""
+    quiet = f"not known, and left alone: what {', '.join(proposed.silent)} have, who do not answer"
+    unknown = [Text(quiet, "yellow")] if proposed.silent else []
     if not proposed.moves:
-        return Text("nothing to move: everything is where the policies want it")
+        return Group(*unknown, Text("nothing to move: everything is where the policies want it"))
     table = new_table(
         "operator", "partition", "from", "to", "state", "because", numbers=("partition", "state"), spare=("state",)
     )
@@ -301,7 +303,7 @@ def placement(proposed: Placement) -> RenderableType:
         f"most over its share: rows {proposed.uneven_rows:.2f} now, {proposed.uneven_rows_after:.2f} then; "
         f"bytes {proposed.uneven_bytes:.2f} now, {proposed.uneven_bytes_after:.2f} then\nnothing was moved"
     )
-    return Group(table, said)
+    return Group(table, *unknown, said)
 
 
 def moves(reports: tuple[MoveReport, ...]) -> RenderableType:

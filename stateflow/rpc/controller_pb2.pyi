@@ -364,7 +364,7 @@ class ProposedMove(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., reason: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class PlaceReply(_message.Message):
-    __slots__ = ("moves", "uneven_rows", "uneven_rows_after", "uneven_bytes", "uneven_bytes_after", "pause_ms", "pause_ms_at_most", "reconfigurations")
+    __slots__ = ("moves", "uneven_rows", "uneven_rows_after", "uneven_bytes", "uneven_bytes_after", "pause_ms", "pause_ms_at_most", "reconfigurations", "silent")
     MOVES_FIELD_NUMBER: _ClassVar[int]
     UNEVEN_ROWS_FIELD_NUMBER: _ClassVar[int]
     UNEVEN_ROWS_AFTER_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +373,7 @@ class PlaceReply(_message.Message):
     PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
     PAUSE_MS_AT_MOST_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     moves: _containers.RepeatedCompositeFieldContainer[ProposedMove]
     uneven_rows: float
     uneven_rows_after: float
@@ -381,7 +382,8 @@ class PlaceReply(_message.Message):
     pause_ms: float
     pause_ms_at_most: float
     reconfigurations: _containers.RepeatedCompositeFieldContainer[Reconfiguration]
-    def __init__(self, moves: _Optional[_Iterable[_Union[ProposedMove, _Mapping]]] = ..., uneven_rows: _Optional[float] = ..., uneven_rows_after: _Optional[float] = ..., uneven_bytes: _Optional[float] = ..., uneven_bytes_after: _Optional[float] = ..., pause_ms: _Optional[float] = ..., pause_ms_at_most: _Optional[float] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ...) -> None: ...
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, moves: _Optional[_Iterable[_Union[ProposedMove, _Mapping]]] = ..., uneven_rows: _Optional[float] = ..., uneven_rows_after: _Optional[float] = ..., uneven_bytes: _Optional[float] = ..., uneven_bytes_after: _Optional[float] = ..., pause_ms: _Optional[float] = ..., pause_ms_at_most: _Optional[float] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AutopilotRequest(_message.Message):
     __slots__ = ("orders",)

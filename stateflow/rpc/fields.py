@@ -223,6 +223,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "note": TEXT,
     "reason": TEXT,
     "policies": WORD,
+    "silent": NAMED,
     "Job.name": NAMED,
     "Job.schedule": TEXT,
     "ChangeJobRequest.name": NAMED,

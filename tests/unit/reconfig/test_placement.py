@@ -141,6 +141,15 @@ def test_nothing_is_wished_of_what_a_silent_replica_owns(policy: PolicyName) -> 
     assert decide([policy], View(dict.fromkeys(partitions(8), "gone-0"), replicas(cloud=2), seen)) == []
 
 
+@pytest.mark.parametrize("policy", PolicyName)
+def test_a_node_that_rests_is_given_nothing_and_keeps_what_it_has(policy: PolicyName) -> None:
+    infos, half = replicas(cloud=2, edge=1), {"cloud-0": "cloud-0", "cloud-1": "cloud-1"}
+    seen = {partition: coming(edge=100.0) for partition in partitions(8)}
+    owners = {partition: list(half)[partition.partition < 7] for partition in partitions(8)}
+    wishes = decide([policy], View(owners, infos, seen, resting={"cloud-1"}))
+    assert all("cloud-1" not in (wish.source, wish.target) for wish in wishes)
+
+
 # -- locality -------------------------------------------------------------------------------------------------
 
 

@@ -56,7 +56,7 @@ CLUSTER = ClusterReport(
 )
 RESTORED = RestoredPartition(1, "b", 2, 3, {"s": 4}, 5, (WHY,))
 NOT_RESTORED = RestoredPartition(1, "b", fault=WHY)
-PLACEMENT = Placement((ProposedMove("Op", 1, "a", "b", "a has too much", 5),), 2.5, 1.5, 3.5, 1.25, 4.5, 6.5)
+PLACEMENT = Placement((ProposedMove("Op", 1, "a", "b", "a has too much", 5),), 2.5, 1.5, 3.5, 1.25, 4.5, 6.5, ("b",))
 JOB = JobReport(
     "j", "every 5", "migrate", "Op", ("load",), (1, 2), "edge", True, 5, (JobRun(1, 2, 3, "FAILED", ("r",), "why"),)
 )
