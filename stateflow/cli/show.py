@@ -287,7 +287,7 @@ def _promise(move: MoveReport, max_pause_ms: float) -> str:
 
 def placement(proposed: Placement) -> RenderableType:
     """What would move, why, and what would come of it."""
-    quiet = f"not known, and left alone: what {', '.join(proposed.silent)} have, who do not answer"
+    quiet = f"no answer of {', '.join(proposed.silent)}: nothing goes there, and what is there stays"
     unknown = [Text(quiet, "yellow")] if proposed.silent else []
     if not proposed.moves:
         return Group(*unknown, Text("nothing to move: everything is where the policies want it"))
