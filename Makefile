@@ -3,27 +3,53 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
-# Installing takes minutes where nothing is cached: what arrives is named, in place of all that pip says.
+# A pipe fails where any of it does.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
-NAMED := | awk '$$1 == "Downloading" || ($$1 == "Using" && $$2 == "cached") { print "  " ($$1 == "Using" ? $$3 : $$2); fflush() } /^Installing collected/ { print "  installing what arrived …"; fflush() }'
+# Installing takes minutes where nothing is cached: what arrives is named, and that it goes on is said.
+TELLING := $(PYTHON) .ci/telling.py
 
-.PHONY: help demo test simulate kills crash-matrix check bench bench-full stubs constraints clean
+# Of PySpark, beside the newest that pyproject.toml admits, which is in .venv: each has an environment of its own.
+VERSIONS := 4.1 4.2
+# Whatever starts Spark, and what has a part of it alone.
+OF_SPARK = $$(grep -rl --include='test_*.py' 'pytest\.mark\.spark' tests) tests/unit/spark
+
+# Its theme would tell of its successor at each build.
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+.PHONY: help demo follow test versions $(VERSIONS:%=pyspark-%) simulate kills crash-matrix chaos fuzz check audit docs bench bench-full dist stubs reference constraints clean
 
 help:
 	@echo "make demo    real flights through five processes, with moves and a crash; report in demo-out/"
+	@echo "make follow  vehicles drive between three sites, and their state follows them; report in demo-out/"
 	@echo "make test    all tests"
+	@echo "make versions  the tests of Spark on PySpark $(VERSIONS), each in an environment of its own; one alone: make pyspark-4.1"
 	@echo "make simulate  100,000 seeds of a simulated cluster; every state of one move, and of two"
-	@echo "make kills   a Spark pipeline whose processes are killed twenty times while partitions move"
+	@echo "make kills   Spark pipelines, classic, over Connect, in real time and standalone: each killed twenty times while partitions move"
 	@echo "make crash-matrix  every step x participant x fault on real processes; writes docs/crash-matrix.md"
-	@echo "make check   ruff, mypy, import layers, generated stubs"
+	@echo "make chaos   faults on real processes, each with its verdict; writes docs/chaos.md"
+	@echo "make fuzz    a million hostile inputs to every decoder and RPC"
+	@echo "make check   ruff with its security rules, mypy, import layers, what is generated, the site, dependencies that fit together"
+	@echo "make docs    the documentation as a site in site/; open site/index.html"
+	@echo "make audit   known vulnerabilities of what is pinned; needs the network, and fails without it"
+	@echo "make dist    a wheel and a source distribution, in dist/"
 	@echo "make bench   benchmarks, quick sizes; report in bench-out/ (make bench-full: all of it, many hours)"
 
 demo: $(VENV)/.demo
 	$(BIN)/stateflow demo
 
+follow: $(VENV)/.demo
+	$(BIN)/stateflow demo --follow
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder  # small ones last
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder --durations=40  # small ones last
+
+versions: $(VERSIONS:%=pyspark-%)
+
+# All of them, as each finds something of its own: what a version lacks is skipped there, and said.
+$(VERSIONS:%=pyspark-%): pyspark-%: $(VENV)/.pyspark-%
+	$(VENV)/pyspark-$*/bin/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -rs \
+	  -m 'spark or not processes' $(OF_SPARK)
 
 simulate: $(VENV)/.dev
 	$(BIN)/python -m tests.simulation.sim --seeds 100000
@@ -35,12 +61,24 @@ kills: $(VENV)/.dev
 crash-matrix: $(VENV)/.dev
 	$(BIN)/python -m tests.crash_matrix
 
+chaos: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	.ci/generate-stubs --check
+	.ci/generate-settings --check
+	made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && $(SITE) --strict --quiet --site-dir "$$made"
+	$(PIP) check
+
+audit: $(VENV)/.audit
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt
 
 bench: $(VENV)/.dev $(VENV)/.quix
 	$(BIN)/python -m benchmarks suite --quick
@@ -48,25 +86,42 @@ bench: $(VENV)/.dev $(VENV)/.quix
 bench-full: $(VENV)/.dev $(VENV)/.quix
 	$(BIN)/python -m benchmarks suite
 
+docs: $(VENV)/.dev
+	$(SITE)
+	@echo "open site/index.html"
+
+# What an earlier build listed is forgotten: it would come along, wanted or not.
+dist: $(VENV)/.dev
+	rm -rf dist build *.egg-info
+	$(BIN)/python -m build
+
 stubs: $(VENV)/.dev
 	.ci/generate-stubs
+
+reference: $(VENV)/.dev
+	.ci/generate-settings
 
 constraints: $(VENV)/.dev
 	$(PIP) freeze --exclude-editable | grep -v '@' > constraints.txt
 
+$(VENV)/.audit: | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/pip --disable-pip-version-check install -q 'pip-audit>=2.7,<3'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) demo-out bench-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo-out bench-out build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .fuzz
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "python_too_old: stateflow needs Python 3.11 or newer: run 'make PYTHON=/path/to/python3.11'" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "venv_missing: this Python cannot make virtual environments: install python3-venv" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(TELLING) "making $(VENV)" $(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what the demonstration needs into $(VENV), once"
-	@$(PIP) install --progress-bar off -c constraints.txt -e '.[demo]' $(NAMED)
+	@$(TELLING) "installing what the demonstration needs into $(VENV), once" \
+	  $(PIP) install --progress-bar off -c constraints.txt -e '.[demo]'
 	@touch $@
 
 # A rival whose requirements are not ours.
@@ -75,7 +130,15 @@ $(VENV)/.quix: | $(BIN)/python
 	$(VENV)/quix/bin/pip --disable-pip-version-check install -q 'quixstreams==3.28.1' 'numpy>=2,<3'
 	@touch $@
 
+$(VERSIONS:%=$(VENV)/.pyspark-%): $(VENV)/.pyspark-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/pyspark-$*
+	grep -v '^pyspark==' constraints.txt > $(VENV)/pyspark-$*/constraints.txt
+	@$(TELLING) "installing what tests of Spark need, with PySpark $*, into $(VENV)/pyspark-$*, once" \
+	  $(VENV)/pyspark-$*/bin/pip --disable-pip-version-check install --progress-bar off \
+	  -c $(VENV)/pyspark-$*/constraints.txt -e '.[connect,demo,test,traces]' 'pyspark==$*.*'
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what developing needs into $(VENV), once"
-	@$(PIP) install --progress-bar off -c constraints.txt -e '.[dev]' $(NAMED)
+	@$(TELLING) "installing what developing needs into $(VENV), once" \
+	  $(PIP) install --progress-bar off -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.demo

@@ -60,7 +60,14 @@ REGISTRY = {
     ),
     "failover": Benchmark("benchmarks.failover", ("F1",), "how long until a dead replica's partitions answer again?"),
     "fleet": Benchmark(
-        "benchmarks.fleet", ("TAKEOVER",), "how long until the next decision when the leading controller is killed?"
+        "benchmarks.fleet",
+        ("TAKEOVER", "FLEET", "ROLLING", "ALONE"),
+        "how long until the next decision when the leading controller is killed?",
+        questions={
+            "FLEET": "how long until replicas that one command spawns serve, are emptied, and joined?",
+            "ALONE": "does a site that is cut off for ten minutes serve on, and lose nothing?",
+            "ROLLING": "what does a Spark query feel while every replica and both controllers are restarted?",
+        },
     ),
     "soak": Benchmark(
         "benchmarks.soak", ("SOAK",), "is anything lost under random moves, kills and stops?", full_only=("SOAK",)
@@ -85,6 +92,21 @@ REGISTRY = {
     ),
     "nexmark": Benchmark("benchmarks.nexmark", ("M4",), "do realistic operators give the same while they move?"),
     "edge": Benchmark("benchmarks.edge", ("M5",), "how long is a pause between edge sites, over a shaped link?"),
+    "observe": Benchmark("benchmarks.observe", ("OBSERVE",), "what does it cost to be watched?"),
+    "realtime": Benchmark(
+        "benchmarks.realtime",
+        ("REALTIME",),
+        "how long does a row take through Spark's real-time mode, while partitions move?",
+    ),
+    "inside": Benchmark(
+        "benchmarks.inside",
+        ("INSIDE",),
+        "what does it cost that replicas run in Spark's own tasks, and what does a killed executor hold up?",
+    ),
+    "secure": Benchmark("benchmarks.secure", ("SECURE",), "what does TLS cost, in rows, latency and pauses?"),
+    "overload": Benchmark(
+        "benchmarks.overload", ("OVERLOAD",), "what becomes of twice the load, and of others beside a bad client?"
+    ),
     "latency": Benchmark(
         "benchmarks.latency",
         ("L1", "L2"),

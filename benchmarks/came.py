@@ -14,6 +14,8 @@ class Came:
 
     def begun(self, number: int) -> None: ...
 
+    def committing(self) -> None: ...
+
     def told(self, number: int, outcome: Outcome) -> None:
         self._outcomes[number] = outcome
 

@@ -47,7 +47,7 @@ STALL_MS_MAX, INCREMENT_MAX, RESTORE_MIN = 10.0, 0.05, 0.7
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None) -> Record:
     keys = (128 << 20) // PAYLOAD_BYTES if quick else (1 << 30) // PAYLOAD_BYTES
-    repeats, increments, baseline_s = (2, 12, 5.0) if quick else (5, 60, 20.0)
+    repeats, increments, baseline_s = (2, 40, 5.0) if quick else (5, 60, 20.0)
     wanted = set(only or ("stall", "increments", "restore", "compression"))
     with tempfile.TemporaryDirectory(prefix="ckpt-bench-") as folder:
         bench = _Bench(Path(folder), keys, seed)

@@ -7,38 +7,35 @@ Two controllers of one ledger, and rows that stream. What is asked of the second
 from __future__ import annotations
 
 import itertools
-import os
-import random
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from benchmarks.ballast import OPERATOR, ROWS, rows
 from benchmarks.load import Load, Source, correctness_of
 from benchmarks.operators import Ballast
 from benchmarks.record import Correctness, Record, Target, spread
 from stateflow.client import Cluster, Reconfiguration
+from stateflow.environment import environment
 from stateflow.errors import StateflowError
-from stateflow.ledger import Ledger
+from stateflow.ledger import Hold, Ledger
 from stateflow.settings import ControllerSettings
 from stateflow.testing import LocalCluster
 from tests.crash_matrix.proxy import Proxy, Trap
 from tests.crash_matrix.steps import Moment
 
-OPERATOR = "Ballast"
 PARTITIONS = 8
-KEYS = 2000
-ROWS = 100
 INTERVAL_S = 0.2
 HOLD_S = 3.0
 HEARTBEAT_S = 0.3
 REPLICAS = ("cloud-0", "edge-0")
-CONTROLLERS = ("controller", "standby")
 STAGE_TIMEOUT_S = 20.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.005
@@ -87,40 +84,45 @@ class Fleet(LocalCluster):
             partitions=PARTITIONS,
             data_dir=folder,
             checkpoint_interval_s=0,
+            controllers=2,
         )
         self.proxies = {name: Proxy(lambda name=name: self.processes[name].address) for name in REPLICAS}  # type: ignore[misc]
-        self.ledger: Ledger | None = None
 
     def _replica_arguments(self, name: str) -> list[str]:
-        if CONTROLLERS[1] not in self.processes:
-            url = f"sqlite:///{self.data_dir / 'ledger.db'}"
-            second = self._process(CONTROLLERS[1], ["controller", "--listen", "127.0.0.1:0", "--ledger", url])
-            second.start()
-            address = second.wait_ready()
-            second._arguments[second._arguments.index("127.0.0.1:0")] = address
-            self.address = f"{self.address},{address}"
-            self.ledger = Ledger(url)
         return [*super()._replica_arguments(name), "--advertise", self.proxies[name].address]
 
     def stop(self) -> None:
         super().stop()
-        if self.ledger is not None:
-            self.ledger.close()
+        self._records.close()
         for proxy in self.proxies.values():
             proxy.close()
 
     def leader(self) -> str:
         """Its process."""
-        assert self.ledger is not None
-        address = self.ledger.hold().holder.address
-        return next(name for name in CONTROLLERS if self.processes[name].address == address)
+        address = self.hold().holder.address
+        return next(name for name in self.controllers if self.processes[name].address == address)
 
-    def term(self) -> int:
-        assert self.ledger is not None
-        return self.ledger.hold().term
+    def hold(self) -> Hold:
+        return self._records.hold()
+
+    @cached_property
+    def _records(self) -> Ledger:
+        return Ledger(self.ledger)
 
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
+    if experiment == "FLEET":
+        from benchmarks import spawning  # which takes its rows from here
+
+        return spawning.run(experiment, quick=quick, seed=seed)
+    if experiment == "ALONE":
+        from benchmarks import alone
+
+        return alone.run(experiment, quick=quick, seed=seed)
+    if experiment == "ROLLING":
+        from benchmarks import rolling
+
+        return rolling.run(experiment, quick=quick, seed=seed)
     kills: dict[str, list[Kill]] = {}
     parts: list[Correctness] = []
     failures: list[str] = []
@@ -181,8 +183,7 @@ def _figures(kills: Sequence[Kill], latencies: Sequence[float]) -> dict[str, Any
     }
 
 
-@contextmanager
-def _settings(way: str) -> Iterator[None]:
+def _settings(way: str) -> AbstractContextManager[None]:
     wanted = {
         "STATEFLOW_CONTROLLER_HOLD_S": str(HOLD_S),
         "STATEFLOW_CONTROLLER_LEASE_S": str(ControllerSettings().lease_s),
@@ -190,23 +191,14 @@ def _settings(way: str) -> Iterator[None]:
         "STATEFLOW_CONTROLLER_HEARTBEAT_INTERVAL_S": str(HEARTBEAT_S),
         "STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S": str(HEARTBEAT_S),
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ |= wanted
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return environment(wanted)
 
 
 def _run(way: str, count: int, seed: int, kills: list[Kill], latencies: list[float]) -> Correctness:
     """Raises StateflowError, TimeoutError."""
     with _settings(way), tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder, Fleet(folder) as fleet:
         cluster = Cluster(fleet.address)
-        source = Source(cluster.stream(OPERATOR, "s"), _rows, INTERVAL_S)
+        source = Source(cluster.stream(OPERATOR, "s"), rows, INTERVAL_S)
         with Load([source], seed) as load:
             load.wait(1.0)
             for number, stage in zip(range(count), itertools.cycle(STAGES), strict=False):
@@ -223,13 +215,9 @@ def _run(way: str, count: int, seed: int, kills: list[Kill], latencies: list[flo
         return correctness_of(load, cluster, OPERATOR)
 
 
-def _rows(rng: random.Random) -> list[dict[str, Any]]:
-    return [{"k": rng.randrange(KEYS), "v": float(rng.randrange(100)), "size": 100} for _ in range(ROWS)]
-
-
 def _kill(fleet: Fleet, stage: Stage, number: int) -> Kill:
     """One move, at whose ``stage`` the leader is killed, and another one that is asked for from then on."""
-    cluster, leader, term = Cluster(fleet.address), fleet.leader(), fleet.term()
+    cluster, leader, term = Cluster(fleet.address), fleet.leader(), fleet.hold().term
     moved, asked = number % PARTITIONS, (number + PARTITIONS // 2) % PARTITIONS
     owners = next(each.owners for each in cluster.status().operators if each.name == OPERATOR)
     killed = threading.Event()
@@ -281,7 +269,7 @@ def _move(cluster: Cluster, partition: int, to: str) -> None:
 
 
 def _watch_the_hold(fleet: Fleet, term: int, held: list[float]) -> None:
-    while fleet.term() == term:
+    while fleet.hold().term == term:
         time.sleep(POLL_S)
     held.append(time.monotonic())
 

@@ -99,7 +99,7 @@ def _run_spread(*, quick: bool, seed: int) -> Record:
             sites = {"cloud": 2}
             with LocalCluster(CountSum, sites=sites, partitions=partitions, checkpoint_interval_s=0) as local:
                 stream = local.stream(OPERATOR, source="spread")
-                load = Load([Source(stream, _picker(0, SPREAD_ROWS), 0.0)], seed + number)
+                load = Load([Source(stream, picker(0, SPREAD_ROWS), 0.0)], seed + number)
                 with load:
                     load.wait(SETTLE_S + seconds)
                 # all are scheduled for the beginning: a batch takes from the answer before it to its own
@@ -153,7 +153,7 @@ def _sent(load: Load) -> int:
 
 def _load(local: LocalCluster, truth: Ledger, name: str, seed: int, interval_s: float) -> Load:
     sources = [
-        Source(local.stream(OPERATOR, source=f"{name}-{number}"), _picker(number), interval_s)
+        Source(local.stream(OPERATOR, source=f"{name}-{number}"), picker(number), interval_s)
         for number in range(SENDERS)
     ]
     load = Load(sources, seed)
@@ -161,7 +161,7 @@ def _load(local: LocalCluster, truth: Ledger, name: str, seed: int, interval_s: 
     return load
 
 
-def _picker(number: int, rows: int = ROWS) -> Callable[[random.Random], list[dict[str, Any]]]:
+def picker(number: int, rows: int = ROWS) -> Callable[[random.Random], list[dict[str, Any]]]:
     """Each sender has the keys of its own remainder."""
 
     def pick(rng: random.Random) -> list[dict[str, Any]]:

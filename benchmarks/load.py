@@ -122,6 +122,10 @@ class Source:
     rewinds: int = 0
 
 
+#: batches a source remembers: a checkpoint that is restored is not older
+KEPT = 20_000
+
+
 class Load:
     """Sends batches at fixed times from a thread per source. A context manager. ``watch``: was it held up itself?
 
@@ -192,6 +196,7 @@ class Load:
         number = source.stream.position + 1
         if self._keep:
             source.sent[number] = rows
+            source.sent.pop(number - KEPT, None)
         rewound = False
         while True:
             try:

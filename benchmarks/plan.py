@@ -19,7 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import Correctness, Record, Target, spread
-from reconfig.placement import UNEVEN_MAX, PolicyName, Seen, View, decide, uneven
+from reconfig.evening import UNEVEN_MAX
+from reconfig.placement import PolicyName, decide, uneven
+from reconfig.view import Seen, View
 from stateflow.ring import propose, rebalance
 from stateflow.types import PartitionId, ReplicaInfo
 

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reconfig.placement import PolicyName, View, Wish, decide, policies_named
+from reconfig.placement import PolicyName, decide, policies_named
+from reconfig.view import View, Wish
 from stateflow.errors import InvalidArgument
 from stateflow.types import PartitionId
 
@@ -21,6 +22,10 @@ COOL_DOWN_S = 60.0
 MOVES_PER_MINUTE = 60.0
 #: part of the cool-down for which a wish must stand
 STANDS = 0.25
+#: how often it looks, where a wish is to stand for longer
+LOOK_S = 5.0
+#: two looks so far apart tell rates
+APART_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,16 @@ class Orders:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidArgument(f"{name} cannot be {value!r}", remedy="give a positive number")
+
+    @property
+    def stands_s(self) -> float:
+        """For which a wish must stand."""
+        return self.cool_down_s * STANDS
+
+    @property
+    def look_s(self) -> float:
+        """Until the next look: what has stood for long enough is not to wait much longer."""
+        return max(APART_S, min(LOOK_S, self.stands_s))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -89,14 +104,13 @@ class Autopilot:
         self._moved_at = {
             partition: at for partition, at in self._moved_at.items() if now_s - at < self.orders.cool_down_s
         }
-        stands_s = self.orders.cool_down_s * STANDS
         self._refill(now_s)
         chosen: list[Wish] = []
         for key, wish in places.items():
             if len(chosen) + 1 > self._tokens:
                 break
             rests = wish.partition in busy or wish.partition in self._moved_at
-            if not rests and now_s - self._since[key] >= stands_s:
+            if not rests and now_s - self._since[key] >= self.orders.stands_s:
                 chosen.append(wish)
         self._tokens -= len(chosen)
         return chosen

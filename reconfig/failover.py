@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import ClassVar, get_args
 
 from reconfig.migration import STORY_KEPT
@@ -49,16 +50,21 @@ def choose(
     alive: Mapping[str, ReplicaInfo],
     owned: Mapping[str, int],
     sites: Collection[str] = (),
+    resting: Collection[str] = (),
+    tried: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice | None:
     """The successor that loses least. None: nobody can take over now.
 
-    Of those that lose the same, one at ``sites``; elsewhere only where nobody there answers, for to be served comes
-    first.
+    Of those that lose the same, one that does not rest, and of these one at ``sites``; others only where there is none,
+    for to be served comes first. Where it failed before, as where there is no room, it is tried when it was at others,
+    too.
 
     Args:
         holds_seal: the owner is alive, and has the whole partition, sealed.
         owned: partitions by replica, with those on their way.
         sites: to which the operator is confined; none: to no sites.
+        resting: nodes in maintenance.
+        tried: how often it failed, by replica.
     """
 
     def at(info: ReplicaInfo) -> bool:
@@ -68,14 +74,24 @@ def choose(
         return Choice(owner.name, How.LOCAL)
     following = [standby for standby in standbys if standby.following and standby.replica in alive]
     if following:
-        best = max(following, key=lambda standby: (standby.sequence, at(alive[standby.replica]), standby.replica))
+
+        def rank(standby: Standby) -> tuple[int, bool, bool, str]:
+            works = node_of(standby.replica) not in resting
+            return standby.sequence, works, at(alive[standby.replica]), standby.replica
+
+        best = max(following, key=rank)
         return Choice(best.replica, How.STANDBY, best.move_id)
     able = [info for info in alive.values() if info.weight > 0]
-    free = [info for info in able if at(info)] or able
+    working = [info for info in able if node_of(info.name) not in resting] or able
+    free = [info for info in working if at(info)] or working
     if not free:
         return None
-    nearest = min(free, key=lambda info: (info.site != owner.site, owned.get(info.name, 0) / info.weight, info.name))
-    return Choice(nearest.name, How.CHECKPOINT)
+
+    def cost(info: ReplicaInfo) -> tuple[int, bool, float, str]:
+        load = owned.get(info.name, 0) / info.weight
+        return tried.get(info.name, 0), info.site != owner.site, load, info.name
+
+    return Choice(min(free, key=cost).name, How.CHECKPOINT)
 
 
 # -- why nobody serves it -----------------------------------------------------------------------------------
@@ -88,16 +104,19 @@ class Why(StrEnum):
     LAPSED = "the lease of {} has lapsed"
     SEALED = "{} sealed them for a move that ended without an owner"
     SILENT = "{} does not answer"
+    ALONE = "{} does not answer, and may be serving them alone"
     OPENING = "{} is starting"
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A partition's owner does not serve it. ``failed``: why the last take-over failed; empty: none has."""
+    """A partition's owner does not serve it. ``failed``: why the last take-over failed; empty: none has.
+    ``by_command``: nobody takes it over unless somebody says so."""
 
     owner: str
     why: Why
     failed: str = ""
+    by_command: bool = False
 
 
 def unserved(lacks: Mapping[PartitionId, Lack]) -> Iterator[tuple[str, list[int], Lack, StateflowError]]:
@@ -113,12 +132,17 @@ def _lacking(operator: str, numbers: list[int], lack: Lack) -> StateflowError:
     what = lack.why.format(lack.owner)
     if lack.why is Why.OPENING:
         return Unavailable(what, remedy="wait", operator=operator, partitions=ranges(numbers))
+    if lack.by_command or lack.why is Why.ALONE:
+        lost = f"`stateflow takeover {operator} {ranges(numbers)} --accept-loss` gives them to others"
+        remedy = f"see that {node_of(lack.owner)} runs, with its data directory; if it is gone for good, {lost}"
+        error = StateMissing if lack.why is Why.MISSING else Unavailable
+        return error(what, remedy=remedy, operator=operator, partitions=ranges(numbers))
     if lack.failed:
         what += f"; no take-over: {lack.failed}"
     elif lack.why is Why.SILENT:
-        what += "; they are taken over when its lease has lapsed"
+        what += "; what it serves is taken over when its lease has lapsed"
     else:
-        what += "; they are being taken over"
+        what += "; what it served is being taken over"
     error = StateMissing if lack.why is Why.MISSING else Unavailable
     remedy = "see that it runs" if lack.why is Why.SILENT else "wait"
     if lack.failed:

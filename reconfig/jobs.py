@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from reconfig.affinity import Affinity
 from reconfig.placement import PolicyName, policies_named
 from stateflow.errors import InvalidArgument
 from stateflow.moves import MoveOptions
@@ -33,7 +34,8 @@ class RunState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Job:
     """``operator``: empty: all. ``policies``: of a rebalance; none: the ring's. ``partitions``, ``to``: of a migration;
-    of a drain ``to`` is the replica that is drained. ``since_us``: when it was made, or went on. See :meth:`check`."""
+    of a drain ``to`` is the replica that is drained. ``since_us``: when it was made, or went on. ``coordinator``: which
+    controller coordinates its runs; ``workers``: which nodes they use; None: any. See :meth:`check`."""
 
     name: str
     schedule: Schedule
@@ -45,6 +47,8 @@ class Job:
     options: MoveOptions = MoveOptions()  # noqa: RUF009 - frozen
     paused: bool = False
     since_us: int = 0
+    coordinator: Affinity | None = None
+    workers: Affinity | None = None
 
     def check(self) -> None:
         """Raises InvalidArgument."""
@@ -53,6 +57,8 @@ class Job:
         if not all(wants):
             lacks = "operator, partitions and target" if self.do is Do.MIGRATE else "the replica"
             raise InvalidArgument(f"a job that does {self.do} names {lacks}", remedy="say which", job=self.name)
+        if self.coordinator is not None and self.coordinator.least > 1:
+            raise InvalidArgument("one controller coordinates a job", remedy="say which, not how many", job=self.name)
 
     def to_payload(self) -> dict[str, Any]:
         return {
@@ -64,6 +70,8 @@ class Job:
             "to": self.to,
             "options": {name: value for name, value in asdict(self.options).items() if value is not None},
             "paused": self.paused,
+            **({} if self.coordinator is None else {"coordinator": self.coordinator.text}),
+            **({} if self.workers is None else {"workers": self.workers.text}),
         }
 
     @classmethod
@@ -81,12 +89,25 @@ class Job:
             MoveOptions(**payload.get("options", {})),
             payload.get("paused", False),
             since_us,
+            Affinity.parse(text) if (text := payload.get("coordinator", "")) else None,
+            Affinity.parse(text) if (text := payload.get("workers", "")) else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """What a run did with one operator; ``error``: why it did not."""
+
+    operator: str
+    reconfigurations: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """``at_us``: the time that it was for. ``ended_us``: 0: it is under way. ``note``: what came of it."""
+    """``at_us``: the time that it was for. ``ended_us``: 0: it is under way. ``note``: what came of it. ``operators``:
+    of which it has a stage each; None: it was begun by an earlier version, which did not say. ``stages``: those that
+    are recorded."""
 
     job: str
     at_us: int
@@ -95,10 +116,22 @@ class Run:
     ended_us: int = 0
     reconfigurations: tuple[str, ...] = ()
     note: str = ""
+    operators: tuple[str, ...] | None = None
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return f"{self.job}/{self.at_us}"
 
     @property
     def item_id(self) -> str:
-        return f"run/{self.job}/{self.at_us}"
+        return f"run/{self.id}"
+
+    def left(self, deployed: Sequence[str]) -> list[str]:
+        """Operators whose stage is not recorded. Args: deployed: what there is now."""
+        done = {stage.operator for stage in self.stages}
+        wanted = deployed if self.operators is None else self.operators
+        return [name for name in wanted if name not in done]
 
     @property
     def mark(self) -> str:
@@ -106,17 +139,24 @@ class Run:
         return f"job {self.job}, run {self.at_us}"
 
 
-def due(job: Job, newest: Run | None, now_us: int) -> int | None:
-    """The time that it is to run for now; None: it is not yet."""
+def next_at_us(runs: Sequence[Run], now_us: int) -> int:
+    """The time of a run that is begun by hand: later than those before, also where another clock had these."""
+    return max([now_us, *(run.at_us + 1 for run in runs)])
+
+
+def due(job: Job, runs: Sequence[Run], now_us: int) -> int | None:
+    """The time that it is to run for now; None: it is not yet. What one controller ran for, by a clock that is ahead,
+    is not run for again by one whose clock is behind."""
+    newest = runs[-1] if runs else None
     if job.paused or (newest is not None and newest.state is RunState.IN_PROCESS):
         return None
-    fired, ended = (None, None) if newest is None else (newest.at_us, newest.ended_us)
+    fired, ended = (None, None) if newest is None else (max(run.at_us for run in runs), newest.ended_us)
     return job.schedule.due(now_us, job.since_us, fired, ended)
 
 
-def next_us(job: Job, newest: Run | None, now_us: int) -> int:
+def next_us(job: Job, runs: Sequence[Run], now_us: int) -> int:
     """When it will run next; 0: never, or while it is paused."""
     if job.paused:
         return 0
-    fired, ended = (None, None) if newest is None else (newest.at_us, newest.ended_us or None)
+    fired, ended = (max(run.at_us for run in runs), runs[-1].ended_us or None) if runs else (None, None)
     return job.schedule.next_us(now_us, job.since_us, fired, ended) or 0

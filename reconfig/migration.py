@@ -32,6 +32,7 @@ from stateflow.errors import (
     InvalidTransition,
     InvariantBroken,
     MoveAborted,
+    MoveCancelled,
     StateflowError,
     Unavailable,
 )
@@ -368,7 +369,7 @@ def _fail(move: Move, event: TargetFailed) -> None:
 
 
 def _cancelled(move: Move, _: Event) -> None:
-    move.error = MoveAborted("the move was cancelled", remedy="start it again when it suits")
+    move.error = MoveCancelled("the move was cancelled", remedy="start it again when it suits")
 
 
 def _cancel_at_source(move: Move, event: Cancel) -> None:
@@ -407,7 +408,7 @@ def _cancel_for(move: Move, event: FenceRefused) -> None:
 
 
 def _rolled_back(move: Move, _: Event) -> None:
-    move.error = move.error or MoveAborted("the move was cancelled", remedy="start it again")
+    move.error = move.error or MoveCancelled("the move was cancelled", remedy="start it again")
 
 
 def _target_down(move: Move, _: Event) -> None:

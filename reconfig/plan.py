@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 
 from stateflow.moves import Order
@@ -93,22 +92,22 @@ def _maximum_matching(transfers: Sequence[Transfer]) -> list[Transfer]:
 # -- who gets what ------------------------------------------------------------------------------------------
 
 
-def _cost(site: str, near: Sequence[str], copies: Mapping[str, int], info: ReplicaInfo) -> tuple[bool, int, float, str]:
-    at = near.index(info.name) if info.name in near else len(near)
-    return info.site == site, at, copies[info.name] / info.weight, info.name
-
-
 def spread_standbys(
     partitions: Mapping[PartitionId, str],
     existing: Mapping[PartitionId, Sequence[str]],
     count: int,
     replicas: Sequence[ReplicaInfo],
     near: Mapping[PartitionId, Sequence[str]] = MappingProxyType({}),
+    sites: Mapping[str, str] = MappingProxyType({}),
 ) -> list[tuple[PartitionId, str]]:
-    """(partition, replica) for every standby that lacks: never at the owner's node nor twice at one, another site
-    preferred, then one that is ``near``, having been owner or standby until now, the replica with the fewest copies for
-    its weight."""
+    """(partition, replica) for every standby that lacks: never at the owner's node nor twice at one; at the site that
+    has the fewest of owner and copies; then one that is ``near``, having been owner or standby until now; then the
+    replica with the fewest copies for its weight.
+
+    Args: sites: of replicas that have something, also of those that are given nothing more.
+    """
     infos = {info.name: info for info in replicas if info.weight > 0}
+    at = {**sites, **{info.name: info.site for info in replicas}}
     copies = dict.fromkeys(infos, 0)
     for names in existing.values():
         for name in names:
@@ -116,14 +115,21 @@ def spread_standbys(
                 copies[name] += 1
     missing: list[tuple[PartitionId, str]] = []
     for partition, owner in sorted(partitions.items(), key=lambda item: item[0].partition):
-        have = list(existing.get(partition, ()))
-        site = infos[owner].site if owner in infos else ""
+        have, close = list(existing.get(partition, ())), near.get(partition, ())
+
+        def cost(
+            info: ReplicaInfo, owner: str = owner, have: list[str] = have, close: Sequence[str] = close
+        ) -> tuple[int, int, float, str]:
+            there = sum(at.get(name) == info.site for name in (owner, *have))
+            nearness = close.index(info.name) if info.name in close else len(close)
+            return there, nearness, copies[info.name] / info.weight, info.name
+
         while len(have) < count:
             taken = {node_of(owner), *map(node_of, have)}
             free = [info for info in infos.values() if node_of(info.name) not in taken]
             if not free:
                 break
-            chosen = min(free, key=partial(_cost, site, near.get(partition, ()), copies))
+            chosen = min(free, key=cost)
             copies[chosen.name] += 1
             have.append(chosen.name)
             missing.append((partition, chosen.name))

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from stateflow import moves
 from stateflow.moves import MoveOptions, StrategyName
-from stateflow.types import How, PartitionId
+from stateflow.types import How, PartitionId, ReplicaInfo, node_of
 
 
 class Cause(StrEnum):
@@ -38,10 +38,11 @@ class ReconfigurationState(StrEnum):
     PAUSED = "PAUSED"  # moves that have not begun wait
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"  # at least one of its moves; the others may have completed
+    CANCELLED = "CANCELLED"  # and moves of it ended so; the others may have completed or failed
 
     @property
     def over(self) -> bool:
-        return self in (ReconfigurationState.COMPLETED, ReconfigurationState.FAILED)
+        return self not in (ReconfigurationState.RUNNING, ReconfigurationState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,27 @@ class _Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What was said of targets. ``to``, as its caller named it: a site, a node or a replica; ``leaving``: a node or
+    replica that is drained; ``only``: nodes that may be given something; None: all."""
+
+    to: str = ""
+    leaving: str = ""
+    only: frozenset[str] | None = None
+
+    def allows(self, info: ReplicaInfo) -> bool:
+        node = node_of(info.name)
+        wanted = self.to in ("", info.site, info.name, node)
+        return wanted and self.leaving not in (info.name, node) and (self.only is None or node in self.only)
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedMove(_Transfer):
     """``granted_epoch`` is what its target will own the partition at.
 
     ``options``: what was asked; ``strategy``, ``patience_s`` (0: the default) and ``bandwidth_max`` (bytes a second for
-    the base; 0: no limit) are what came of it for this move. ``asked``: the name its caller used as target. ``round``:
-    moves of one go on side by side; it begins when the one before has ended. ``reason``: why a policy wanted it.
+    the base; 0: no limit) are what came of it for this move. ``round``: moves of one go on side by side; it begins when
+    the one before has ended. ``reason``: why a policy wanted it.
     """
 
     granted_epoch: int
@@ -78,7 +94,7 @@ class PlannedMove(_Transfer):
     patience_s: float = 0.0
     bandwidth_max: float = 0.0
     cause: Cause = Cause.MIGRATE
-    asked: str = ""
+    asked: Asked = Asked()
     round: int = 0
     reason: str = ""
 
@@ -163,12 +179,17 @@ def to_payload(work: Work) -> dict[str, Any]:
         "kind": str(work.cause),
         "how": str(takeover.how) if takeover else "",
         "standby_move": takeover.standby_move if takeover else "",
-        "asked": move.asked if move else "",
+        "asked": move.asked.to if move else "",
     }
     if move is None:
         return fields
     fields |= {"round": move.round, "options": _options_payload(move.options)}
-    return fields | ({"reason": move.reason} if move.reason else {})
+    more = {
+        "reason": move.reason,
+        "leaving": move.asked.leaving,
+        "only": None if move.asked.only is None else sorted(move.asked.only),
+    }
+    return fields | {name: value for name, value in more.items() if value not in ("", None)}
 
 
 def _options_payload(options: MoveOptions) -> dict[str, Any]:
@@ -201,6 +222,10 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
                 payload.get("standby_move", ""),
             )
         case strategy:
+            only = payload.get("only")
+            asked = Asked(
+                payload.get("asked", ""), payload.get("leaving", ""), None if only is None else frozenset(only)
+            )
             patience_s, bandwidth_max = payload.get("patience_s", 0.0), payload.get("bandwidth_max", 0.0)
             said = payload.get("options") or {  # else what was made of it is all that is known
                 "max_pause_ms": payload["max_pause_ms"],
@@ -220,7 +245,7 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
                 patience_s,
                 bandwidth_max,
                 Cause(payload.get("kind", Cause.MIGRATE)),
-                payload.get("asked", ""),
+                asked,
                 payload.get("round", 0),
                 payload.get("reason", ""),
             )
@@ -228,6 +253,6 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
 
 def restore_of(item_id: str, payload: Mapping[str, Any]) -> PlannedRestore:
     """Of an item ``restore/<id>/<partition>``."""
-    fields = dict(payload)
+    fields = {name: value for name, value in payload.items() if name != "set"}  # which is the board's
     partition = PartitionId(fields.pop("operator"), fields.pop("partition"))
     return PlannedRestore(item_id.split("/", 1)[1].rpartition("/")[0], partition, **fields)

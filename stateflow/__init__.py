@@ -3,7 +3,9 @@
 from stateflow import state
 from stateflow.client import Cluster, StreamClient
 from stateflow.errors import StateflowError
+from stateflow.release import VERSION
 from stateflow.runtime.operator import BatchOperator, Context, Operator
+from stateflow.runtime.timers import Timer, TimerColumns
 from stateflow.runtime.windows import SessionWindows, SlidingWindows, TumblingWindows, Window
 from stateflow.state import (
     Namespace,
@@ -15,7 +17,7 @@ from stateflow.state import (
     TrackedValue,
 )
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "BatchOperator",
     "Cluster",
@@ -26,6 +28,8 @@ __all__ = [
     "SlidingWindows",
     "StateflowError",
     "StreamClient",
+    "Timer",
+    "TimerColumns",
     "TrackedCounter",
     "TrackedList",
     "TrackedMap",

@@ -30,6 +30,9 @@ class StateflowError(Exception):
         remedy: what the reader should do next.
         where: facts that locate the error, printed as ``key=value``. A ``traceback`` among them is kept out of
             the one line; it is a note of the exception, so that Python shows it below its own traceback.
+
+    >>> print(InvalidArgument("3-1 is no range", remedy="write 1-3", partition=3))
+    invalid_argument: 3-1 is no range (partition=3): write 1-3
     """
 
     code: ClassVar[str] = "error"
@@ -200,6 +203,30 @@ class OperatorNotImportable(LocalMisuse):
     code = "operator_not_importable"
 
 
+class BundleMissing(OperatorNotImportable):
+    """Code that is not where it is to run, yet."""
+
+    code = "bundle_missing"
+
+
+class BundleDamaged(OperatorNotImportable):
+    """Bytes that are not what was deployed."""
+
+    code = "bundle_damaged"
+
+
+class BundleRefused(LocalMisuse):
+    """An operator's code that cannot be packed."""
+
+    code = "bundle_refused"
+
+
+class VersionUnknown(LocalMisuse):
+    """An operator never had this version."""
+
+    code = "version_unknown"
+
+
 class CodeRefused(LocalMisuse):
     """An operator's text was sent to a controller by somebody who has not its key."""
 
@@ -244,6 +271,18 @@ class PortInUse(LocalMisuse):
     code = "port_in_use"
 
 
+class InsecureRefused(LocalMisuse):
+    """Plain text would go over a network."""
+
+    code = "insecure"
+
+
+class BadCertificate(LocalMisuse):
+    """Files of TLS that cannot be used, or a certificate that cannot be made."""
+
+    code = "bad_certificate"
+
+
 class DataDirLocked(LocalMisuse):
     code = "data_dir_locked"
 
@@ -273,6 +312,12 @@ class Unavailable(RemoteCondition):
     retryable = True
 
 
+class Busy(Unavailable):
+    """The other end has as much to do as it takes, of this caller or of all."""
+
+    code = "busy"
+
+
 class NotLeading(Unavailable):
     """This controller does not lead now; ``where`` holds the address of the one that does, where that is known."""
 
@@ -283,6 +328,18 @@ class WriteUncertain(Unavailable):
     """The database went away during a commit: it was written or it was not."""
 
     code = "write_uncertain"
+
+
+class NotAllowed(RemoteCondition):
+    """Whoever called has a certificate that does not allow the call."""
+
+    code = "not_allowed"
+
+
+class ReleaseMismatch(RemoteCondition):
+    """The other end is of a release too far away, or does not know the call."""
+
+    code = "release_mismatch"
 
 
 class StaleEpoch(RemoteCondition):
@@ -373,6 +430,30 @@ class StaleBatch(RemoteCondition):
     code = "stale_batch"
 
 
+class OutboxFull(RemoteCondition):
+    """What a client stores until partitions can be reached has no room for more."""
+
+    code = "outbox_full"
+
+
+class OutboxForeign(LocalMisuse):
+    """An outbox was made for another operator, source or number of partitions."""
+
+    code = "outbox_foreign"
+
+
+class OutboxDamaged(LocalMisuse):
+    """The file of an outbox cannot be read."""
+
+    code = "outbox_damaged"
+
+
+class OutboxOvertaken(RemoteCondition):
+    """Another client of the source sent to a partition what this outbox cannot tell from its own."""
+
+    code = "outbox_overtaken"
+
+
 class StateMissing(RemoteCondition):
     """The assignment gives a partition to a replica whose data directory does not hold it."""
 
@@ -398,7 +479,8 @@ class NameTaken(RemoteCondition):
 
 
 class NoRoom(RemoteCondition):
-    """An agent has not the cores, memory or disk for the replicas that are to be started there."""
+    """An agent has not the cores, memory or disk for the replicas that are to be started there, or a replica has not
+    the disk for the partitions that are to come."""
 
     code = "no_room"
 
@@ -533,6 +615,24 @@ class MoveConflict(RemoteCondition):
 
 class MoveAborted(RemoteCondition):
     code = "move_aborted"
+
+
+class MoveCancelled(MoveAborted):
+    """By command, before it was fenced."""
+
+    code = "move_cancelled"
+
+
+class LossPossible(RemoteCondition):
+    """What was asked for loses what a replica served, and nobody said that it may."""
+
+    code = "loss_possible"
+
+
+class InMaintenance(RemoteCondition):
+    """A node is, and what was asked for would give it something, or have two of a set be so."""
+
+    code = "in_maintenance"
 
 
 class MoveUnknown(RemoteCondition):

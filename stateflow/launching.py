@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol, TypeVar
+
+from stateflow.errors import StateflowError, from_wire
 
 Spec_contra = TypeVar("Spec_contra", contravariant=True)
 Handle = TypeVar("Handle")
@@ -62,3 +66,23 @@ class Started:
 
     command: Command
     process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """What a process says on standard output when it is ready, as an object of JSON on a line; with other ``metrics``
+    also later. ``metrics``: replica → host:port of its ``/metrics``, where there is one."""
+
+    address: str
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+
+def heard(line: str | bytes) -> Listening | StateflowError | None:
+    """What a process said: where it listens, or why it does not; None: it said neither."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        said = json.loads(line)
+        if "error" in said:
+            return from_wire(said["error"])
+        metrics = {str(name): str(address) for name, address in said.get("metrics", {}).items()}
+        return Listening(str(said["address"]), metrics)
+    return None

@@ -39,8 +39,13 @@ class MoveOptions:
             the controller is set to wait.
         strategy: one of ``STRATEGIES``, see docs/moving-state.md; ``auto`` chooses by what is measured.
         order: ``number``, ``hot-first`` or ``hot-last``, by batches a second.
+        limit, per_node, per_link: so many of its moves go on at a time: altogether, with one node as source or target,
+            between the same two sites; None: no limit but the controller's.
 
     Raises InvalidArgument.
+
+    >>> MoveOptions(max_pause_ms=50.0, limit=4).strategy
+    'auto'
     """
 
     max_pause_ms: float | None = None
@@ -48,6 +53,9 @@ class MoveOptions:
     patience_s: float | None = None
     strategy: str = AUTO
     order: Order = "number"
+    limit: int | None = None
+    per_node: int | None = None
+    per_link: int | None = None
 
     def __post_init__(self) -> None:
         for name, unit in _UNITS.items():
@@ -57,6 +65,10 @@ class MoveOptions:
                     f"{name} cannot be {value!r}",
                     remedy=f"give a positive number of {unit}, or leave it out for no limit",
                 )
+        for name in ("limit", "per_node", "per_link"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and 0 < value < 1 << 31):
+                raise InvalidArgument(f"{name} cannot be {value!r}", remedy="give a number from 1 on, or leave it out")
         if self.strategy not in STRATEGIES:
             raise InvalidArgument(f"there is no strategy {self.strategy!r}", remedy=f"use {', '.join(STRATEGIES)}")
         if self.order not in ORDERS:

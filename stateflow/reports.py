@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stateflow.errors import StateflowError
+from stateflow.pace import Remaining, remaining
 from stateflow.ring import newcomers
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of
 
 #: what a dictionary calls errors that it has as lines
 _LINES = {"fault": "error", "unusable": "passed_over"}
@@ -71,6 +72,8 @@ class MoveReport(Report, _Failing):
 
     ``pause_ms``: from the fence until the target served, less what the source still spent on the batch in hand;
     measured by the controller, so that it includes half a round trip to either side and needs no common clock.
+
+    Example: ``[move.pause_ms for move in migration.wait().moves]``
     """
 
     id: str
@@ -106,13 +109,27 @@ class MoveReport(Report, _Failing):
     #: why a policy wanted it; empty: people did
     reason: str = ""
 
+    @property
+    def stands(self) -> str:
+        """waiting, in_progress, completed, failed or cancelled."""
+        if self.state in ("WAITING", "PLANNED"):
+            return "waiting"
+        if self.state in ("ABORTED", "ABANDONED"):
+            return "cancelled" if self.fault is not None and self.fault.code == "move_cancelled" else "failed"
+        return "completed" if self.state == "COMPLETED" else "in_progress"
+
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration(Report):
-    """``state``: RUNNING, PAUSED, COMPLETED (every move did) or FAILED (at least one did not).
+    """``state``: RUNNING, PAUSED, COMPLETED (every move did), FAILED (at least one did not) or CANCELLED (it was, and
+    moves of it for that).
 
     ``kind``: migrate, rebalance, drain, failover or autopilot. ``follower``: who told of it, where that was not the
-    leader.
+    leader. ``limit``, ``per_node``, ``per_link``: so many of its moves go on at a time; 0: no limit of its own.
+    ``worked_s``: for how long it has gone on, without pauses. ``by``: whose certificate asked for it; stateflow: a
+    controller decided, or was asked in plain text.
+
+    Example: ``cluster.reconfigurations(limit=1)[0].state``
     """
 
     id: str
@@ -124,6 +141,29 @@ class Reconfiguration(Report):
     strategy: str = ""
     created_us: int = 0
     follower: FollowerReport | None = None
+    limit: int = 0
+    per_node: int = 0
+    per_link: int = 0
+    worked_s: float = 0.0
+    by: str = ""
+
+    @property
+    def over(self) -> bool:
+        """None of its moves begins any more, unless it is retried."""
+        return self.state not in ("RUNNING", "PAUSED")
+
+    def counts(self) -> dict[str, int]:
+        """Its moves by what is to be done with them: waiting, in_progress, completed, failed, cancelled."""
+        found = dict.fromkeys(("waiting", "in_progress", "completed", "failed", "cancelled"), 0)
+        for move in self.moves:
+            found[move.stands] += 1
+        return found
+
+    def remaining(self) -> Remaining | None:
+        """Seconds until all of its moves have ended, if it goes on as it did. None: too few have ended to say."""
+        counts = self.counts()
+        left = counts["waiting"] + counts["in_progress"]
+        return remaining(len(self.moves), len(self.moves) - left, self.worked_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +174,8 @@ class ChildReport(Report, _Failing):
     again), STOPPING or STOPPED; empty: the agent has not heard of it yet. ``generation``: how often it was commanded;
     ``runs``: as of which of these it is. ``deaths``: in a row, without having been well, the last with ``fault``.
     ``address``: where it is reached; empty: it has not said so. ``memory_bytes``: 0: not limited.
+
+    Example: ``[(child.replica, child.state) for agent in cluster.agents() for child in agent.replicas]``
     """
 
     replica: str
@@ -154,7 +196,10 @@ class AgentReport(Report):
     """``alive``: it was heard lately, ``last_heartbeat_s`` ago (-1: not since the controller started).
 
     ``cores``, ``memory_bytes`` and ``disk_bytes``: that it has for replicas. ``limits``: how it keeps a replica to its
-    memory, cgroup or rlimit. ``version`` is stateflow's, ``python`` the interpreter's."""
+    memory, cgroup or rlimit. ``version`` is stateflow's, ``python`` the interpreter's.
+
+    Example: ``[each.name for each in cluster.agents() if each.alive]``
+    """
 
     name: str
     site: str
@@ -174,7 +219,10 @@ class AgentReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ProposedMove(Report):
-    """What a policy wishes. ``bytes``: of state, on disk."""
+    """What a policy wishes. ``bytes``: of state, on disk.
+
+    Example: ``[(each.partition, each.reason) for each in cluster.propose("load").moves]``
+    """
 
     operator: str
     partition: int
@@ -185,11 +233,53 @@ class ProposedMove(Report):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftPartition(Report):
+    """A policy would have it elsewhere: ``reason``: why it stays.
+
+    Example: ``[each.reason for each in cluster.propose("locality").left]``
+    """
+
+    operator: str
+    partition: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LackOfRoom(Report):
+    """To these replicas more would come than there is room for; to several of one disk together.
+
+    Example: ``cluster.would_drain("edge-1-gw7").lacking``
+    """
+
+    replicas: tuple[str, ...]
+    free_bytes: int
+    coming_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport(Report):
+    """From one site to another: ``rtt_ms``: a round trip, measured by a replica; ``bytes_per_s``: as moves have shown.
+    None: not known.
+
+    Example: ``[each.rtt_ms for each in cluster.status(measured=True).links]``
+    """
+
+    source: str
+    target: str
+    rtt_ms: float | None
+    bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Placement(Report):
     """What policies wish, and what would come of it. ``uneven``: the most that a node has over its weight's share, of
     rows a second and of bytes; 1.0: all have theirs. ``pause_ms``: expected of each move beside the bytes that have to
     cross meanwhile, and up to what is promised. ``silent``: replicas that did not say what they have: nothing goes
-    there, or leaves them."""
+    there, or leaves them. ``left``: the first hundred of those that policies would have elsewhere; ``lacking``: where
+    what would move has no room, so that it is refused.
+
+    Example: ``cluster.propose("load", "locality").pause_ms``
+    """
 
     moves: tuple[ProposedMove, ...]
     uneven_rows: float
@@ -199,11 +289,16 @@ class Placement(Report):
     pause_ms: float
     pause_ms_at_most: float
     silent: tuple[str, ...] = ()
+    left: tuple[LeftPartition, ...] = ()
+    lacking: tuple[LackOfRoom, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class AutopilotReport(Report):
-    """What the autopilot is told. ``policies``: in the order of their say; none: it does nothing."""
+    """What the autopilot is told. ``policies``: in the order of their say; none: it does nothing.
+
+    Example: ``cluster.autopilot_orders().policies``
+    """
 
     policies: tuple[str, ...]
     max_pause_ms: float | None
@@ -212,9 +307,22 @@ class AutopilotReport(Report):
 
 
 @dataclass(frozen=True, slots=True)
+class JobStage(Report):
+    """What a run did with one operator; ``error``: why it was not done."""
+
+    operator: str
+    reconfigurations: tuple[str, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobRun(Report):
     """A run of a job. ``at_us``: the time that it was for; ``ended_us``: 0: it is under way; ``state``: IN_PROCESS,
-    PROCESSED or FAILED; ``note``: what came of it."""
+    PROCESSED or FAILED; ``note``: what came of it, or what it waits for; ``id``: to ask for it by; ``stages``: by
+    operator, those that were begun.
+
+    Example: ``cluster.run_job("evening").state``
+    """
 
     at_us: int
     began_us: int
@@ -222,12 +330,18 @@ class JobRun(Report):
     state: str
     reconfigurations: tuple[str, ...]
     note: str
+    id: str = ""
+    stages: tuple[JobStage, ...] = ()
+    follower: FollowerReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobReport(Report):
     """What is done by itself. ``next_us``: when again; 0: never, or it is paused. ``runs``: the newest hundred, in
-    their order."""
+    their order. ``coordinator``, ``workers``: which controller, and which nodes; empty: any.
+
+    Example: ``[each.name for each in cluster.jobs() if not each.paused]``
+    """
 
     name: str
     schedule: str
@@ -239,14 +353,21 @@ class JobReport(Report):
     paused: bool
     next_us: int
     runs: tuple[JobRun, ...]
+    coordinator: str = ""
+    workers: str = ""
+    follower: FollowerReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus(Report):
     """``last_heartbeat_s``: so long ago it was heard; ``partitions``: assigned to it; ``opening``: it is starting;
-    ``stopped``: its agent is not to run it.
+    ``stopped``: its agent is not to run it; ``room_bytes``: of state that may still come, None: not known;
+    ``version``: of stateflow, empty: not known.
 
-    ``alive`` is None where a follower tells of it: whom replicas answer to is the leader."""
+    ``alive`` is None where a follower tells of it: whom replicas answer to is the leader.
+
+    Example: ``{each.name: each.partitions for each in cluster.status().replicas}``
+    """
 
     name: str
     site: str
@@ -257,11 +378,28 @@ class ReplicaStatus(Report):
     partitions: int
     opening: bool = False
     stopped: bool = False
+    room_bytes: int | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport(Report):
+    """A node that is given nothing. ``one_of``: a set of which no two are in maintenance at a time; empty: none.
+    Times: µs since 1970; ``until_us``: 0: until it is ended."""
+
+    node: str
+    one_of: str = ""
+    since_us: int = 0
+    until_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorStatus(Report):
-    """``owners`` and ``epochs`` by partition. ``sites``: to which it is confined; none: to no sites."""
+    """``owners`` and ``epochs`` by partition. ``sites``: to which it is confined; none: to no sites. ``failover``:
+    automatic or manual.
+
+    Example: ``dict(enumerate(cluster.status().operators[0].owners))``
+    """
 
     name: str
     target: str
@@ -271,11 +409,15 @@ class OperatorStatus(Report):
     epochs: tuple[int, ...]
     unserved: tuple[UnservedPartitions, ...] = ()
     sites: tuple[str, ...] = ()
+    failover: str = "automatic"
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyReport(Report):
-    """A copy of one partition that follows its owner; ``phase`` is CATCHING_UP when it can take over."""
+    """A copy of one partition that follows its owner; ``phase`` is CATCHING_UP when it can take over.
+
+    Example: ``[each.lag_bytes for each in cluster.status().standbys]``
+    """
 
     operator: str
     partition: int
@@ -337,7 +479,12 @@ class AdoptedOperator(Report):
 @dataclass(frozen=True, slots=True)
 class ClusterStatus(Report):
     """``reconfigurations``: those under way; ``refused``: processes that ask for a name in vain. ``follower``: who told
-    of all this, where that was not the leader: then nobody knows who is alive, how moves stand, and who is refused."""
+    of all this, where that was not the leader: then nobody knows who is alive, how moves stand, and who is refused.
+    ``links``: between sites, as far as they were measured. ``damaged``: what the newest verification of each partition
+    found.
+
+    Example: ``[each.name for each in cluster.status().replicas if each.alive]``
+    """
 
     replicas: tuple[ReplicaStatus, ...]
     operators: tuple[OperatorStatus, ...]
@@ -346,24 +493,142 @@ class ClusterStatus(Report):
     refused: tuple[RefusedReplica, ...] = ()
     deploying: tuple[DeployingOperator, ...] = ()
     follower: FollowerReport | None = None
+    maintenance: tuple[MaintenanceReport, ...] = ()
+    links: tuple[LinkReport, ...] = ()
+    damaged: tuple[PartitionFault, ...] = ()
 
     def without_share(self) -> list[str]:
         """Replicas that answer and own nothing, though a rebalance would give them something, and none is under way."""
         empty = {each.name for each in self.replicas if each.alive and each.weight > 0 and not each.partitions}
-        if not empty or any(each.state in ("RUNNING", "PAUSED") for each in self.reconfigurations):
+        if not empty or not all(each.over for each in self.reconfigurations):
             return []
-        answering = [ReplicaInfo(e.name, e.site, e.address, e.weight) for e in self.replicas if e.alive]
+        alive = [ReplicaInfo(each.name, each.site, each.address, each.weight) for each in self.replicas if each.alive]
         owners = {PartitionId(each.name, n): owner for each in self.operators for n, owner in enumerate(each.owners)}
-        if not {info.name for info in answering}.issuperset(owners.values()):
+        if not {info.name for info in alive}.issuperset(owners.values()):
             return []  # a failover comes first
+        resting = {each.node for each in self.maintenance}
+        answering = [info for info in alive if node_of(info.name) not in resting]
         return sorted(newcomers(owners, answering, {each.name: each.sites for each in self.operators}))
+
+
+@dataclass(frozen=True, slots=True)
+class RollingNode(Report):
+    """A node of a rolling restart. ``status``: as of an entity of a batch. ``ms``: from its restart until it served.
+
+    Example: ``[(each.node, each.ms) for each in cluster.restart_all().wait().nodes]``
+    """
+
+    node: str
+    status: str
+    error: str = ""
+    ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rolling(Report):
+    """Restarts of nodes, one after another. ``state``: as of a batch. ``site``: whose; empty: all. ``limit``: of nodes
+    at a time.
+
+    Example: ``cluster.restart_all(site="edge-1").wait().state``
+    """
+
+    id: str
+    state: str
+    site: str
+    limit: int
+    nodes: tuple[RollingNode, ...]
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("DONE", "FAILED", "CANCELLED")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFault(Report):
+    """What is wrong with a partition; or, ``undone``, why nothing was done with it. ``replica``: where.
+
+    Example: ``[(each.partition, each.error) for each in cluster.status().damaged]``
+    """
+
+    operator: str
+    partition: int
+    replica: str
+    error: str
+    undone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SweepNode(Report):
+    """A node of a sweep; ``(moved)``: what moved between nodes meanwhile, which comes last. ``status``: as of an entity
+    of a batch. ``partitions``: that were done. Of checkpoints: ``bytes_new`` were not in the store, of ``bytes_total``.
+    Of a verification: ``bytes_read``, ``cells`` of state that were decoded, partitions ``compared`` with a standby.
+
+    Example: ``[(each.node, each.cells) for each in cluster.verify_all().wait().nodes]``
+    """
+
+    node: str
+    status: str
+    error: str = ""
+    ms: int = 0
+    partitions: int = 0
+    bytes_new: int = 0
+    bytes_total: int = 0
+    bytes_read: int = 0
+    cells: int = 0
+    compared: int = 0
+    faults: tuple[PartitionFault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep(Report):
+    """Long work at many nodes, ``limit`` at a time. ``chore``: restart, checkpoint or verify. ``state``: as of a batch.
+    ``operator``, ``site``: of which, and where; empty: all.
+
+    Example: ``cluster.verify_all(limit=2).wait().faults()``
+    """
+
+    id: str
+    chore: str
+    state: str
+    operator: str
+    site: str
+    limit: int
+    nodes: tuple[SweepNode, ...]
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("DONE", "FAILED", "CANCELLED")
+
+    @property
+    def batch(self) -> str:
+        """What ``stateflow batch`` calls it."""
+        return f"{'roll' if self.chore == 'restart' else 'sweep'}/{self.id}"
+
+    def faults(self) -> list[PartitionFault]:
+        """Of all nodes."""
+        return [fault for node in self.nodes for fault in node.faults]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorVersion(Report):
+    """``number``: from 1, the greatest serves. ``bundle``, ``source_digest``: of what its code came in, SHA-256;
+    neither: it is where replicas run. ``recorded_us``: when it was deployed.
+
+    Example: ``cluster.upgrade("Count", cluster.versions("Count")[-2].number)``
+    """
+
+    number: int
+    target: str
+    bundle: str
+    source_digest: str
+    recorded_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """An operator as whoever routes to it is told. ``version``: of the assignment; ``owners`` and ``epochs`` by
-    partition. ``sites``: to which it is confined; none: to no sites. ``follower``: who told it, where that was not the
-    leader: then nothing is known of what is unserved."""
+    partition. ``sites``: to which it is confined; none: to no sites. ``failover``: automatic or manual. ``follower``:
+    who told it, where that was not the leader: then nothing is known of what is unserved."""
 
     spec: OperatorSpec
     version: int
@@ -372,10 +637,11 @@ class Deployment:
     unserved: tuple[UnservedPartitions, ...] = ()
     sites: tuple[str, ...] = ()
     follower: FollowerReport | None = None
+    failover: str = "automatic"
 
     def status(self) -> OperatorStatus:
         spec, owners = self.spec, tuple(owner.name for owner in self.owners)
-        said = self.version, owners, self.epochs, self.unserved, self.sites
+        said = self.version, owners, self.epochs, self.unserved, self.sites, self.failover
         return OperatorStatus(spec.name, spec.target, spec.partitions, *said)
 
     def why_unserved(self) -> dict[int, StateflowError]:
@@ -394,6 +660,9 @@ class ClusterReport:
     refused: tuple[RefusedReplica, ...] = ()
     deploying: tuple[DeployingOperator, ...] = ()
     follower: FollowerReport | None = None
+    maintenance: tuple[MaintenanceReport, ...] = ()
+    links: tuple[LinkReport, ...] = ()
+    damaged: tuple[PartitionFault, ...] = ()
 
     def status(self) -> ClusterStatus:
         return ClusterStatus(
@@ -404,6 +673,9 @@ class ClusterReport:
             self.refused,
             self.deploying,
             self.follower,
+            self.maintenance,
+            self.links,
+            self.damaged,
         )
 
 
@@ -412,6 +684,8 @@ class RestoredPartition(Report, _Failing):
     """``positions``: source → last batch it contains now, so that a source is rewound to the one behind.
 
     ``passed_over``: newer checkpoints that could not be used, one line each. ``error``: empty when it was restored.
+
+    Example: ``[each.partition for each in cluster.restore("Count") if each.fault]``
     """
 
     partition: int
@@ -431,7 +705,10 @@ class RestoredPartition(Report, _Failing):
 @dataclass(frozen=True, slots=True)
 class CheckpointReport(Report):
     """So many partitions have a checkpoint now. ``bytes_total``: of all their files; ``bytes_new``: of those that the
-    store at ``url`` did not have."""
+    store at ``url`` did not have.
+
+    Example: ``cluster.checkpoint().bytes_new``
+    """
 
     partitions: int
     bytes_new: int
@@ -480,7 +757,12 @@ class RequestReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport(Report):
-    """A partition as its replica has it. ``state``: of its lifecycle; ``batch_rate``: batches a second."""
+    """A partition as its replica has it. ``state``: of its lifecycle; ``batch_rate``: batches a second; ``rows``: that
+    came since this process first served it; ``bytes``: of its files, 0 where nobody asked for it.
+
+    ``entries``: that are stored, estimated; None where nobody asked for it, it is not open, or it has nothing in files
+    yet. A key has one for each of its states, and one for each element of a map, set or list.
+    """
 
     operator: str
     partition: int
@@ -489,11 +771,17 @@ class PartitionReport(Report):
     sequence: int
     move_id: str
     batch_rate: float
+    rows: int = 0
+    bytes: int = 0
+    entries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics(Report):
-    """What a replica has, and did since it was started. ``requests``: those that were asked for, as far as kept."""
+    """What a replica has, and did since it was started. ``requests``: those that were asked for, as far as kept.
+
+    Example: ``cluster.replica_stats("edge-1:7071").rows``
+    """
 
     requests: tuple[RequestReport, ...]
     partitions: tuple[PartitionReport, ...]

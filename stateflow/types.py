@@ -21,6 +21,8 @@ SEQUENCE_MAX = 10**16 - 1
 WEIGHT_MAX = 1_000
 #: bytes of an operator's class that goes along as text, with all that it uses
 SOURCE_MAX = 256 << 10
+#: of a part of a bundle, in messages and in the ledger
+BUNDLE_PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ class OperatorSpec:
     source_digest: str = ""  # SHA-256
     source_mac: str = ""  # HMAC by the key of who deployed it, see stateflow.runtime.code_key
     recorded_us: int = 0
+    bundle: str = ""  # SHA-256 of what its code came in; empty: it is where replicas run, or it is the text
 
     def after(self, deployed: OperatorSpec) -> OperatorSpec:
         """This as the version that follows ``deployed``, equal to that where nothing changes. A state that it has no

@@ -27,6 +27,8 @@ class Told:
 
     def begun(self, number: int) -> None: ...
 
+    def committing(self) -> None: ...
+
     def told(self, number: int, outcome: Outcome) -> None:
         assert number not in self.outcomes, "it was told before"
         self.outcomes[number] = outcome

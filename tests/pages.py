@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: their code is that of stateflow/examples, see tests/unit/project/test_examples.py
+OF_EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: how the title of a block ends that is of another system: readers see it, and no test runs it
+NOT_EXECUTED = ": not executed here"
+_FENCED = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """``kind``: python, yaml, sh, or text, which is a picture."""
+    """``kind``: python, yaml, sh; text, which is a picture; theirs, which is of another system."""
 
     page: Path
     line: int
@@ -30,5 +34,6 @@ def blocks(*pages: Path) -> list[Block]:
     for page in pages or PAGES:
         text = page.read_text()
         for match in _FENCED.finditer(text):
-            found.append(Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2]))
+            kind = "theirs" if (match[2] or "").endswith(NOT_EXECUTED) else match[1]
+            found.append(Block(page, text.count("\n", 0, match.start()) + 1, kind, match[3]))
     return found

@@ -44,7 +44,7 @@ class Adopter:
         return {*self._context.cluster.deployed, *self._context.cluster.planned}
 
     def _strangers(self, there: Sequence[Claimant], operator: str) -> list[str]:
-        homes = self._context.cluster.homes
+        homes = self._context.cluster.roster.homes
         return [
             f"the name {claimant.info.name} is another data directory's in this ledger"
             for claimant in there

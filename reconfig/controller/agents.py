@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 import grpc.aio
 
-from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.members import Members
+from reconfig.controller.roster import Home
 from reconfig.room import Offer, lacks, no_room, place
 from stateflow.errors import (
     ForeignLedger,
@@ -53,7 +54,7 @@ class Agents:
         self, context: ControllerContext, connect: Callable[[str], grpc.aio.Channel], grace_s: float = 0.0
     ) -> None:
         self._context, self._cluster, self._connect = context, context.cluster, connect
-        self._members = Members(self._cluster.agents, context.settings, context.clock, grace_s)
+        self._members = Members(self._cluster.roster.agents, context.settings, context.clock, grace_s)
         self._beats: dict[str, Beat] = {}
         self._registering = asyncio.Lock()
 
@@ -71,14 +72,14 @@ class Agents:
                 ledger=own,
                 belongs_to=belongs_to,
             )
-        if not (self._members.beat(name, beat.incarnation) and self._cluster.agents.get(name) == beat.agent):
+        if not (self._members.beat(name, beat.incarnation) and self._cluster.roster.agents.get(name) == beat.agent):
             async with self._registering:
                 await self._register(beat, adopted)
         context.check_leads()
         self._beats[name] = beat
         return Orders(
             context.settings.lease_s,
-            self._cluster.wanted_at(name),
+            self._cluster.roster.wanted_at(name),
             own,
             context.term,
             adopted,
@@ -91,7 +92,8 @@ class Agents:
         await self._context.record(ClusterState.register_agent, beat.agent, home)
         self._context.check_leads()
         if adopted:  # what the lost ledger wanted there goes on
-            mine = [child.spawned for child in beat.children if child.spawned.replica not in self._cluster.spawned]
+            known = self._cluster.roster.spawned
+            mine = [child.spawned for child in beat.children if child.spawned.replica not in known]
             if mine:
                 await self._context.record(ClusterState.spawn, [replace(each, agent=name) for each in mine])
         session = beat.incarnation
@@ -101,12 +103,12 @@ class Agents:
         self._members.registered(name, session, session)
 
     def _check_name(self, name: str, home: Home) -> None:
-        known = self._cluster.agent_homes.get(name)
+        known = self._cluster.roster.agent_homes.get(name)
         if not home.directory:
             raise InvalidArgument("the agent does not say which data directory it has", remedy="run this version there")
         if known is None or known == home:
             return
-        there = self._cluster.agents[name]
+        there = self._cluster.roster.agents[name]
         where = {"agent": name, "directory": home.directory, "belongs_to": known.directory, "address": there.address}
         if self._members.may_serve(name):
             copy = "a copy of this data directory" if known.directory == home.directory else "another data directory"
@@ -116,7 +118,7 @@ class Agents:
                 f"lease has lapsed, within {self._members.lease_left_s(name):.0f} s",
                 **where,
             )
-        if known.directory != home.directory and self._cluster.wanted_at(name):
+        if known.directory != home.directory and self._cluster.roster.wanted_at(name):
             raise NameTaken(
                 "the name belongs to another data directory, which has its replicas",
                 remedy="start the agent with that directory; if it is lost for good, `stateflow agent forget "
@@ -124,9 +126,15 @@ class Agents:
                 **where,
             )
 
+    def child(self, replica: str) -> Child | None:
+        """How its agent said that it stands. None: it did not."""
+        spawned = self._cluster.roster.spawned.get(replica)
+        beat = None if spawned is None else self._beats.get(spawned.agent)
+        return None if beat is None else next((c for c in beat.children if c.spawned.replica == replica), None)
+
     def standings(self) -> list[Standing]:
         """By name."""
-        return [self._standing(info) for _, info in sorted(self._cluster.agents.items())]
+        return [self._standing(info) for _, info in sorted(self._cluster.roster.agents.items())]
 
     def _standing(self, info: AgentInfo) -> Standing:
         beat = self._beats.get(info.name)
@@ -135,14 +143,14 @@ class Agents:
             self._members.alive(info.name),
             self._members.heard_s(info.name),
             0 if beat is None else beat.disk_free_bytes,
-            self._cluster.wanted_at(info.name),
+            self._cluster.roster.wanted_at(info.name),
             [] if beat is None else list(beat.children),
         )
 
     async def forget(self, name: str) -> None:
         """Raises InvalidArgument, NameTaken while it may run, PartitionsLive; nothing is changed then."""
         async with self._context.planning:
-            if name not in self._cluster.agents:
+            if name not in self._cluster.roster.agents:
                 raise InvalidArgument(f"there is no agent {name!r}", remedy=f"use one of {self._named()}")
             if self._members.may_serve(name):
                 raise NameTaken(
@@ -151,7 +159,7 @@ class Agents:
                     agent=name,
                     lease_s=f"{self._members.lease_left_s(name):.1f}",
                 )
-            for spawned in self._cluster.wanted_at(name):
+            for spawned in self._cluster.roster.wanted_at(name):
                 self._check_owns_nothing(
                     spawned.replica,
                     "start the agent with its data directory and drain the replica; or wait until its partitions are "
@@ -163,7 +171,7 @@ class Agents:
         log.warning("agent %s is forgotten", name)
 
     def _named(self) -> str:
-        return ", ".join(sorted(self._cluster.agents)) or "none"
+        return ", ".join(sorted(self._cluster.roster.agents)) or "none"
 
     # -- what they are to have ----------------------------------------------------------------------------
 
@@ -186,7 +194,7 @@ class Agents:
 
     def _asked(self, request: Request) -> list[str]:
         """Agents that it may be, that answer."""
-        agents = self._cluster.agents
+        agents = self._cluster.roster.agents
         if request.at in agents:
             named = [request.at]
         else:
@@ -210,14 +218,13 @@ class Agents:
 
     def _offer(self, name: str) -> Offer:
         beat = self._beats.get(name)
-        return Offer(
-            self._cluster.agents[name], 0 if beat is None else beat.disk_free_bytes, self._cluster.wanted_at(name)
-        )
+        roster, free_bytes = self._cluster.roster, 0 if beat is None else beat.disk_free_bytes
+        return Offer(roster.agents[name], free_bytes, roster.wanted_at(name))
 
     def _free_name(self, agent: str, taken: Iterable[str]) -> str:
         """Never one that a replica had: what is left in its directory is nobody else's."""
         cluster = self._cluster
-        used = {*taken, *cluster.spawn_orders, *map(node_of, cluster.registrations)}
+        used = {*taken, *cluster.roster.spawn_orders, *map(node_of, cluster.roster.registrations)}
         number = 0
         while f"{agent}-{number}" in used:
             number += 1
@@ -257,20 +264,20 @@ class Agents:
 
     def _spawned(self, replica: str) -> Spawned:
         """Raises InvalidArgument."""
-        spawned = self._cluster.spawned.get(replica)
+        spawned = self._cluster.roster.spawned.get(replica)
         if spawned is not None:
             return spawned
-        known = replica in self._cluster.replicas
+        known = replica in self._cluster.roster.replicas
         raise InvalidArgument(
             f"{replica} was not started by an agent" if known else f"there is no replica {replica!r}",
             remedy="end its process where it runs"
             if known
-            else f"use one of {', '.join(sorted(self._cluster.spawned)) or 'none'}",
+            else f"use one of {', '.join(sorted(self._cluster.roster.spawned)) or 'none'}",
         )
 
     def _check_owns_nothing(self, replica: str, remedy: str, moving: bool = False) -> None:
         """Of a node: none of its workers. Args: moving: nothing is on its way there, either."""
-        names = [name for name in sorted(self._cluster.replicas) if node_of(name) == replica]
+        names = [name for name in sorted(self._cluster.roster.replicas) if node_of(name) == replica]
         owned = sum(len(self._cluster.assigned(name)) for name in names)
         if owned:
             raise PartitionsLive(f"{owned} partitions are the replica's", remedy=remedy, replica=replica)
@@ -289,7 +296,7 @@ class Agents:
         if not session or not self._members.alive(name):
             raise Unavailable(f"agent {name} does not answer", remedy="see `stateflow agent list`")
         command = Command(self._context.ledger_id, self._context.term, session)
-        address = self._cluster.agents[name].address
+        address = self._cluster.roster.agents[name].address
         async with self._connect(address) as channel:
             caller = AgentCaller(channel, f"agent {name} ({address})")
             async with contextlib.aclosing(caller.logs(command, replica, lines, follow)) as pieces:

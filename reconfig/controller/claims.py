@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reconfig.adoption import Claim, Held, claimants
-from reconfig.controller.cluster_state import Home
+from reconfig.controller.roster import Home
 from stateflow.clock import Clock
 from stateflow.errors import PartitionsClaimed
 from stateflow.runtime.view import PartitionView

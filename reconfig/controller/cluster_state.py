@@ -14,76 +14,111 @@ item                            records
 ``sites/<operator>/<n>``        NEW {sites}: only replicas there are to have it from now on; none: all. What is
                                 elsewhere stays until it moves. Records of earlier versions name no sites
 ``undeploy/<name>/<epoch>``     NEW {}: the operator is no more, and nothing of it at this epoch or an older one
-``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING,
+``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING (its turn has come),
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error} (rolled back)
+``retarget/move/<id>/<p>/<n>``  NEW {target, reason}: the move, which had not begun, goes there
 ``restore/<id>/<partition>``    NEW {operator, partition, owner, target, epoch, url, …}, PROCESSING,
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error}
+``restores/<id>``               a batch of the board, whose entities are the restores of one command
+``unrestore/<id>``              NEW {}: what has not begun of it does not
 ``grant/<operator>/<p>/<epoch>``  NEW {move}: this epoch is promised to that move's target, and to nobody else
 ``adopt/<operator>``            NEW {spec, replicas, owners, epochs, granted}: what replicas had of an operator of which
                                 the ledger knew nothing; owners are numbers of replicas
 ``adopted/<ledger>``            NEW {}: replicas that belong to that ledger belong to this one from now on
+``failover/<operator>/<n>``     NEW {failover}: ``manual``: its owners serve it while no controller answers, and nobody
+                                takes it over by himself, from now on; ``automatic``
 ``standbys/<operator>/<n>``     NEW {count}: so many copies beside the owner are wanted from now on
-``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on
+``reconfiguration/<id>``        a batch of the board, see docs/ledger.md, whose entities are its moves
+``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on. Only of
+                                reconfigurations that an earlier version began
+``edit/<id>/<n>``               NEW {limit, per_node, per_link}: so many of its moves go on at a time from now on
+``cancel/<id>``                 NEW {}: what has not been fenced of the reconfiguration is rolled back
+``maintenance/<node>/<n>``      NEW {since_us, until_us, one_of}: the node is given nothing from now on; {}: it is again
 ``autopilot/<n>``               NEW {policies, max_pause_ms, cool_down_s, moves_per_minute}: partitions go where these
                                 want them, from now on; none: no more
 ``job/<name>/<n>``              NEW {schedule, do, …, paused}: this is done when it is due, from now on; {}: no more
-``run/<job>/<µs>``              NEW {}, PROCESSING, PROCESSED | FAILED {reconfigurations, note}: for that time
+``run/<job>/<µs>``              NEW {operators}, PROCESSING, PROCESSED | FAILED {reconfigurations, note}: for that time;
+                                records of earlier versions name no operators
+``stage/<job>/<µs>/<operator>``  NEW {reconfigurations, error}: what that run began of an operator, or why it did not
+``controller/<name>/<n>``       NEW {site, labels}: a controller that led, of earlier versions; nothing follows from it
 ``stood/<id>``                  NEW {ms}: for so long the operator was stopped while all moves went on
 ``agent/<name>/<n>``            NEW {site, address, labels, cores, …, directory, place}: an agent registered
 ``dismiss/<name>/<n>``          NEW {}: the agent is not known any more, and nothing is wanted of it
 ``spawn/<replica>/<n>``         NEW {agent, running, generation, workers, weight, memory_bytes}: what the agent is to
                                 have of the replica from now on; nothing once that is forgotten
+``roll/<id>``                   a batch of the board, {site, limit}: replicas are restarted, one after another
+``rolled/<id>/<node>``          an entity of it
+``unroll/<id>``                 NEW {}: what has not begun of it does not
+``sweep/<id>``                  a batch of the board, {chore, site, limit, operator, scope}: at each node this is done,
+                                until these partitions are done
+``swept/<id>/<node>``           an entity of it; the last one is ``(moved)``: what changed its node meanwhile
+``unsweep/<id>``                NEW {}: what has not begun of it does not
 ==============================  ============================================================================
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from reconfig.alone import Failover, Failovers
 from reconfig.autopilot import Orders
+from reconfig.batch import Limits, limits_of
+from reconfig.controller.batch_book import (
+    APP,
+    Batch,
+    Recorded,
+    because,
+    begun,
+    ended,
+    entry,
+    retaken,
+    taken_up,
+)
 from reconfig.controller.job_book import JobBook
-from reconfig.jobs import Job, Run, RunState
+from reconfig.controller.restore_book import RestoreBook
+from reconfig.controller.roster import Home, Roster
+from reconfig.controller.sweep_book import Outcome, SweepBook
+from reconfig.jobs import Job, Run, RunState, Stage
+from reconfig.maintenance import Maintenance
+from reconfig.sweeps import Chore, Plan
 from reconfig.work import (
     Change,
     Planned,
     PlannedMove,
     PlannedRestore,
     PlannedStandby,
-    ReconfigurationState,
     planned_of,
-    restore_of,
     to_payload,
 )
 from stateflow.assignment import Assignment
-from stateflow.errors import REPORT_LINE, InvariantBroken, LeaseLost, OperatorNotDeployed, WriteUncertain
+from stateflow.errors import REPORT_LINE, InvariantBroken, LeaseLost, Locked, OperatorNotDeployed, WriteUncertain
 from stateflow.fleet import AgentInfo, Spawned
-from stateflow.ledger import App, Entry, Ledger, Record, RecordState
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of
+from stateflow.ledger import Entry, Ledger, Record, RecordState
+from stateflow.ledger.batches import BatchStatus
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from stateflow.validating import check
-
-APP = App("reconfig.controller", "1")
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """What a replica serves from: the id of its data directory, and where that is (empty: it was not seen yet)."""
-
-    directory: str = ""
-    place: str = ""
 
 
 @dataclass(slots=True)
 class Deployed:
     """``first_epoch``: of this deployment; what is older was a former one's, of the same name. ``sites``: only replicas
-    there are to have it; none: all."""
+    there are to have it; none: all. ``versions``: in their order, the last one serves."""
 
     spec: OperatorSpec
     assignment: Assignment
     first_epoch: int = 1
     sites: tuple[str, ...] = ()
+    versions: list[OperatorSpec] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.versions = self.versions or [self.spec]
+
+    def follow(self, spec: OperatorSpec) -> None:
+        """It is this version from now on."""
+        self.spec = spec
+        self.versions.append(spec)
 
     def may_be_at(self, info: ReplicaInfo) -> bool:
         return not self.sites or info.site in self.sites
@@ -97,27 +132,6 @@ class OpenMove:
 
 
 @dataclass(slots=True)
-class Recorded:
-    """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record.
-
-    ``stood_ms``: for so long its operator was stopped; None: it was not, or that has not ended."""
-
-    created_us: int
-    moves: dict[str, tuple[Change, Record]] = field(default_factory=dict)  # by item id
-    stood_ms: float | None = None
-
-    @property
-    def failed(self) -> list[Change]:
-        return [planned for planned, record in self.moves.values() if record.state is RecordState.FAILED]
-
-    @property
-    def state(self) -> ReconfigurationState:
-        if any(record.state in (RecordState.NEW, RecordState.PROCESSING) for _, record in self.moves.values()):
-            return ReconfigurationState.RUNNING
-        return ReconfigurationState.FAILED if self.failed else ReconfigurationState.COMPLETED
-
-
-@dataclass(slots=True)
 class ClusterState:
     """Fold on start, append and fold alike afterwards. Not thread-safe.
 
@@ -126,15 +140,12 @@ class ClusterState:
 
     ledger: Ledger
     newest: int = 0  # id of the newest record that is folded, those of others included
-    replicas: dict[str, ReplicaInfo] = field(default_factory=dict)
-    homes: dict[str, Home] = field(default_factory=dict)  # by replica; none where only an earlier version knew it
-    registrations: dict[str, int] = field(default_factory=dict)  # records of it, by replica
+    roster: Roster = field(default_factory=Roster)
     deployed: dict[str, Deployed] = field(default_factory=dict)
     #: deployments that were planned but not finished
     planned: dict[str, tuple[Deployed, Record]] = field(default_factory=dict)
     open_moves: dict[str, OpenMove] = field(default_factory=dict)  # by item id
-    open_restores: dict[str, tuple[PlannedRestore, Record]] = field(default_factory=dict)  # by item id
-    failed_restores: list[PlannedRestore] = field(default_factory=list)  # whose owner may have stopped for them
+    restores: RestoreBook = field(default_factory=RestoreBook)
     finished: list[tuple[Planned, Record]] = field(default_factory=list)
     #: reconfigurations, the one of the newest record last; without copies that follow
     history: dict[str, Recorded] = field(default_factory=dict)
@@ -144,23 +155,22 @@ class ClusterState:
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
     standbys: dict[str, int] = field(default_factory=dict)  # operator → copies wanted
     standby_orders: int = 0
+    failovers: Failovers = field(default_factory=Failovers)
     site_orders: int = 0
+    retargets: dict[str, int] = field(default_factory=dict)  # records of it, by the move's item
     paused: set[str] = field(default_factory=set)  # reconfigurations
     pauses: dict[str, int] = field(default_factory=dict)  # records of it, by reconfiguration
     autopilot: Orders = field(default_factory=Orders)
     autopilot_orders: int = 0
     jobs: JobBook = field(default_factory=JobBook)
+    sweeps: SweepBook = field(default_factory=SweepBook)
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
-    agents: dict[str, AgentInfo] = field(default_factory=dict)
-    agent_homes: dict[str, Home] = field(default_factory=dict)
-    agent_orders: dict[str, int] = field(default_factory=dict)  # records of it, by agent
-    spawned: dict[str, Spawned] = field(default_factory=dict)  # by replica: what its agent is to have
-    spawn_orders: dict[str, int] = field(default_factory=dict)  # records of it, by replica
     distrusted: set[str] = field(default_factory=set)  # moves whose source is not to serve what it sealed
     #: epochs of which replicas tell and the ledger does not, as an older copy of it does not
     epochs_seen: dict[PartitionId, int] = field(default_factory=dict)
     on_record: Callable[[Record], None] | None = None
     term: int | None = None  # of the hold that it writes by
+    author: str = ""  # of what is written now: who asked for it; empty: this controller decided
     #: raises where it may not be written any more: what was decided would be carried out by nobody
     check: Callable[[], None] = lambda: None
     unsure: WriteUncertain | None = None  # since then this may not be what the ledger says: nothing follows from it
@@ -179,15 +189,20 @@ class ClusterState:
         return cluster
 
     def _append(self, item: str, state: RecordState, previous: Record | None, payload: Any = None) -> Record:
-        return self._write(_entry(item, state, previous, payload))[-1]
+        return self._write(entry(item, state, previous, payload))[-1]
+
+    def now_us(self) -> int:
+        return self.ledger.clock.now_us()
 
     def _write(self, *entries: Entry) -> list[Record]:
         """All of a step in one transaction: a step that failed was not begun, and can be taken again. Raises
         WriteUncertain where that is not known, and from then on."""
         if self.unsure is not None:
             raise self.unsure
+        if not entries:
+            return []
         try:
-            records = self.ledger.put_many(entries, self.term, self.check)
+            records = self.ledger.append(entries, lambda _: self.check(), self.term, self.author)
         except WriteUncertain as error:
             self.unsure = error
             raise
@@ -201,21 +216,28 @@ class ClusterState:
         """What is decided and under way from now on: items and what is planned of each."""
         entries = []
         for item, payload in plans:
-            new = _entry(item, RecordState.NEW, None, payload)
-            entries += [new, _entry(item, RecordState.PROCESSING, new)]
+            new = entry(item, RecordState.NEW, None, payload)
+            entries += [new, entry(item, RecordState.PROCESSING, new)]
         return self._write(*entries)[-1]
 
-    def _end(self, record: Record, state: RecordState, payload: Any = None) -> None:
-        """A result. Earlier versions wrote a plan's two records one by one, and may have ended in between."""
-        item = record.item_id
-        begun: list[Entry] = []
-        if record.state is RecordState.NEW:
-            begun = [_entry(item, RecordState.PROCESSING, record)]
+    def _end(self, record: Record, state: RecordState, payload: Any = None, with_it: Sequence[Entry] = ()) -> None:
+        """A result, and what follows from it. It may end without having begun.
+
+        Where a person resolved either by hand, what has happened is told all the same."""
+        item, schema = record.item_id, record.payload_schema
+        begun = [taken_up(record)] if record.state is RecordState.NEW else []
+        here = [*begun, entry(item, state, begun[0] if begun else record, payload, schema)]
         try:
-            self._write(*begun, _entry(item, state, begun[0] if begun else record, payload))
-        except LeaseLost:  # a person resolved it by hand; what has happened is told all the same
-            again = _entry(item, RecordState.PROCESSING, None)
-            self._write(again, _entry(item, state, again, payload))
+            self._write(*here, *with_it)
+        except LeaseLost as lost:
+            again, anew = retaken(here[-1:]), retaken(with_it)
+            for entries in ([*again, *with_it], [*here, *anew], [*again, *anew]):
+                try:
+                    self._write(*entries)
+                    return
+                except (LeaseLost, Locked):
+                    continue  # what was not resolved cannot be taken up again
+            raise lost
 
     def fold(self, record: Record) -> None:
         """Know a record that is in the ledger. Those of others, in a ledger that is shared, say nothing here."""
@@ -242,7 +264,7 @@ class ClusterState:
             assignment, spec = deployed.assignment, deployed.spec
             if (spec.name, assignment.operator, spec.partitions) != (name, name, len(assignment.owners)):
                 yield "an assignment has the partitions of its operator", {"operator": name}
-            if unknown := set(assignment.owners) - self.replicas.keys():
+            if unknown := set(assignment.owners) - self.roster.replicas.keys():
                 yield "who owns is known", {"operator": name, "replicas": ", ".join(sorted(unknown))}
             if min(assignment.epochs, default=1) < deployed.first_epoch or (
                 deployed.first_epoch <= self.undeployed.get(name, 0)
@@ -250,10 +272,10 @@ class ClusterState:
                 yield "epochs are newer than those of what was undeployed", {"operator": name}
         if lost := self.standbys.keys() - self.deployed.keys():
             yield "copies are wanted of what is deployed", {"operator": ", ".join(sorted(lost))}
-        for spawned in self.spawned.values():
-            if spawned.agent not in self.agents:
+        for spawned in self.roster.spawned.values():
+            if spawned.agent not in self.roster.agents:
                 yield "what is wanted is wanted of an agent that is known", {"replica": spawned.replica}
-        for restore, _ in self.open_restores.values():
+        for restore in self.restores.under_way:
             if not self._exists(restore.partition):
                 yield "a restore is of a partition that exists", {"restore": restore.restore_id}
         changing: set[PartitionId] = set()
@@ -263,7 +285,7 @@ class ClusterState:
             if not self._exists(planned.partition):
                 yield "a move is of a partition that exists", where
                 continue
-            if unknown := {planned.source, planned.target} - self.replicas.keys():
+            if unknown := {planned.source, planned.target} - self.roster.replicas.keys():
                 yield "source and target are known", where | {"replicas": ", ".join(sorted(unknown))}
             epoch = self.deployed[planned.partition.operator].assignment.epochs[planned.partition.partition]
             if isinstance(planned, PlannedStandby):
@@ -285,48 +307,21 @@ class ClusterState:
     # -- replicas -----------------------------------------------------------------------------------------
 
     def register(self, info: ReplicaInfo, home: Home) -> None:
-        if self.replicas.get(info.name) == info and self.homes.get(info.name) == home:
-            return
-        payload = {"site": info.site, "address": info.address, "weight": info.weight, **asdict(home)}
-        number = self.registrations.get(info.name, 0) + 1
-        self._append(f"replica/{info.name}/{number}", RecordState.NEW, None, payload)
-
-    def _fold_replica(self, rest: str, record: Record) -> None:
-        name = rest.rpartition("/")[0]
-        fields = dict(record.payload)
-        home = Home(fields.pop("directory", ""), fields.pop("place", ""))
-        self.replicas[name] = ReplicaInfo(name, **fields)
-        self.registrations[name] = self.registrations.get(name, 0) + 1
-        if home.directory:
-            self.homes[name] = home
+        self._write(*self.roster.registered(info, home))
 
     def replace(self, name: str, directory: str) -> None:
         """The name is this directory's from now on."""
-        number = self.registrations.get(name, 0) + 1
-        self._append(f"directory/{name}/{number}", RecordState.NEW, None, {"directory": directory})
-
-    def _fold_directory(self, rest: str, record: Record) -> None:
-        name = rest.rpartition("/")[0]
-        self.registrations[name] = self.registrations.get(name, 0) + 1
-        self.homes[name] = Home(record.payload["directory"])
+        self._write(self.roster.replaced(name, directory))
 
     def forget(self, name: str) -> None:
-        number = self.registrations.get(name, 0) + 1
-        self._append(f"forget/{name}/{number}", RecordState.NEW, None, {})
-
-    def _fold_forget(self, rest: str, record: Record) -> None:
-        name = rest.rpartition("/")[0]
-        self.registrations[name] = self.registrations.get(name, 0) + 1
-        self.replicas.pop(name, None)
-        self.homes.pop(name, None)
-        self.spawned.pop(name, None)
+        self._write(self.roster.forgotten(name))
 
     def is_free(self, name: str) -> bool:
         """Is nothing assigned to the replica, or on its way to or from it?"""
         plans = [deployed.assignment for deployed, _ in self.planned.values()]
         assignments = [*plans, *(deployed.assignment for deployed in self.deployed.values())]
         moves = [move.planned for move in self.open_moves.values()]
-        restores = [restore for restore, _ in self.open_restores.values()]
+        restores = self.restores.under_way
         return not (
             any(name in assignment.owners for assignment in assignments)
             or any(name in (move.source, move.target) for move in moves)
@@ -336,53 +331,15 @@ class ClusterState:
     # -- agents -------------------------------------------------------------------------------------------
 
     def register_agent(self, info: AgentInfo, home: Home) -> None:
-        if self.agents.get(info.name) == info and self.agent_homes.get(info.name) == home:
-            return
-        payload = {**asdict(info), "labels": dict(info.labels), **asdict(home)}
-        del payload["name"]  # the item has it
-        self._append(f"agent/{info.name}/{self.agent_orders.get(info.name, 0) + 1}", RecordState.NEW, None, payload)
-
-    def _fold_agent(self, rest: str, record: Record) -> None:
-        name, _, number = rest.rpartition("/")
-        fields = dict(record.payload)
-        self.agent_homes[name] = Home(fields.pop("directory"), fields.pop("place"))
-        self.agents[name] = AgentInfo(name, **fields)
-        self.agent_orders[name] = int(number)
+        self._write(*self.roster.agent_registered(info, home))
 
     def dismiss(self, name: str) -> None:
         """An agent is not known any more, nor what it was to have."""
-        self._append(f"dismiss/{name}/{self.agent_orders.get(name, 0) + 1}", RecordState.NEW, None, {})
-
-    def _fold_dismiss(self, rest: str, record: Record) -> None:
-        name, _, number = rest.rpartition("/")
-        self.agent_orders[name] = int(number)
-        self.agents.pop(name, None)
-        self.agent_homes.pop(name, None)
-        self.spawned = {replica: each for replica, each in self.spawned.items() if each.agent != name}
+        self._write(self.roster.dismissed(name))
 
     def spawn(self, wanted: Iterable[Spawned]) -> None:
         """Of these replicas this is wanted from now on: all of it is recorded, or nothing."""
-        entries = []
-        for each in wanted:
-            payload = asdict(each)
-            del payload["replica"]  # the item has it
-            item = f"spawn/{each.replica}/{self.spawn_orders.get(each.replica, 0) + 1}"
-            entries.append(_entry(item, RecordState.NEW, None, payload))
-        self._write(*entries)
-
-    def _fold_spawn(self, rest: str, record: Record) -> None:
-        replica, _, number = rest.rpartition("/")
-        self.spawn_orders[replica] = int(number)
-        self.spawned[replica] = Spawned(replica, **record.payload)
-
-    def wanted_at(self, agent: str) -> list[Spawned]:
-        """By replica's name."""
-        return [each for _, each in sorted(self.spawned.items()) if each.agent == agent]
-
-    def is_stopping(self, replica: str) -> bool:
-        """Was its agent told to stop it, or the node whose worker it is?"""
-        spawned = self.spawned.get(node_of(replica))
-        return spawned is not None and not spawned.running
+        self._write(*map(self.roster.spawning, wanted))
 
     # -- operators ----------------------------------------------------------------------------------------
 
@@ -400,7 +357,7 @@ class ClusterState:
     def _fold_upgrade(self, rest: str, record: Record) -> None:
         name, _, number = rest.rpartition("/")
         self.upgrades[name] = int(number)
-        self.deployed[name].spec = self._spec_of(name, record)
+        self.deployed[name].follow(self._spec_of(name, record))
 
     def confine(self, name: str, sites: Collection[str]) -> None:
         self._append(f"sites/{name}/{self.site_orders + 1}", RecordState.NEW, None, {"sites": list(sites)})
@@ -453,6 +410,8 @@ class ClusterState:
         name, _, epoch = rest.rpartition("/")
         del self.deployed[name]
         self.standbys.pop(name, None)
+        self.failovers.undeployed(name)
+        self.sweeps.undeployed(name)
         self.undeployed[name] = int(epoch)
 
     def adopt(self, spec: OperatorSpec, owners: Mapping[int, tuple[str, int]], granted: Mapping[int, int]) -> None:
@@ -532,8 +491,40 @@ class ClusterState:
         self.plan_moves([move])
 
     def plan_moves(self, moves: Iterable[Planned]) -> None:
-        """All of a plan, or nothing of it."""
-        self._plan(*((move.item_id, to_payload(move)) for move in moves))
+        """All of a plan, or nothing of it. Copies that follow are no part of a batch: they do not end."""
+        moves = list(moves)
+        entries = begun([move for move in moves if not isinstance(move, PlannedStandby)], self.now_us())
+        for copy in moves:
+            if isinstance(copy, PlannedStandby):
+                new = entry(copy.item_id, RecordState.NEW, None, to_payload(copy))
+                entries += [new, taken_up(new)]
+        self._write(*entries)
+
+    def retarget(self, move: PlannedMove, target: str, reason: str) -> None:
+        """A move that has not begun goes elsewhere. Args: reason: for people."""
+        number = self.retargets.get(move.item_id, 0) + 1
+        self._append(f"retarget/{move.item_id}/{number}", RecordState.NEW, None, {"target": target, "reason": reason})
+
+    def _fold_retarget(self, rest: str, record: Record) -> None:
+        item, _, number = rest.rpartition("/")
+        self.retargets[item] = int(number)
+        open_move = self.open_moves[item]
+        assert isinstance(open_move.planned, PlannedMove)
+        planned = replace(
+            open_move.planned,
+            target=record.payload["target"],
+            reason=because(open_move.planned, record.payload["reason"]),
+        )
+        open_move.planned = planned
+        recorded = self.history[planned.reconfiguration]
+        recorded.moves[item] = planned, recorded.moves[item][1]
+
+    def begin_moves(self, moves: Iterable[Planned]) -> None:
+        """Their turn has come. Nothing of those that have begun before, or ended."""
+        waiting = [self.open_moves[move.item_id].record for move in moves if move.item_id in self.open_moves]
+        entries = [taken_up(record) for record in waiting if record.state is RecordState.NEW]
+        if entries:
+            self._write(*entries)
 
     def grant(self, move: Planned) -> None:
         """Raises Locked when the epoch was granted to another move."""
@@ -542,10 +533,19 @@ class ClusterState:
 
     def move_owned(self, move: Planned, report: dict[str, Any]) -> None:
         payload = {"epoch": move.granted_epoch, "owner": move.target, "report": report}
-        self._end(self.open_moves[move.item_id].record, RecordState.PROCESSED, payload)
+        self._end_move(move, RecordState.PROCESSED, payload)
 
     def move_aborted(self, move: Planned, error: dict[str, Any], report: dict[str, Any]) -> None:
-        self._end(self.open_moves[move.item_id].record, RecordState.FAILED, {"error": error, "report": report})
+        self._end_move(move, RecordState.FAILED, {"error": error, "report": report})
+
+    def _end_move(self, move: Planned, state: RecordState, payload: dict[str, Any]) -> None:
+        """And with the last one its batch."""
+        record, recorded = self.open_moves[move.item_id].record, self.history.get(move.reconfiguration)
+        over: list[Entry] = []
+        if recorded is not None and recorded.batch is not None and recorded.is_last(move.item_id):
+            status = BatchStatus.CANCELLED if recorded.cancelled else BatchStatus.DONE
+            over = recorded.batch.to(status, self.now_us())
+        self._end(record, state, ended(record, payload, state), over)
 
     def _fold_move(self, rest: str, record: Record) -> None:
         match record.state:
@@ -570,7 +570,10 @@ class ClusterState:
 
     def _remember(self, planned: Planned, record: Record) -> None:
         if not isinstance(planned, PlannedStandby):
-            recorded = self.history.pop(planned.reconfiguration, None) or Recorded(record.timestamp_us)
+            began = Recorded(record.timestamp_us, by=record.author)
+            recorded = self.history.pop(planned.reconfiguration, None) or began
+            if isinstance(planned, PlannedMove) and not recorded.moves:
+                recorded.limits = limits_of(planned.options)
             recorded.moves[record.item_id] = planned, record
             self.history[planned.reconfiguration] = recorded
 
@@ -578,36 +581,36 @@ class ClusterState:
 
     def plan_restores(self, restores: Iterable[PlannedRestore]) -> None:
         """All of a plan, or nothing of it."""
-        self._plan(*((restore.item_id, to_payload(restore)) for restore in restores))
+        self._write(*self.restores.planned(restores, self.now_us()))
 
     def restore_owned(self, restore: PlannedRestore, epoch: int, report: dict[str, Any]) -> None:
         payload = {"epoch": epoch, "owner": restore.target, "report": report}
-        self._end(self.open_restores[restore.item_id][1], RecordState.PROCESSED, payload)
+        self._end(*self._ends(restore, RecordState.PROCESSED, payload))
 
     def restore_failed(self, restore: PlannedRestore, granted: int, error: dict[str, Any]) -> None:
         """Args: granted: the epoch for which the owner was asked to stop; 0: it was not."""
-        payload = {"error": error, "granted": granted}
-        self._end(self.open_restores[restore.item_id][1], RecordState.FAILED, payload)
+        self._end(*self._ends(restore, RecordState.FAILED, {"error": error, "granted": granted}))
+
+    def _ends(
+        self, restore: PlannedRestore, state: RecordState, payload: dict[str, Any]
+    ) -> tuple[Record, RecordState, dict[str, Any], list[Entry]]:
+        record, payload, over = self.restores.ends(restore, state, payload, self.now_us())
+        return record, state, payload, over
+
+    def call_off_restore(self, restore_id: str) -> None:
+        self._write(*self.restores.called_off(restore_id))
 
     def _fold_restore(self, rest: str, record: Record) -> None:
-        match record.state:
-            case RecordState.NEW:
-                restore = restore_of(record.item_id, record.payload)
-                self.open_restores[record.item_id] = restore, record
-                granted = self.epochs_granted.get(restore.partition, 0)
-                self.epochs_granted[restore.partition] = max(granted, restore.epoch)
-            case RecordState.PROCESSING:
-                self.open_restores[record.item_id] = self.open_restores[record.item_id][0], record
-            case RecordState.PROCESSED | RecordState.FAILED:
-                restore = self.open_restores.pop(record.item_id)[0]
-                if record.state is RecordState.PROCESSED:
-                    deployed = self.operator(restore.partition.operator)
-                    deployed.assignment = deployed.assignment.moved(
-                        restore.partition.partition, restore.target, record.payload["epoch"]
-                    )
-                elif granted := record.payload.get("granted", 0):
-                    self.epochs_granted[restore.partition] = max(self.epochs_granted[restore.partition], granted)
-                    self.failed_restores.append(restore)
+        restore = self.restores.fold_one(record)
+        partition, granted = restore.partition, self.epochs_granted.get(restore.partition, 0)
+        if record.state is RecordState.NEW:
+            self.epochs_granted[partition] = max(granted, restore.epoch)
+        elif record.state is RecordState.FAILED and record.payload.get("granted", 0):
+            self.epochs_granted[partition] = max(granted, record.payload["granted"])
+        elif record.state is RecordState.PROCESSED:
+            deployed, epoch = self.operator(partition.operator), record.payload["epoch"]
+            deployed.assignment = deployed.assignment.moved(partition.partition, restore.target, epoch)
+            self.sweeps.restored(partition)
 
     # -- standbys -----------------------------------------------------------------------------------------
 
@@ -620,6 +623,23 @@ class ClusterState:
         operator, _, number = rest.rpartition("/")
         self.standbys[operator] = record.payload["count"]
         self.standby_orders = max(self.standby_orders, int(number))
+
+    def order_failover(self, operator: str, failover: Failover) -> None:
+        if self.failovers.is_manual(operator) is not (failover is Failover.MANUAL):
+            item = f"failover/{operator}/{self.failovers.count + 1}"
+            self._append(item, RecordState.NEW, None, {"failover": failover.value})
+
+    def _fold_failover(self, rest: str, record: Record) -> None:
+        self.failovers.order(rest.rpartition("/")[0], Failover(record.payload["failover"]))
+
+    def maintain(self, node: str, maintenance: Maintenance | None) -> None:
+        """None: it has ended."""
+        self._write(self.roster.maintaining(node, maintenance))
+
+    def maintained(self) -> set[str]:
+        """Nodes that are in maintenance now."""
+        now = self.now_us()
+        return {node for node, each in self.roster.maintenance.items() if each.lasts(now)}
 
     def order_autopilot(self, orders: Orders) -> None:
         if orders != self.autopilot:
@@ -637,10 +657,15 @@ class ClusterState:
         item = f"job/{name}/{self.jobs.orders.get(name, 0) + 1}"
         self._append(item, RecordState.NEW, None, {} if job is None else job.to_payload())
 
-    def begin_run(self, job: str, at_us: int) -> Run:
-        """Raises IllegalRecord where it was begun for that time before."""
-        self._plan((f"run/{job}/{at_us}", {}))
+    def begin_run(self, job: str, at_us: int, operators: Collection[str] = ()) -> Run:
+        """Args: operators: with a stage each. Raises IllegalRecord where it was begun for that time before."""
+        self._plan((f"run/{job}/{at_us}", {"operators": list(operators)}))
         return self.jobs.runs[job][-1]
+
+    def end_stage(self, run: Run, stage: Stage) -> Run:
+        payload = {"reconfigurations": list(stage.reconfigurations)} | ({"error": stage.error} if stage.error else {})
+        self._append(f"stage/{run.id}/{stage.operator}", RecordState.NEW, None, payload)
+        return self.jobs.run(run.id)
 
     def end_run(self, run: Run, state: RunState, reconfigurations: Collection[str], note: str) -> None:
         to = RecordState.PROCESSED if state is RunState.PROCESSED else RecordState.FAILED
@@ -658,10 +683,48 @@ class ClusterState:
             )
         ]
 
-    # -- pauses -------------------------------------------------------------------------------------------
+    # -- sweeps -------------------------------------------------------------------------------------------
+
+    def plan_sweep(self, sweep_id: str, plan: Plan) -> None:
+        self._write(*self.sweeps.planned(sweep_id, plan, self.now_us()))
+
+    def begin_swept(self, sweep_id: str, node: str) -> bool:
+        """False: it does not any more. A node that is to be restarted is so by its agent."""
+        begun = self.sweeps.begun(sweep_id, node)
+        if begun is None:
+            return False
+        restarted: list[Entry] = []
+        if self.sweeps.there[sweep_id].chore is Chore.RESTART:
+            spawned = self.roster.spawned[node]
+            restarted = [self.roster.spawning(replace(spawned, generation=spawned.generation + 1))]
+        self._write(begun, *restarted)
+        return True
+
+    def end_swept(self, sweep_id: str, node: str, outcome: Outcome, ms: int) -> None:
+        self._write(*self.sweeps.ended(sweep_id, node, outcome, ms, self.now_us()))
+
+    def call_off_sweep(self, sweep_id: str) -> None:
+        self._write(*self.sweeps.called_off(sweep_id, self.now_us()))
+
+    # -- batches ------------------------------------------------------------------------------------------
+
+    def _fold_reconfiguration(self, reconfiguration: str, record: Record) -> None:
+        recorded = self.history.setdefault(reconfiguration, Recorded(record.timestamp_us, by=record.author))
+        if recorded.batch is None:
+            recorded.batch = Batch(record, {})
+        recorded.batch.fold(record)
+        is_paused = recorded.batch.status is BatchStatus.PAUSED
+        (self.paused.add if is_paused else self.paused.discard)(reconfiguration)
 
     def pause(self, reconfiguration: str, paused: bool) -> None:
-        if (reconfiguration in self.paused) != paused:
+        """Nothing of it where it has ended."""
+        recorded = self.history.get(reconfiguration)
+        if (reconfiguration in self.paused) == paused or (recorded is not None and recorded.state.over):
+            return
+        if recorded is not None and recorded.batch is not None:
+            status = BatchStatus.PAUSED if paused else BatchStatus.IN_PROGRESS
+            self._write(*recorded.batch.to(status, self.now_us()))
+        else:  # of an earlier version
             item = f"pause/{reconfiguration}/{self.pauses.get(reconfiguration, 0) + 1}"
             self._append(item, RecordState.NEW, None, {"paused": paused})
 
@@ -669,6 +732,26 @@ class ClusterState:
         reconfiguration, _, number = rest.rpartition("/")
         self.pauses[reconfiguration] = int(number)
         (self.paused.add if record.payload["paused"] else self.paused.discard)(reconfiguration)
+
+    def edit(self, reconfiguration: str, limits: Limits) -> None:
+        recorded = self.history[reconfiguration]
+        if limits != recorded.limits:
+            item = f"edit/{reconfiguration}/{recorded.edits + 1}"
+            self._append(item, RecordState.NEW, None, limits.to_payload())
+
+    def _fold_edit(self, rest: str, record: Record) -> None:
+        reconfiguration, _, number = rest.rpartition("/")
+        recorded = self.history[reconfiguration]
+        recorded.limits, recorded.edits = Limits.of(record.payload), int(number)
+
+    def cancel(self, reconfiguration: str) -> None:
+        """What has not been fenced of it is to be rolled back, whoever leads. Nothing where it has ended."""
+        recorded = self.history.get(reconfiguration)
+        if recorded is not None and not recorded.cancelled and not recorded.state.over:
+            self._append(f"cancel/{reconfiguration}", RecordState.NEW, None, {})
+
+    def _fold_cancel(self, reconfiguration: str, record: Record) -> None:
+        self.history[reconfiguration].cancelled = True
 
     def operator_stood(self, reconfiguration: str, ms: float) -> None:
         self._append(f"stood/{reconfiguration}", RecordState.NEW, None, {"ms": ms})
@@ -682,11 +765,6 @@ class ClusterState:
         self.open_moves[record.payload["move"]].granted = True
 
 
-def _entry(item: str, state: RecordState, previous: Record | Entry | None, payload: Any = None) -> Entry:
-    # its locks have no lease: a controller that comes back carries its own moves on
-    return Entry(item, APP, state, previous, payload, lease_s=math.inf)
-
-
 def _spec_payload(spec: OperatorSpec) -> dict[str, Any]:
     fields = spec.to_json()
     del fields["name"]  # the item has it
@@ -695,25 +773,41 @@ def _spec_payload(spec: OperatorSpec) -> dict[str, Any]:
 
 #: how a record is known, by the kind of its item
 FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
-    "replica": ClusterState._fold_replica,
-    "directory": ClusterState._fold_directory,
-    "forget": ClusterState._fold_forget,
+    "replica": lambda cluster, rest, record: cluster.roster.fold_replica(rest, record),
+    "directory": lambda cluster, rest, record: cluster.roster.fold_directory(rest, record),
+    "forget": lambda cluster, rest, record: cluster.roster.fold_forget(rest, record),
     "operator": ClusterState._fold_operator,
     "upgrade": ClusterState._fold_upgrade,
     "sites": ClusterState._fold_sites,
     "undeploy": ClusterState._fold_undeploy,
     "move": ClusterState._fold_move,
     "restore": ClusterState._fold_restore,
+    "restores": lambda cluster, rest, record: cluster.restores.fold_batch(rest, record),
+    "unrestore": lambda cluster, rest, record: cluster.restores.fold_called_off(rest, record),
     "grant": ClusterState._fold_grant,
     "adopt": ClusterState._fold_adopt,
     "adopted": ClusterState._fold_adopted,
     "standbys": ClusterState._fold_standbys,
+    "failover": ClusterState._fold_failover,
+    "reconfiguration": ClusterState._fold_reconfiguration,
+    "retarget": ClusterState._fold_retarget,
     "pause": ClusterState._fold_pause,
+    "edit": ClusterState._fold_edit,
+    "cancel": ClusterState._fold_cancel,
     "stood": ClusterState._fold_stood,
-    "agent": ClusterState._fold_agent,
-    "dismiss": ClusterState._fold_dismiss,
-    "spawn": ClusterState._fold_spawn,
+    "agent": lambda cluster, rest, record: cluster.roster.fold_agent(rest, record),
+    "dismiss": lambda cluster, rest, record: cluster.roster.fold_dismiss(rest, record),
+    "spawn": lambda cluster, rest, record: cluster.roster.fold_spawn(rest, record),
     "autopilot": ClusterState._fold_autopilot,
+    "maintenance": lambda cluster, rest, record: cluster.roster.fold_maintenance(rest, record),
     "job": lambda cluster, rest, record: cluster.jobs.fold_job(rest, record),
     "run": lambda cluster, rest, record: cluster.jobs.fold_run(rest, record),
+    "stage": lambda cluster, rest, record: cluster.jobs.fold_stage(rest, record),
+    "roll": lambda cluster, rest, record: cluster.sweeps.fold_sweep(rest, record),
+    "rolled": lambda cluster, rest, record: cluster.sweeps.fold_task(rest, record),
+    "unroll": lambda cluster, rest, record: cluster.sweeps.fold_called_off(rest, record),
+    "sweep": lambda cluster, rest, record: cluster.sweeps.fold_sweep(rest, record),
+    "swept": lambda cluster, rest, record: cluster.sweeps.fold_task(rest, record),
+    "unsweep": lambda cluster, rest, record: cluster.sweeps.fold_called_off(rest, record),
+    "controller": lambda *_: None,
 }

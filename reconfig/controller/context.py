@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -29,13 +29,30 @@ from stateflow.errors import (
     WriteUncertain,
 )
 from stateflow.ledger import Ledger, Record
+from stateflow.rpc.admission import caller
 from stateflow.runtime.authority import Command
 from stateflow.settings import ControllerSettings
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import PartitionId, ReplicaInfo, node_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
+#: characters of an author
+AUTHOR_MAX = 128
+#: how often what replicas say is waited for
+LOOK_S = 0.05
+#: a ledger that takes longer is away, and answers do not wait for it
+WRITTEN_WITHIN_S = 2.0
+
+
+def author() -> str:
+    """Of records: who asked for what is done here, and for what follows from it; empty: this controller decides. Nodes
+    only say how they are."""
+    who = caller()
+    return "" if who is None or who.role.listens else str(who)[:AUTHOR_MAX]
+
+
+def _nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +94,11 @@ class ControllerContext:
         self._writer.check = self.check_leads  # again: a database that is locked lets it wait
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")  # one: the writer is not thread-safe
-        self.members = Members(self.cluster.replicas, settings, clock, grace_s)
+        self.members = Members(self.cluster.roster.replicas, settings, clock, grace_s)
         self.names = Names(self.cluster, self.members, settings, clock)
         self.replicas = Replicas(self.cluster, self.members, settings, clock, connect, self._command, self._refused)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._recording = 0  # records that are being written, or are to be
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[StateflowError] = self._loop.create_future()
         self._waited_for = ""  # why a record waits, as it was said last
@@ -105,7 +123,11 @@ class ControllerContext:
         while True:
             try:
                 self.check_leads()
-                return await self._loop.run_in_executor(self._records, work, self._writer, *arguments)
+                self._recording += 1
+                try:
+                    return await self._loop.run_in_executor(self._records, self._write, author(), work, *arguments)
+                finally:
+                    self._recording -= 1
             except (HoldLost, LedgerReplaced, WriteUncertain) as error:  # or its outcome is not known: read it anew
                 self._end_term(error)
                 raise
@@ -114,6 +136,18 @@ class ControllerContext:
                     self._waited_for = error.what
                     log.warning("nothing is decided meanwhile: %s", error)
             await asyncio.sleep(self.settings.retry_interval_s)
+
+    async def knows_what_it_wrote(self) -> None:
+        """A record is in the ledger a moment before it is known here, and who does not lead may have told of it by
+        then: whoever asks here next is not to be told less."""
+        if self._recording:
+            before_this = self._loop.run_in_executor(self._records, _nothing)
+            await asyncio.wait([before_this], timeout=WRITTEN_WITHIN_S)
+
+    def _write(self, author: str, work: Callable[..., T], *arguments: Any) -> T:
+        """In the one thread that writes."""
+        self._writer.author = author
+        return work(self._writer, *arguments)
 
     # -- the term -----------------------------------------------------------------------------------------
 
@@ -153,9 +187,35 @@ class ControllerContext:
         """Replicas to plan with: those that were heard lately, and that their agent was not told to stop."""
         return {
             name: info
-            for name, info in self.cluster.replicas.items()
-            if self.members.alive(name) and not self.cluster.is_stopping(name)
+            for name, info in self.cluster.roster.replicas.items()
+            if self.members.alive(name) and not self.cluster.roster.is_stopping(name)
         }
+
+    async def again_and_again(self, look: Callable[[], Awaitable[None]], instead: str) -> None:
+        """With each heartbeat, whatever goes wrong: ``instead`` is said then."""
+        while True:
+            await asyncio.sleep(self.settings.heartbeat_interval_s)
+            try:
+                await look()
+            except StateflowError as error:
+                log.warning("%s: %s", instead, error)
+            except Exception:
+                log.exception("%s", instead)
+
+    async def acquainted(self) -> None:
+        """Who leads since a moment ago has heard nobody yet, and would find that nobody answers: whoever was there
+        before has as long to be heard as at any other time."""
+        while self.members.expects():  # noqa: ASYNC110 - it is over with time, too
+            await asyncio.sleep(LOOK_S)
+
+    def may_be_alone(self, name: str, operator: str) -> bool:
+        """Whether it may serve partitions of the operator though its lease has lapsed."""
+        return self.cluster.failovers.may_be_alone(operator, self.members.said_alone(name))
+
+    def fit(self) -> dict[str, ReplicaInfo]:
+        """Those of them that may be given something: whose node is not in maintenance."""
+        maintained = self.cluster.maintained()
+        return {name: info for name, info in self.alive().items() if node_of(name) not in maintained}
 
     def least_loaded(self, replicas: Iterable[ReplicaInfo], coming: Mapping[str, int]) -> ReplicaInfo:
         """The one with the fewest partitions for its weight, those ``coming`` counted."""
@@ -168,9 +228,9 @@ class ControllerContext:
 
     def check_site(self, name: str) -> None:
         """Raises UnknownSite."""
-        sites = sorted({info.site for info in self.cluster.replicas.values()})
+        sites = sorted({info.site for info in self.cluster.roster.replicas.values()})
         if name not in sites:
-            replicas = sorted(self.cluster.replicas)
+            replicas = sorted(self.cluster.roster.replicas)
             raise UnknownSite(
                 f"there is no site or replica {name!r}",
                 remedy=f"use a site ({', '.join(sites) or 'none'}) or a replica ({', '.join(replicas) or 'none'})",
@@ -178,7 +238,7 @@ class ControllerContext:
 
     def check_not_restored(self, partition: PartitionId) -> None:
         """Raises MoveConflict while a restore of the partition is under way."""
-        for planned, _ in self.cluster.open_restores.values():
+        for planned in self.cluster.restores.under_way:
             if planned.partition == partition:
                 raise MoveConflict(
                     "the partition is being restored",
@@ -186,6 +246,18 @@ class ControllerContext:
                     partition=partition,
                     restore=planned.restore_id,
                 )
+
+    async def learnt(self, pairs: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Those of these (replica, operator) that have the operator, or fetch it: not to be awaited with ``planning``
+        held, as that may take minutes."""
+        able = set()
+        for name, operator in sorted(pairs):
+            try:
+                await self.replicas.learn(name, self.cluster.operator(operator).spec)
+                able.add((name, operator))
+            except StateflowError as error:
+                log.warning("%s does not have %s: %s", name, operator, error)
+        return able
 
     # -- tasks --------------------------------------------------------------------------------------------
 

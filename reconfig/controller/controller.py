@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import grpc.aio
 
+from reconfig.affinity import Node
+from reconfig.alone import Failover
+from reconfig.capacity import Choice
 from reconfig.controller.adopting import Adopter
 from reconfig.controller.agents import Agents
 from reconfig.controller.checkpoints import Checkpoints
 from reconfig.controller.claims import Claims
-from reconfig.controller.context import ClusterStates, ControllerContext
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.context import LOOK_S, ClusterStates, ControllerContext
+from reconfig.controller.covering import Covering
 from reconfig.controller.deployments import Deployments
 from reconfig.controller.executor import Executor
+from reconfig.controller.giving_up import GivingUp
 from reconfig.controller.jobs import Jobs
 from reconfig.controller.leaving import Leaving
+from reconfig.controller.measuring import Measuring
 from reconfig.controller.placing import Placing
 from reconfig.controller.rebalancing import AutoRebalance
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.registration import Registration
+from reconfig.controller.replanning import Replanning
+from reconfig.controller.restarting import Restarting
 from reconfig.controller.restores import Restores
 from reconfig.controller.run_registry import RunRegistry
+from reconfig.controller.scrubbing import Scrubbing
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.survey import Survey
+from reconfig.controller.sweeping import Sweeps
 from reconfig.controller.takeovers import Takeovers
+from reconfig.controller.verifying import Verifications
+from reconfig.controller.versions import Versions
 from reconfig.placement import PolicyName
+from reconfig.sweeps import Chore
 from reconfig.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Ledger
-from stateflow.reports import ClusterReport, Deployment, FollowerReport, Placement, Reconfiguration
+from stateflow.reports import ClusterReport, Deployment, FollowerReport, JobReport, JobRun, Placement, Reconfiguration
 from stateflow.rpc.wire import connect
 from stateflow.runtime.code_key import check_signed
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec
+from stateflow.types import OperatorSpec, PartitionId
 
 
 class Controller:
@@ -43,6 +58,7 @@ class Controller:
         tenure: by default for ever, of a controller that is alone.
         states: of the ledger, where they were read already.
         grace_s: a predecessor may grant leases for so long from now on.
+        address: where it listens: its name, where the settings give it none.
     """
 
     def __init__(
@@ -56,6 +72,7 @@ class Controller:
         tenure: Tenure | None = None,
         states: ClusterStates | None = None,
         grace_s: float = 0.0,
+        address: str = "",
     ) -> None:
         self.settings = settings or ControllerSettings()
         self.context = context = ControllerContext(
@@ -74,28 +91,74 @@ class Controller:
         self.standbys = Standbys(context, executor)
         self.restores = Restores(context, self.standbys.end)
         self.takeovers = Takeovers(context, self.runs, executor, self.standbys)
+        self.giving_up = GivingUp(context, self.runs, self.takeovers)
         self.reconfigurations = Reconfigurations(context, self.runs, executor)
         self.leaving = Leaving(context, self.standbys, self.takeovers)
         claims = Claims(self.settings, clock)
         self.registration = Registration(context, claims, self.leaving, self.takeovers)
         self.adopter = Adopter(context, claims)
         self.deployments = Deployments(context, claims, self.leaving.drop)
+        self.versions = Versions(context, self.deployments)
         self.checkpoints = Checkpoints(context)
         self.agents = Agents(context, connect, grace_s)
-        self.survey = Survey(context, self.runs, self.standbys, self.takeovers, self.deployments.created)
+        self.measuring = Measuring(context, executor.links)
+        self.survey = Survey(
+            context, self.runs, self.standbys, self.takeovers, self.deployments.created, self.measuring
+        )
         self._executor = executor
-        self.placing = Placing(context, self.reconfigurations)
-        self.jobs = Jobs(context, self.runs, self.reconfigurations, self.placing, self.checkpoints)
+        self.placing = Placing(context, self.reconfigurations, self.measuring)
+        me = Node(self.settings.name or address or "controller", self.settings.site, self.settings.labels)
+        self.jobs = Jobs(context, self.runs, self.reconfigurations, self.placing, self.checkpoints, me)
+        self._replanning = Replanning(context, executor)
+        self.sweeps = Sweeps(
+            context,
+            {
+                Chore.RESTART: Restarting(context, self.agents, self.takeovers),
+                Chore.CHECKPOINT: Covering(context, Chore.CHECKPOINT, self.checkpoints.take_one),
+                Chore.VERIFY: Covering(context, Chore.VERIFY, Verifications(context, self.standbys).verify_one),
+            },
+        )
+        self._scrubbing = Scrubbing(context, self.sweeps)
         self._auto_rebalance = AutoRebalance(context, self.runs, self.reconfigurations)
 
-    async def deploy(self, spec: OperatorSpec, sites: Collection[str] | None) -> Deployment:
-        """Raises CodeRefused, and as :meth:`Deployments.deploy` does."""
+    async def deploy(
+        self, spec: OperatorSpec, sites: Collection[str] | None, failover: Failover | None = None
+    ) -> Deployment:
+        """Raises CodeRefused, BundleMissing, BundleDamaged, and as :meth:`Deployments.deploy` does."""
         check_signed(spec)
-        return self.survey.deployment(await self.deployments.deploy(spec, sites))
+        await self.versions.check_here(spec)
+        deployed = await self.deployments.deploy(spec, sites)
+        if failover is not None:
+            await self.context.record(ClusterState.order_failover, spec.name, failover)
+            await self._known_to_owners(spec.name)
+        await self.versions.drop_unused()
+        return self.survey.deployment(deployed)
+
+    async def _known_to_owners(self, operator: str) -> None:
+        """What they may do alone counts when they have said that they know it. Those that answer are waited for as long
+        as one of them may be silent: a site may be cut off the moment after it was said."""
+        order, _ = self.cluster.failovers.newest.get(operator, (0, False))
+        if not order:
+            return  # it was never ordered otherwise
+        owners = set(self.cluster.operator(operator).assignment.owners)
+        until = self.context.clock.monotonic() + self.members.silence_s
+        while self.context.clock.monotonic() < until:
+            said = map(self.members.said_alone, owners & self.context.alive().keys())
+            if all(each is not None and each.order >= order for each in said):
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def upgrade(self, operator: str, version: int) -> Deployment:
+        """See :meth:`Versions.upgrade`."""
+        return self.survey.deployment(await self.versions.upgrade(operator, version))
 
     async def proposed(self, operator: str, names: Sequence[PolicyName]) -> Placement:
         """See :meth:`Placing.proposed`."""
         return await self.placing.proposed(operator, names, self._executor.cost())
+
+    async def costs(self, choice: Choice, reasons: Mapping[PartitionId, str]) -> Placement:
+        """See :meth:`Placing.costs`."""
+        return await self.placing.costs(choice, reasons, self._executor.cost())
 
     # -- what any controller tells, see also :class:`~reconfig.controller.overview.Overview` ----------------
 
@@ -111,6 +174,14 @@ class Controller:
 
     def status(self) -> ClusterReport:
         return self.survey.status()
+
+    def job_reports(self, name: str) -> list[JobReport]:
+        """Of all, where none is named. Raises InvalidArgument."""
+        return [self.jobs.report(name)] if name else self.jobs.reports()
+
+    def job_run(self, run_id: str) -> JobRun:
+        """Raises InvalidArgument."""
+        return self.jobs.run(run_id)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
         """Raises MoveUnknown."""
@@ -129,9 +200,12 @@ class Controller:
         self.takeovers.resume_all()
         self.reconfigurations.resume_all()
         self.context.spawn(self.restores.resume())
+        self.sweeps.resume_all()
         self.context.spawn(self.takeovers.watch())
         self.context.spawn(self.placing.watch())
         self.context.spawn(self.jobs.watch())
+        self.context.spawn(self._replanning.watch())
+        self.context.spawn(self._scrubbing.watch())
         if self.settings.auto_rebalance:
             self.context.spawn(self._auto_rebalance.watch())
 

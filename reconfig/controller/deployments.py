@@ -76,8 +76,9 @@ class Deployments:
         if not self._cluster.deployed and not self._cluster.planned:  # replicas may have what this ledger has lost
             await asyncio.sleep(self._claims.early_s)
         await self._former_owners(spec.name)
+        await self._context.acquainted()
         self._claims.check_free(spec.name, self._context.ledger_id)
-        candidates = [info for info in self._cluster.replicas.values() if self._members.alive(info.name)]
+        candidates = list(self._context.fit().values())
         if sites:
             candidates = [info for info in candidates if info.site in sites]
         owners = await self._context.aside(ring.propose, spec.name, range(spec.partitions), candidates)
@@ -90,7 +91,7 @@ class Deployments:
         """Wait for whoever was not told that an earlier deployment has ended: it may serve what it had of that as long
         as its lease runs."""
         while operator in self._cluster.undeployed:
-            untold = [name for name in self._cluster.replicas if not self._members.alive(name)]
+            untold = [name for name in self._cluster.roster.replicas if not self._members.alive(name)]
             left_s = [self._members.lease_left_s(name) for name in untold if self._members.may_serve(name)]
             if not left_s:
                 return
@@ -100,12 +101,13 @@ class Deployments:
         """New code and states of an operator. Every owner that answers must have the code, and says so first. Whoever
         was silent for a while hears of it when it registers again, which it must, though its lease may still run: also
         one that owns nothing of it, for a copy on its way there may be owned any time."""
+        await self._context.acquainted()
         owners = Counter(deployed.assignment.owners)
         await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._context.alive().keys()})
         await self._context.record(ClusterState.upgrade, spec)
         spec = deployed.spec  # as it was recorded
         alive = self._context.alive()
-        for silent in self._cluster.replicas.keys() - alive.keys():
+        for silent in self._cluster.roster.replicas.keys() - alive.keys():
             self._members.expel(silent)
         await asyncio.gather(*(self._tell(name, spec) for name in sorted(alive)))
         return self._cluster.operator(spec.name)

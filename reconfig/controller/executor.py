@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from reconfig import migration as m
+from reconfig.batch import Limits, Part
 from reconfig.budget import Experience, FixedCost
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
@@ -16,8 +17,12 @@ from reconfig.controller.history import report_to_record
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runner import Hooks
-from reconfig.work import Copy, Planned
+from reconfig.controller.spans import reconfiguring
+from reconfig.controller.turns import Turns
+from reconfig.links import Links
+from reconfig.work import Copy, Planned, PlannedMove
 from stateflow.errors import BudgetUnreachable, StateflowError
+from stateflow.ledger import RecordState
 from stateflow.reports import MoveReport
 from stateflow.rpc.wire import unexpected
 from stateflow.types import PartitionId
@@ -32,9 +37,17 @@ class Executor:
 
     def __init__(self, context: ControllerContext, runs: RunRegistry) -> None:
         self._context, self._runs = context, runs
-        self.bandwidth = 0.0
+        self.bandwidth, self.links = 0.0, Links()
         self.change_rates: dict[PartitionId, float] = {}
-        self._slots = asyncio.Semaphore(context.settings.concurrent_moves)
+        settings = context.settings
+        self.turns = Turns(
+            lambda batch: context.cluster.history[batch].limits,
+            Limits(settings.concurrent_moves, settings.moves_per_node, settings.moves_per_link),
+            runs.goes_on,
+            lambda moves: context.record(ClusterState.begin_moves, moves),
+            context.spawn,
+        )
+        runs.on_change, runs.withdraw = self.turns.look, self.turns.withdraw
         self._experience = Experience()
         self._cutovers: dict[str, asyncio.Lock] = {}  # by source
         #: the standby of a partition that a replica is, as its move; and who is told of a new owner
@@ -66,8 +79,8 @@ class Executor:
         return MoveRunner(
             planned=planned,
             deployed=self._context.cluster.operator(planned.partition.operator),
-            source=self._context.cluster.replicas[planned.source],
-            target=self._context.cluster.replicas[planned.target],
+            source=self._context.cluster.roster.replicas[planned.source],
+            target=self._context.cluster.roster.replicas[planned.target],
             replicas=self._context.replicas,
             hooks=self.hooks(running, planned),
             settings=self._context.settings,
@@ -84,10 +97,11 @@ class Executor:
         Args:
             first: by item, instructions of moves that an earlier controller had granted.
         """
-        if running.strategy is not None and running.strategy.stops:
-            await self._run_stopped(running, dict(first or {}))
-        else:
-            await self._run_rounds(running, first or {})
+        with reconfiguring(running.id, running.told.operator, str(running.told.kind)):
+            if running.strategy is not None and running.strategy.stops:
+                await self._run_stopped(running, dict(first or {}))
+            else:
+                await self._run_rounds(running, first or {})
         if not self._context.over.done():
             self._runs.settle(running, self._context.cluster.history[running.id].state)
 
@@ -107,39 +121,49 @@ class Executor:
         while not self._context.over.done():
             runner = round_[number]
             try:
-                await self._run_in_turn(running, runner, resumed)
-                self._learn(runner)
-                return
+                if await self._run_in_turn(running, runner, resumed):
+                    self._learn(runner)
+                    return
             except Exception:
                 if self._context.over.done():
                     return
                 log.exception("move %s begins again", runner.planned.move_id)
-            await asyncio.sleep(self._context.settings.takeover_retry_s)
+                await asyncio.sleep(self._context.settings.takeover_retry_s)
             open_move = self._context.cluster.open_moves.get(runner.planned.item_id)
             if open_move is None:
                 return
-            machine, resumed = MoveRunner.resumed(runner.planned, open_move.granted)
-            round_[number] = again = self.runner(running, runner.planned, machine)
+            assert isinstance(open_move.planned, PlannedMove)
+            machine, resumed = MoveRunner.resumed(open_move.planned, open_move.granted)
+            round_[number] = again = self.runner(running, open_move.planned, machine)
+            if running.cancelled:
+                again.cancel()
             running.runners = [again if each is runner else each for each in running.runners]
 
-    async def _run_in_turn(self, running: Running, runner: MoveRunner, resumed: list[m.Instruction] | None) -> None:
+    async def _run_in_turn(self, running: Running, runner: MoveRunner, resumed: list[m.Instruction] | None) -> bool:
+        """False: it was planned anew while it waited."""
         if resumed is not None or (running.strategy is not None and running.strategy.stops):
             await runner.run(resumed)  # it has begun
-            return
-        while True:
-            await self._wait_to_go(running)
-            if running.strategy is None or not running.strategy.limited:
-                await runner.run()
-                return
-            async with self._slots:  # what is paused takes no turn from others
-                if running.go.is_set():
+            return True
+        replicas, planned = self._context.cluster.roster.replicas, runner.planned
+        part = Part.between(
+            running.id,
+            replicas[planned.source],
+            replicas[planned.target],
+            shared=running.strategy is not None and running.strategy.limited,
+        )
+        if not (running.cancelled or runner.is_moot):
+            async with self.turns.turn(part, planned) as begins:
+                if begins:
                     await runner.run()
-                    return
-
-    @staticmethod
-    async def _wait_to_go(running: Running) -> None:
-        while not running.go.is_set():
-            await running.go.wait()
+                    return True
+        open_move = self._context.cluster.open_moves[planned.item_id]
+        if open_move.planned != planned and not (running.cancelled or runner.is_moot):
+            return False
+        if open_move.record.state is RecordState.NEW:
+            await runner.withdraw()
+        else:
+            await runner.run()  # it had begun before this controller led: its target is to hear of it
+        return True
 
     def _learn(self, runner: MoveRunner) -> None:
         report, machine = runner.report, runner.machine
@@ -148,6 +172,10 @@ class Executor:
         if machine.phase is not m.Phase.COMPLETED:
             return
         self.bandwidth = report.bandwidth or self.bandwidth
+        replicas, planned = self._context.cluster.roster.replicas, runner.planned
+        if planned.source in replicas and planned.target in replicas:  # else somebody has forgotten one since
+            sites = replicas[planned.source].site, replicas[planned.target].site
+            self.links.moved(self._context.clock.monotonic(), *sites, report.bandwidth)
         self.change_rates[runner.planned.partition] = report.change_rate
         predicted = report.predicted_pause_ms
         if predicted and math.isfinite(predicted):
@@ -159,6 +187,7 @@ class Executor:
         restored elsewhere, and the job started again."""
         operator = running.told.operator
         moves = [runner for round_ in running.rounds for runner in round_]
+        await self._context.record(ClusterState.begin_moves, [runner.planned for runner in moves])
         began = self._context.clock.monotonic()
         holding = self._context.spawn(self._keep_holding(operator))
         try:

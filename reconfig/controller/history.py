@@ -9,11 +9,12 @@ from typing import Any
 
 from reconfig import failover as f
 from reconfig import migration as m
-from reconfig.controller.cluster_state import Recorded
+from reconfig.controller.batch_book import Recorded
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.work import Change, Planned, PlannedMove, PlannedTakeover
 from stateflow.errors import from_wire
 from stateflow.ledger import Record, RecordState
-from stateflow.reports import MoveReport, Reconfiguration
+from stateflow.reports import MaintenanceReport, MoveReport, Reconfiguration
 
 ENDED = frozenset({RecordState.PROCESSED, RecordState.FAILED})
 _FIELDS = frozenset(each.name for each in fields(MoveReport))
@@ -25,6 +26,13 @@ def report_to_record(report: MoveReport) -> dict[str, Any]:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in report.to_dict().items()
     }
+
+
+def progress_of(recorded: Recorded, now_us: int) -> dict[str, Any]:
+    """What a report tells of its batch."""
+    batch = recorded.batch
+    worked_s = 0.0 if batch is None else batch.worked_s(now_us)
+    return recorded.limits.to_payload() | {"worked_s": worked_s, "by": recorded.by}
 
 
 def past(recorded: Recorded) -> Reconfiguration:
@@ -41,6 +49,7 @@ def past(recorded: Recorded) -> Reconfiguration:
         kind=planned.cause,
         strategy=planned.strategy,
         moves=tuple(moves),
+        **progress_of(recorded, recorded.created_us),
     )
 
 
@@ -61,6 +70,15 @@ def move_of(planned: Change, record: Record) -> MoveReport:
     told["epoch"] = planned.granted_epoch if owned else 0
     told["fault"] = from_wire(error) if isinstance(error, dict) else None
     return replace(begun, **told)
+
+
+def maintained(cluster: ClusterState) -> tuple[MaintenanceReport, ...]:
+    """Nodes that are in maintenance, by name."""
+    return tuple(
+        MaintenanceReport(node, each.one_of, each.since_us, each.until_us)
+        for node, each in sorted(cluster.roster.maintenance.items())
+        if node in cluster.maintained()
+    )
 
 
 def stood(move: MoveReport, pause_ms: float) -> MoveReport:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from reconfig.jobs import RUNS_MAX, Job, Run, RunState
+from reconfig.jobs import RUNS_MAX, Job, Run, RunState, Stage, next_us
+from stateflow.errors import InvalidArgument
 from stateflow.ledger import Record, RecordState
+from stateflow.reports import FollowerReport, JobReport, JobRun, JobStage
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -24,6 +30,45 @@ class JobBook:
     def under_way(self) -> list[Run]:
         return [run for runs in self.runs.values() for run in runs if run.state is RunState.IN_PROCESS]
 
+    def found(self, name: str) -> Job:
+        """Raises InvalidArgument."""
+        try:
+            return self.there[name]
+        except KeyError:
+            raise InvalidArgument(f"there is no job {name!r}", remedy="see `stateflow job list`") from None
+
+    def run(self, run_id: str) -> Run:
+        """Also of a job that was deleted. Raises InvalidArgument."""
+        runs = self.runs.get(run_id.rpartition("/")[0], [])
+        found = next((run for run in runs if run.id == run_id), None)
+        if found is None:
+            raise InvalidArgument(
+                f"there is no run {run_id!r}, or {RUNS_MAX} of its job came after it",
+                remedy="see `stateflow job info NAME`",
+            )
+        return found
+
+    def report(
+        self, name: str, now_us: int, waits: Mapping[str, str] = NOTHING, follower: FollowerReport | None = None
+    ) -> JobReport:
+        """Args: waits: for what, by id of runs under way. Raises InvalidArgument."""
+        job, runs = self.found(name), self.runs.get(name, [])
+        return JobReport(
+            name,
+            job.schedule.text,
+            str(job.do),
+            job.operator,
+            tuple(map(str, job.policies)),
+            job.partitions,
+            job.to,
+            job.paused,
+            next_us(job, runs, now_us),
+            tuple(told(run, waits) for run in runs),
+            "" if job.coordinator is None else job.coordinator.text,
+            "" if job.workers is None else job.workers.text,
+            follower,
+        )
+
     def fold_job(self, rest: str, record: Record) -> None:
         name, _, number = rest.rpartition("/")
         self.orders[name] = int(number)
@@ -37,7 +82,9 @@ class JobBook:
         runs, item = self.runs.setdefault(job, []), record.item_id
         match record.state:
             case RecordState.NEW:
-                runs.append(Run(job, int(at_us), record.timestamp_us))
+                operators = (record.payload or {}).get("operators")
+                begun = None if operators is None else tuple(operators)
+                runs.append(Run(job, int(at_us), record.timestamp_us, operators=begun))
                 del runs[:-RUNS_MAX]
                 self.records[item] = record
             case RecordState.PROCESSING:
@@ -52,3 +99,26 @@ class JobBook:
                     else run
                     for run in runs
                 ]
+
+    def fold_stage(self, rest: str, record: Record) -> None:
+        of, _, operator = rest.rpartition("/")
+        job, payload = of.rpartition("/")[0], record.payload
+        stage = Stage(operator, tuple(payload["reconfigurations"]), payload.get("error", ""))
+        self.runs[job] = [
+            replace(run, stages=(*run.stages, stage)) if run.id == of else run for run in self.runs.get(job, [])
+        ]
+
+
+def told(run: Run, waits: Mapping[str, str] = NOTHING, follower: FollowerReport | None = None) -> JobRun:
+    """Args: waits: for what, by id of runs under way."""
+    return JobRun(
+        run.at_us,
+        run.began_us,
+        run.ended_us,
+        str(run.state),
+        run.reconfigurations,
+        run.note or waits.get(run.id, ""),
+        run.id,
+        tuple(JobStage(each.operator, each.reconfigurations, each.error) for each in run.stages),
+        follower,
+    )

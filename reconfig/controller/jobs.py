@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from reconfig.affinity import Affinity, Go, Node, choose
 from reconfig.controller.checkpoints import Checkpoints
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.history import past
+from reconfig.controller.job_book import told
 from reconfig.controller.placing import Placing
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import RunRegistry
-from reconfig.jobs import Do, Job, Run, RunState, due, next_us
+from reconfig.jobs import Do, Job, Run, RunState, Stage, due, next_at_us
 from reconfig.placement import PolicyName
 from reconfig.work import ReconfigurationState
-from stateflow.errors import REPORT_LOG, AlreadyThere, InvalidArgument, StateflowError
+from stateflow.errors import REPORT_LOG, AlreadyThere, InvalidArgument, OperatorNotDeployed, StateflowError
 from stateflow.reports import JobReport, JobRun
+from stateflow.types import node_of
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.5
@@ -37,12 +41,15 @@ class Jobs:
         reconfigurations: Reconfigurations,
         placing: Placing,
         checkpoints: Checkpoints,
+        me: Node,
     ) -> None:
+        self._me = me
         self._context, self._cluster, self._runs = context, context.cluster, runs
         self._reconfigurations, self._placing, self._checkpoints = reconfigurations, placing, checkpoints
         self._book = context.cluster.jobs
         self._ordering = asyncio.Lock()
         self._there = asyncio.Event()  # there may be jobs
+        self._waits: dict[str, str] = {}  # runs under way, by id: what they wait for
 
     # -- commands -----------------------------------------------------------------------------------------
 
@@ -51,6 +58,9 @@ class Jobs:
         job.check()
         if job.operator:
             self._cluster.operator(job.operator)
+        # of controllers only those are known here that have led
+        if job.workers is not None:
+            job.workers.check(self._cluster.roster.nodes().values(), "nodes")
         async with self._ordering:
             if job.name in self._book.there:
                 raise InvalidArgument("there is a job of that name", remedy="delete it first", job=job.name)
@@ -81,44 +91,29 @@ class Jobs:
             job, newest = self._found(name), self._book.newest(name)
             if newest is not None and newest.state is RunState.IN_PROCESS:
                 raise InvalidArgument("the job runs already", remedy="wait until it has ended", job=name)
-            await self._begin(job, self._context.clock.now_us())
+            await self._begin(job, next_at_us(self._book.runs.get(name, []), self._context.clock.now_us()))
         return self.report(name)
 
     def report(self, name: str) -> JobReport:
         """Raises InvalidArgument."""
-        job, runs = self._found(name), self._book.runs.get(name, [])
-        newest = runs[-1] if runs else None
-        return JobReport(
-            name,
-            job.schedule.text,
-            str(job.do),
-            job.operator,
-            tuple(map(str, job.policies)),
-            job.partitions,
-            job.to,
-            job.paused,
-            next_us(job, newest, self._context.clock.now_us()),
-            tuple(
-                JobRun(run.at_us, run.began_us, run.ended_us, str(run.state), run.reconfigurations, run.note)
-                for run in runs
-            ),
-        )
+        return self._book.report(name, self._context.clock.now_us(), self._waits)
 
     def reports(self) -> list[JobReport]:
         return [self.report(name) for name in sorted(self._book.there)]
 
+    def run(self, run_id: str) -> JobRun:
+        """Raises InvalidArgument."""
+        return told(self._book.run(run_id), self._waits)
+
     def _found(self, name: str) -> Job:
-        try:
-            return self._book.there[name]
-        except KeyError:
-            raise InvalidArgument(f"there is no job {name!r}", remedy="see `stateflow job list`") from None
+        return self._book.found(name)
 
     # -- when it is time ----------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Carry on with what was under way, and begin what is due."""
         for run in self._book.under_way():
-            self._carry_on(run, self._cluster.begun_by(run.mark))
+            self._carry_on(run)
         while True:
             if not self._book.there:
                 self._there.clear()
@@ -134,63 +129,108 @@ class Jobs:
     async def _look(self) -> None:
         async with self._ordering:
             for job in list(self._book.there.values()):
-                at_us = due(job, self._book.newest(job.name), self._context.clock.now_us())
+                at_us = due(job, self._book.runs.get(job.name, []), self._context.clock.now_us())
                 if at_us is not None:
                     await self._begin(job, at_us)
 
     async def _begin(self, job: Job, at_us: int) -> None:
-        run = await self._context.record(ClusterState.begin_run, job.name, at_us)
-        self._carry_on(run, [])
+        operators = [job.operator] if job.operator else sorted(self._cluster.deployed)
+        self._carry_on(await self._context.record(ClusterState.begin_run, job.name, at_us, operators))
 
-    def _carry_on(self, run: Run, begun: list[str]) -> None:
-        self._context.spawn(self._run(run, begun))
+    def _carry_on(self, run: Run) -> None:
+        self._context.spawn(self._run(run))
 
-    async def _run(self, run: Run, begun: list[str]) -> None:
+    async def _run(self, run: Run) -> None:
         try:
-            state, ids, note = await self._done(run, begun)
+            state, ids, note = await self._done(run)
         except Exception as error:
             log.exception("%s", run.mark)
-            state, ids, note = RunState.FAILED, begun, f"{type(error).__name__}: {error}; {REPORT_LOG}"
+            ids = self._cluster.begun_by(run.mark)
+            state, note = RunState.FAILED, f"{type(error).__name__}: {error}; {REPORT_LOG}"
+        finally:
+            self._waits.pop(run.id, None)
         await self._context.record(ClusterState.end_run, run, state, ids, note)
         log.info("%s: %s %s", run.mark, state, note)
 
-    async def _done(self, run: Run, ids: list[str]) -> tuple[RunState, Sequence[str], str]:
-        """Args: ids: reconfigurations that it has begun already."""
-        job, until = self._book.there.get(run.job), self._context.clock.monotonic() + PATIENCE_S
-        while not ids and job is not None:
+    async def _done(self, run: Run) -> tuple[RunState, Sequence[str], str]:
+        """Stage by stage, an operator each: those that are recorded were done by whoever led then."""
+        job, given_up = self._book.there.get(run.job), ""
+        if job is not None:
+            coordinator = await self._waited_for(run, job.coordinator, lambda: [self._me], "controllers")
+            workers = await self._waited_for(run, job.workers, self._nodes, "nodes")
+            given_up = "; ".join(filter(None, (coordinator.note, workers.note)))
+            for operator in run.left(sorted(self._cluster.deployed)):
+                stage = await self._stage(run, job, operator, workers.nodes)
+                run = await self._context.record(ClusterState.end_stage, run, stage)
+        elif not run.stages and not self._cluster.begun_by(run.mark):
+            return RunState.FAILED, (), "the job was deleted before it began"
+        ids = [each for stage in run.stages for each in stage.reconfigurations]
+        failed = [f"{stage.operator}: {stage.error}" for stage in run.stages if stage.error]
+        failed += [each for each in ids if not await self._completed(each)]
+        if failed:
+            return RunState.FAILED, ids, "; ".join(filter(None, (f"failed: {', '.join(failed)}", given_up)))
+        moves = sum(len(self._runs.found(each).report().moves) for each in ids)
+        came = "taken" if job is not None and job.do is Do.CHECKPOINT else f"{moves} moves" if ids else "nothing to do"
+        return RunState.PROCESSED, ids, "; ".join(filter(None, (came, given_up)))
+
+    async def _waited_for(
+        self, run: Run, affinity: Affinity | None, there: Callable[[], Sequence[Node]], what: str
+    ) -> Go:
+        """Until it may go on; a controller that leads later goes on waiting. Args: there: nodes, as of now."""
+        while True:
+            waited_s = (self._context.clock.now_us() - run.began_us) / 1e6
+            found = choose(affinity, there(), waited_s, what)
+            if isinstance(found, Go):
+                self._waits.pop(run.id, None)
+                return found
+            if self._waits.get(run.id) != found.why:
+                log.info("%s %s", run.mark, found.why)
+            self._waits[run.id] = found.why
+            await asyncio.sleep(LOOK_S)
+
+    def _nodes(self) -> list[Node]:
+        """That answer."""
+        there = {node_of(name) for name in self._context.alive()}
+        return [node for name, node in self._cluster.roster.nodes().items() if name in there]
+
+    async def _stage(self, run: Run, job: Job, operator: str, nodes: Collection[str] | None) -> Stage:
+        """What it does with one operator, or what it had begun before its controller died."""
+        until = self._context.clock.monotonic() + PATIENCE_S
+        while True:
+            begun = [
+                each
+                for each in self._cluster.begun_by(run.mark)
+                if past(self._cluster.history[each]).operator == operator
+            ]
+            if begun:
+                return Stage(operator, tuple(begun))
             try:
-                ids = await self._do(job, run.mark)
-                break
-            except AlreadyThere as error:
-                return RunState.PROCESSED, (), error.what
+                return Stage(operator, tuple(await self._do(job, operator, run.mark, nodes)))
+            except AlreadyThere:
+                return Stage(operator)
+            except OperatorNotDeployed as error:  # it was undeployed meanwhile
+                return Stage(operator, error="" if not job.operator else str(error))
             except StateflowError as error:  # replicas may be about to register with a controller that has just begun
                 if not error.retryable or self._context.clock.monotonic() > until:
-                    return RunState.FAILED, (), str(error)
+                    return Stage(operator, error=str(error))
             await asyncio.sleep(self._context.settings.retry_interval_s)
-            ids = self._cluster.begun_by(run.mark)  # perhaps of one operator, before it failed of another
-        if job is None and not ids:
-            return RunState.FAILED, (), "the job was deleted before it began"
-        failed = [each for each in ids if not await self._completed(each)]
-        if failed:
-            return RunState.FAILED, ids, f"failed: {', '.join(failed)}"
-        moves = sum(len(self._runs.found(each).report().moves) for each in ids)
-        return RunState.PROCESSED, ids, f"{moves} moves" if job is None or job.do is not Do.CHECKPOINT else "taken"
 
     async def _completed(self, reconfiguration: str) -> bool:
         states = [report.state async for report in self._runs.watch(reconfiguration)]
         return states[-1] == ReconfigurationState.COMPLETED
 
-    async def _do(self, job: Job, mark: str) -> list[str]:
+    async def _do(self, job: Job, operator: str, mark: str, nodes: Collection[str] | None) -> list[str]:
         match job.do:
             case Do.REBALANCE:
                 names = job.policies or (PolicyName.RING,)
-                begun = await self._placing.place(job.operator, names, job.options, mark)
+                begun = await self._placing.place(operator, names, job.options, mark, nodes)
             case Do.MIGRATE:
-                one = await self._reconfigurations.migrate(job.operator, job.partitions, job.to, job.options, mark)
-                begun = [one]
+                migrate = self._reconfigurations.migrate
+                begun = [await migrate(operator, job.partitions, job.to, job.options, mark, nodes)]
             case Do.DRAIN:
-                begun = await self._reconfigurations.drain(job.to, job.options, mark)
+                drain = self._reconfigurations.drain
+                begun = await drain(job.to, job.options, mark, operator=operator, only=nodes)
             case Do.CHECKPOINT:
-                await self._checkpoints.take(job.operator)
+                await self._checkpoints.take(operator)
                 begun = []
         return [each.id for each in begun]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.cluster_state import ClusterState, Deployed
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
@@ -45,6 +45,7 @@ class Leaving:
                     operator=operator,
                     replicas=" ".join(sorted(set(deployed.assignment.owners))),
                 )
+            self._check_nobody_alone(deployed)
             partitions = {PartitionId(operator, number) for number in range(deployed.spec.partitions)}
             await self._standbys.end(partitions)
             await self._context.record(ClusterState.undeploy, operator, cluster.newest_epoch(operator))
@@ -52,6 +53,18 @@ class Leaving:
         waiting = await self.drop(operator)
         log.warning("%s is undeployed, and the state of its %d partitions deleted", operator, len(partitions))
         return len(partitions), waiting
+
+    def _check_nobody_alone(self, deployed: Deployed) -> None:
+        """Raises PartitionsLive where an owner that does not answer may go on serving what would be deleted."""
+        context, operator = self._context, deployed.spec.name
+        owners = sorted(set(deployed.assignment.owners))
+        alone = [name for name in owners if not context.members.alive(name) and context.may_be_alone(name, operator)]
+        if alone:
+            raise PartitionsLive(
+                f"{', '.join(alone)} does not answer, and may be serving partitions alone",
+                remedy=f"see that it runs; if it is gone for good, `stateflow takeover {operator} --accept-loss` first",
+                operator=operator,
+            )
 
     def _check_still(self, operator: str) -> None:
         """Raises MoveConflict."""
@@ -64,7 +77,7 @@ class Leaving:
                     partition=planned.partition,
                     reconfiguration=planned.reconfiguration,
                 )
-        for restore, _ in self._context.cluster.open_restores.values():
+        for restore in self._context.cluster.restores.under_way:
             if restore.partition.operator == operator:
                 self._context.check_not_restored(restore.partition)
 
@@ -73,7 +86,7 @@ class Leaving:
         register again, and is told then. So has who was silent for a while: its lease may still run, and its next
         heartbeat would renew that without a word of this."""
         alive = self._context.alive()
-        for silent in self._context.cluster.replicas.keys() - alive.keys():
+        for silent in self._context.cluster.roster.replicas.keys() - alive.keys():
             self._context.members.expel(silent)
         epoch, names = self._context.cluster.undeployed[operator], sorted(alive)
         calls = (self._context.replicas.drop(name, operator, epoch) for name in names)
@@ -86,7 +99,7 @@ class Leaving:
                 raise result
         return [
             name
-            for name in sorted(self._context.cluster.replicas)
+            for name in sorted(self._context.cluster.roster.replicas)
             if isinstance(results.get(name, ""), Exception | str)
         ]
 
@@ -104,10 +117,10 @@ class Leaving:
         cluster, members = self._context.cluster, self._context.members
         async with self._context.planning:
             self._check_not_started_again(replica)
-            if replica not in cluster.replicas and replica not in cluster.spawned:
-                known = ", ".join(sorted(set(map(node_of, cluster.replicas)))) or "none"
+            if replica not in cluster.roster.replicas and replica not in cluster.roster.spawned:
+                known = ", ".join(sorted(set(map(node_of, cluster.roster.replicas)))) or "none"
                 raise InvalidArgument(f"there is no replica {replica!r}", remedy=f"use one of {known}")
-            names = [replica, *(each for each in sorted(cluster.replicas) if each != replica == node_of(each))]
+            names = [replica, *(each for each in sorted(cluster.roster.replicas) if each != replica == node_of(each))]
             for name in names:
                 self._check_ended(name)
             for name in names:
@@ -118,7 +131,7 @@ class Leaving:
 
     def _check_not_started_again(self, replica: str) -> None:
         """Raises NameTaken where its agent would."""
-        spawned = self._context.cluster.spawned.get(replica)
+        spawned = self._context.cluster.roster.spawned.get(replica)
         if spawned is not None and spawned.running:
             raise NameTaken(
                 "its agent is to run the replica",
@@ -134,7 +147,7 @@ class Leaving:
                 "the replica may be serving",
                 remedy="drain it if it has partitions, stop it, and give the command again when its lease has lapsed",
                 replica=replica,
-                address=cluster.replicas[replica].address,
+                address=cluster.roster.replicas[replica].address,
                 lease_s=f"{members.lease_left_s(replica):.1f}",
             )
         owned = cluster.assigned(replica)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from reconfig.alone import Said
 from stateflow.clock import Clock
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId
@@ -52,9 +53,12 @@ class Members:
 
     def __init__(self, known: Iterable[str], settings: ControllerSettings, clock: Clock, grace_s: float = 0.0) -> None:
         self._settings, self._clock = settings, clock
+        self._began = clock.monotonic()
         now = clock.monotonic() + grace_s * (1 + settings.lease_margin)
         self._members = {name: _Member(now) for name in known}
         self._tickets: dict[str, _Ticket] = {}
+        self._said: dict[str, Said] = {}
+        self._versions: dict[str, str] = {}
 
     def issue(self, name: str, ticket: str, assigned: Mapping[PartitionId, int]) -> str:
         """Args: assigned: the replica's partitions and their epochs, as of now."""
@@ -99,13 +103,39 @@ class Members:
         member.heard_at = member.lease_from = self._clock.monotonic()
         return True
 
+    def says(self, name: str, said: Said) -> None:
+        """What it may serve alone."""
+        self._said[name] = said
+
+    def runs(self, name: str, version: str) -> None:
+        """Of stateflow."""
+        self._versions[name] = version
+
+    def version(self, name: str) -> str:
+        """Empty: nothing was heard of it in this term."""
+        return self._versions.get(name, "")
+
+    def said_alone(self, name: str) -> Said | None:
+        """The last it said of that. None: nothing in this term."""
+        return self._said.get(name)
+
+    @property
+    def silence_s(self) -> float:
+        """Whoever was not heard for longer is not there, to plan with."""
+        return self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
+
     def alive(self, name: str) -> bool:
         """Was it heard lately? Good enough to plan with, not to take anything away."""
         member = self._members.get(name)
         if member is None or member.heard_at is None or not member.incarnation:
             return False
-        limit = self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
-        return self._clock.monotonic() - member.heard_at <= limit
+        return self._clock.monotonic() - member.heard_at <= self.silence_s
+
+    def expects(self) -> bool:
+        """Somebody who was there before this controller led has not been heard yet, and may still be."""
+        if self._clock.monotonic() - self._began > self.silence_s:
+            return False
+        return any(member.heard_at is None for member in self._members.values())
 
     def heard_at(self, name: str) -> float:
         """Monotonic seconds; minus infinity: not since the controller started."""
@@ -153,10 +183,13 @@ class Members:
     def expect(self, name: str) -> None:
         """It is to register anew, and lapses if it does not."""
         self._members[name] = _Member(self._clock.monotonic())
+        self._said.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Nothing was ever heard of it."""
         self._members.pop(name, None)
+        self._said.pop(name, None)
+        self._versions.pop(name, None)
         self._tickets.pop(name, None)
 
     def expel(self, name: str) -> None:

@@ -94,8 +94,25 @@ class MoveRunner(Runner):
         """The target's copy is to serve as it is."""
         self._events.put_nowait(m.TakenOver())
 
+    @property
+    def is_moot(self) -> bool:
+        """Has something come before it began, by which it ends?"""
+        return not self._events.empty()
+
+    async def withdraw(self) -> None:
+        """It is not to begin, as it was cancelled or its source is gone: nobody has heard of it but the ledger."""
+        self.handle(m.Cancel() if self._events.empty() else self._events.get_nowait())
+        assert self.machine.error is not None
+        await self._record_aborted(self.machine.error)
+        self._say(self.machine.phase)
+        self._end()
+
     async def run(self, first: list[m.Instruction] | None = None) -> MoveReport:
         """Until the move has ended. ``first``: instructions of a machine that was resumed."""
+        with self._followed():
+            return await self._run(first)
+
+    async def _run(self, first: list[m.Instruction] | None) -> MoveReport:
         self._began = self.clock.monotonic()
         try:
             await self._carry_out(self.handle(m.Begin()) if first is None else first)

@@ -22,13 +22,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.members import Members
+from reconfig.controller.roster import Home
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, NameTaken, StateflowError
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
+_STOP_ONE = "stop one of the two; if the other one has ended, this one is let in when its lease has lapsed"
 #: remembered at once: anybody may ask under any name
 REFUSED_MAX = 1_000
 
@@ -76,7 +78,7 @@ class Names:
                 "the replica does not say which data directory it serves from", remedy="run the controller's version"
             )
         name = info.name
-        known = self._cluster.homes.get(name)
+        known = self._cluster.roster.homes.get(name)
         assigned = self._cluster.assigned(name).keys()
         if known is None:
             if brings is not None and assigned and assigned.isdisjoint(brings):
@@ -88,12 +90,12 @@ class Names:
                 raise self._taken(
                     info, home, "the data directory is a copy of one that was heard beside it", self._command(info)
                 )
-            elif self._members.may_serve(name):
+            elif self._members.may_serve(name) or self._may_be_alone(name, known.place, home.place):
                 raise self._taken(
                     info,
                     home,
                     "a copy of this data directory, or the same one on another machine, serves under the name",
-                    "stop one of the two; if the other one has ended, this one is let in when its lease has lapsed",
+                    _STOP_ONE if self._members.may_serve(name) else self._command(info),
                 )
         elif self._members.may_serve(name):
             raise self._taken(
@@ -109,6 +111,14 @@ class Names:
         # else nothing is assigned to the name, nothing on its way to or from it, and no lease runs by which its
         # directory might serve what it was given last: whatever is in there is a base for copies at best, and who
         # comes back with it is refused in turn. Nothing can be lost, so no command is asked for.
+
+    def _may_be_alone(self, name: str, known: str, place: str) -> bool:
+        """Though its lease has lapsed, from another file than this one. One that only its machine's start tells apart
+        is the same, whose process ended with that."""
+        if known.partition("/")[2] == place.partition("/")[2] != "":
+            return False
+        failovers, said = self._cluster.failovers, self._members.said_alone(name)
+        return any(failovers.may_be_alone(each.operator, said) for each in self._cluster.assigned(name))
 
     def _is_copy(self, name: str, home: Home) -> bool:
         """Was the directory heard where it is while this one, of the same id, asked? Then it went on since the copy was
@@ -130,7 +140,7 @@ class Names:
         )
 
     def _taken(self, info: ReplicaInfo, home: Home, what: str, remedy: str) -> NameTaken:
-        known, there = self._cluster.homes.get(info.name), self._cluster.replicas.get(info.name)
+        known, there = self._cluster.roster.homes.get(info.name), self._cluster.roster.replicas.get(info.name)
         return NameTaken(
             what,
             remedy=remedy,
@@ -155,7 +165,7 @@ class Names:
 
     def awaited(self, name: str) -> bool:
         """Does a process ask for the name that has its directory, and waits for the other one's lease only?"""
-        known = self._cluster.homes.get(name)
+        known = self._cluster.roster.homes.get(name)
         return known is not None and any(
             (each.info.name, each.home.directory) == (name, known.directory)
             and isinstance(each.error, NameTaken)
@@ -168,12 +178,12 @@ class Names:
 
         Args: directory: empty: the only one that asks for it.
         """
-        if name not in self._cluster.replicas:
+        if name not in self._cluster.roster.replicas:
             raise InvalidArgument(
                 f"there is no replica {name!r}",
-                remedy=f"use one of {', '.join(sorted(self._cluster.replicas)) or 'none'}",
+                remedy=f"use one of {', '.join(sorted(self._cluster.roster.replicas)) or 'none'}",
             )
-        known = self._cluster.homes.get(name)
+        known = self._cluster.roster.homes.get(name)
         there = [each.home for each in self.refused() if each.info.name == name and isinstance(each.error, NameTaken)]
         asking = sorted(
             {h.directory for h in there if known is None or h.directory != known.directory or self._is_copy(name, h)}
@@ -194,7 +204,7 @@ class Names:
                 "the replica of that name may still be serving",
                 remedy="stop it, wait until its lease has lapsed, and give the command again",
                 replica=name,
-                address=self._cluster.replicas[name].address,
+                address=self._cluster.roster.replicas[name].address,
                 lease_s=f"{self._members.lease_left_s(name):.1f}",
             )
         return asking[0]

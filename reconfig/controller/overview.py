@@ -10,16 +10,21 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from reconfig.controller.cluster_state import ClusterState, Deployed, Recorded
-from reconfig.controller.history import ENDED, past
+from reconfig.controller.batch_book import Recorded, is_waiting
+from reconfig.controller.cluster_state import ClusterState, Deployed
+from reconfig.controller.history import ENDED, maintained, past
+from reconfig.controller.job_book import told
 from reconfig.controller.run_registry import no_such
 from reconfig.work import PlannedStandby, ReconfigurationState
+from stateflow.ledger import Record
 from stateflow.reports import (
     UNKNOWN,
     ClusterReport,
     DeployingOperator,
     Deployment,
     FollowerReport,
+    JobReport,
+    JobRun,
     MoveReport,
     Reconfiguration,
     ReplicaStatus,
@@ -40,7 +45,7 @@ class Overview:
         return self._deployment(self.cluster.operator(operator))
 
     def _deployment(self, deployed: Deployed) -> Deployment:
-        assignment, replicas = deployed.assignment, self.cluster.replicas
+        assignment, replicas = deployed.assignment, self.cluster.roster.replicas
         return Deployment(
             replace(deployed.spec, source=""),  # routers have no use for it
             assignment.version,
@@ -56,9 +61,10 @@ class Overview:
         running = (self._told(recorded) for recorded in cluster.history.values() if not recorded.state.over)
         copies = (each.planned for each in cluster.open_moves.values() if isinstance(each.planned, PlannedStandby))
         return ClusterReport(
+            maintenance=maintained(cluster),
             replicas=tuple(
                 ReplicaStatus(info.name, info.site, info.address, info.weight, None, -1.0, owned.get(info.name, 0))
-                for info in sorted(cluster.replicas.values(), key=lambda info: info.name)
+                for info in sorted(cluster.roster.replicas.values(), key=lambda info: info.name)
             ),
             deployments=tuple(self._deployment(each) for _, each in sorted(cluster.deployed.items())),
             reconfigurations=tuple(running),
@@ -71,7 +77,17 @@ class Overview:
                 for name, (planned, _) in sorted(cluster.planned.items())
             ),
             follower=self.follower,
+            damaged=tuple(cluster.sweeps.damaged()),
         )
+
+    def job_reports(self, name: str) -> list[JobReport]:
+        """Raises InvalidArgument."""
+        jobs, now = self.cluster.jobs, self.cluster.now_us()
+        return [jobs.report(each, now, follower=self.follower) for each in ([name] if name else sorted(jobs.there))]
+
+    def job_run(self, run_id: str) -> JobRun:
+        """Raises InvalidArgument."""
+        return told(self.cluster.jobs.run(run_id), follower=self.follower)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
         """Raises MoveUnknown."""
@@ -88,13 +104,15 @@ class Overview:
     def _told(self, recorded: Recorded) -> Reconfiguration:
         report = past(recorded)
         moves = [
-            move if record.state in ENDED else self._under_way(move, record.item_id)
+            move if record.state in ENDED else self._under_way(move, record)
             for move, (_, record) in zip(report.moves, recorded.moves.values(), strict=True)
         ]
         paused = not recorded.state.over and report.id in self.cluster.paused
         state = ReconfigurationState.PAUSED if paused else report.state
         return replace(report, state=state, moves=tuple(moves), follower=self.follower)
 
-    def _under_way(self, move: MoveReport, item: str) -> MoveReport:
-        granted = self.cluster.open_moves[item].granted
+    def _under_way(self, move: MoveReport, record: Record) -> MoveReport:
+        granted = self.cluster.open_moves[record.item_id].granted
+        if is_waiting(record) and not granted:
+            return move
         return replace(move, state=UNKNOWN, note="its target was granted the partition" if granted else "")

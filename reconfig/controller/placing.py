@@ -1,45 +1,34 @@
 """Partitions brought to where policies want them: once when somebody asks, or by an autopilot for as long as it is
-told to. Measures, and carries out what :mod:`reconfig.placement` and :mod:`reconfig.autopilot` decide."""
+told to. Carries out what :mod:`reconfig.placement` and :mod:`reconfig.autopilot` decide."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from reconfig.autopilot import Autopilot, Orders
 from reconfig.budget import FixedCost
+from reconfig.capacity import Choice, lacking
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.measuring import Measuring
 from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.placement import PolicyName, Seen, View, Wish, decide, uneven
+from reconfig.placement import PolicyName, decide, uneven
+from reconfig.view import Left, View, Wish
 from reconfig.work import Cause
 from stateflow.errors import StateflowError
 from stateflow.moves import MoveOptions
-from stateflow.reports import Placement, ProposedMove, Reconfiguration
-from stateflow.runtime.view import PartitionView
-from stateflow.types import PartitionId, node_of
+from stateflow.reports import LackOfRoom, LeftPartition, Placement, ProposedMove, Reconfiguration
+from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: two looks so far apart tell rates
-APART_S = 2.0
-#: an older look tells nothing of now
-FRESH_S = 10.0
-#: how often the autopilot looks
-LOOK_S = 5.0
-#: of a replica, for its answer
-ANSWER_S = 2.0
 
 
 class Placing:
-    def __init__(self, context: ControllerContext, reconfigurations: Reconfigurations) -> None:
-        self._context, self._reconfigurations = context, reconfigurations
-        self._looks: dict[PartitionId, tuple[float, PartitionView]] = {}  # when, and what its owner said
-        self._seen: dict[PartitionId, Seen] = {}
-        self._seen_at = float("-inf")
-        self._silent: set[str] = set()  # replicas that did not answer the last look
-        self._looking = asyncio.Lock()
+    def __init__(self, context: ControllerContext, reconfigurations: Reconfigurations, measuring: Measuring) -> None:
+        self._context, self._reconfigurations, self._measuring = context, reconfigurations, measuring
         self._autopilot = Autopilot(context.cluster.autopilot)
         self._told = asyncio.Event()
 
@@ -47,25 +36,40 @@ class Placing:
 
     async def proposed(self, operator: str, names: Sequence[PolicyName], cost: FixedCost) -> Placement:
         """What the policies wish now. Args: operator: empty: all. Raises OperatorNotDeployed."""
-        view, wishes = await self._wishes(operator, names)
-        return _placement(view, wishes, cost, tuple(sorted(self._silent)))
+        left = Left()
+        view, wishes = await self._wishes(operator, names, left)
+        return self._placement(view, wishes, cost, left, operator)
+
+    async def costs(self, choice: Choice, reasons: Mapping[PartitionId, str], cost: FixedCost) -> Placement:
+        """What it would take, and what would come of it, to move these there."""
+        await self._measuring.rates()
+        view = self._measuring.view()
+        moves = choice.fitted(view.takes, view.room)
+        wishes = [Wish(each, view.owners[each], target, reasons[each]) for each, target in moves.items()]
+        return self._placement(view, wishes, cost, Left())
 
     async def place(
-        self, operator: str, names: Sequence[PolicyName], options: MoveOptions, reason: str = ""
+        self,
+        operator: str,
+        names: Sequence[PolicyName],
+        options: MoveOptions,
+        reason: str = "",
+        only: Collection[str] | None = None,
     ) -> list[Reconfiguration]:
-        """The moves that do it. Args: reason: of the caller, beside the policies'. Raises OperatorNotDeployed, and what
+        """The moves that do it. Args: reason: of the caller, beside the policies'; only: nodes that may be given
+        something; None: all. Raises OperatorNotDeployed, and what
         :meth:`Reconfigurations.place` does."""
-        _, wishes = await self._wishes(operator, names)
+        _, wishes = await self._wishes(operator, names, Left())
         if reason:
             wishes = [replace(wish, reason=f"{reason}: {wish.reason}") for wish in wishes]
-        return await self._reconfigurations.place(wishes, options, Cause.REBALANCE)
+        return await self._reconfigurations.place(wishes, options, Cause.REBALANCE, only)
 
-    async def _wishes(self, operator: str, names: Sequence[PolicyName]) -> tuple[View, list[Wish]]:
+    async def _wishes(self, operator: str, names: Sequence[PolicyName], left: Left) -> tuple[View, list[Wish]]:
         if operator:
             self._context.cluster.operator(operator)
-        await self._measure()
-        view = self._view()
-        wishes = await self._context.aside(decide, names, view)
+        await self._measuring.rates()
+        view = self._measuring.view()
+        wishes = await self._context.aside(decide, names, view, left)
         return view, [wish for wish in wishes if operator in ("", wish.partition.operator)]
 
     # -- for as long as it is told to ----------------------------------------------------------------------
@@ -82,7 +86,7 @@ class Placing:
                 self._told.clear()
                 await self._told.wait()
                 continue
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._autopilot.orders.look_s)
             try:
                 await self._step()
             except StateflowError as error:
@@ -92,8 +96,8 @@ class Placing:
 
     async def _step(self) -> None:
         pilot, orders = self._autopilot, self._autopilot.orders
-        await self._measure()
-        clock, view, busy = self._context.clock, self._view(), self._reconfigurations.busy()
+        await self._measuring.rates()
+        clock, view, busy = self._context.clock, self._measuring.view(), self._reconfigurations.busy()
         wishes = await self._context.aside(pilot.step, clock.monotonic(), view, busy)
         if pilot is not self._autopilot or not wishes:  # it was told otherwise meanwhile
             return
@@ -104,91 +108,31 @@ class Placing:
             log.info("autopilot: %s from %s to %s: %s", wish.partition, wish.source, wish.target, wish.reason)
         log.info("autopilot: %s", ", ".join(each.id for each in begun) or "nothing that still held")
 
-    # -- what is measured ---------------------------------------------------------------------------------
+    # -- told ---------------------------------------------------------------------------------------------
 
-    async def _measure(self) -> None:
-        """Until rates are known, which takes two looks."""
-        async with self._looking:
-            clock = self._context.clock
-            if clock.monotonic() - self._seen_at < APART_S:
-                return
-            newest = max((at for at, _ in self._looks.values()), default=float("-inf"))
-            if clock.monotonic() - newest > FRESH_S:
-                self._looks = await self._look()
-                await asyncio.sleep(APART_S)
-            before, self._looks = self._looks, await self._look()
-            # of those that did not answer what was known stays
-            self._seen |= {
-                partition: seen_of(view, at, before.get(partition), self._seen.get(partition))
-                for partition, (at, view) in self._looks.items()
-            }
-            self._seen = {partition: self._seen[partition] for partition in self._owners() if partition in self._seen}
-            self._seen_at = clock.monotonic()
-
-    async def _look(self) -> dict[PartitionId, tuple[float, PartitionView]]:
-        """Of partitions whose owner answers."""
-        context = self._context
-        owners = self._owners()
-        names = sorted(context.alive())
-        asked = (context.replicas.views(name, ANSWER_S) for name in names)
-        replies = await asyncio.gather(*asked, return_exceptions=True)
-        now, found = context.clock.monotonic(), dict[PartitionId, tuple[float, PartitionView]]()
-        self._silent = {name for name, reply in zip(names, replies, strict=True) if isinstance(reply, BaseException)}
-        self._silent |= set(owners.values()) - set(names)
-        for name, reply in zip(names, replies, strict=True):
-            if isinstance(reply, StateflowError):
-                log.warning("what %s has is not known: %s", name, reply)
-            elif isinstance(reply, BaseException):
-                raise reply
-            else:
-                found |= {view.partition: (now, view) for view in reply if owners.get(view.partition) == name}
-        return found
-
-    def _owners(self) -> dict[PartitionId, str]:
-        return {
-            PartitionId(name, number): owner
-            for name, deployed in self._context.cluster.deployed.items()
-            for number, owner in enumerate(deployed.assignment.owners)
-        }
-
-    def _view(self) -> View:
-        cluster = self._context.cluster
-        silent = frozenset(map(node_of, self._silent))
-        alive = list(self._context.alive().values())
-        return View(self._owners(), alive, dict(self._seen), cluster.confined(), resting=silent)
-
-
-def seen_of(view: PartitionView, at: float, before: tuple[float, PartitionView] | None, known: Seen | None) -> Seen:
-    """Args: before: the look before, and when. known: what was seen last. A partition that has just moved, or whose
-    replica was started anew, is counted from nothing there: what was known of its rate is the best there is."""
-    if before is None or before[1].epoch != view.epoch or before[1].rows > view.rows or at <= before[0]:
-        return replace(known or Seen(), size=view.bytes)
-    took, was = at - before[0], before[1]
-    origins = {
-        site: rate for site, rows in view.origins.items() if (rate := (rows - was.origins.get(site, 0)) / took) > 0
-    }
-    return Seen(view.bytes, (view.rows - was.rows) / took, max(0, view.row_bytes - was.row_bytes) / took, origins)
-
-
-def _placement(view: View, wishes: Sequence[Wish], cost: FixedCost, silent: tuple[str, ...]) -> Placement:
-    after = view.after(wishes)
-    return Placement(
-        tuple(
+    def _placement(
+        self, view: View, wishes: Sequence[Wish], cost: FixedCost, left: Left, operator: str = ""
+    ) -> Placement:
+        after = view.after(wishes)
+        moves = (
             ProposedMove(
-                wish.partition.operator,
-                wish.partition.partition,
-                wish.source,
-                wish.target,
-                wish.reason,
+                *(wish.partition.operator, wish.partition.partition, wish.source, wish.target, wish.reason),
                 view.of(wish.partition).size,
             )
             for wish in wishes
-        ),
-        uneven(view),
-        uneven(after),
-        uneven(view, "bytes"),
-        uneven(after, "bytes"),
-        cost.expected_ms,
-        cost.expected_ms + cost.margin_ms,
-        silent,
-    )
+        )
+        stay = (
+            LeftPartition(partition.operator, partition.partition, reason)
+            for partition, reason in left.reasons.items()
+            if operator in ("", partition.operator)
+        )
+        lacks = lacking(((wish.target, view.takes(wish.partition, wish.target)) for wish in wishes), view.room)
+        return Placement(
+            tuple(moves),
+            *(uneven(view), uneven(after), uneven(view, "bytes"), uneven(after, "bytes")),
+            cost.expected_ms,
+            cost.expected_ms + cost.margin_ms,
+            tuple(sorted(self._measuring.silent)),
+            tuple(stay),
+            tuple(LackOfRoom(each.replicas, each.free_bytes, each.coming_bytes) for each in lacks),
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 
@@ -11,7 +10,6 @@ from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import RunRegistry
 from reconfig.joining import Joining, newcomers, was_emptied
 from reconfig.work import Cause, PlannedStandby
-from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
 from stateflow.moves import MoveOptions
 from stateflow.types import PartitionId
@@ -25,14 +23,7 @@ class AutoRebalance:
         self._joining = Joining(context.settings.auto_rebalance_after_s)
 
     async def watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._context.settings.heartbeat_interval_s)
-            try:
-                await self._look()
-            except StateflowError as error:
-                log.warning("no rebalance for who joined: %s", error)
-            except Exception:
-                log.exception("no rebalance for who joined")
+        await self._context.again_and_again(self._look, "no rebalance for who joined")
 
     async def _look(self) -> None:
         members = self._context.members
@@ -44,7 +35,7 @@ class AutoRebalance:
             log.warning("%s joined and owned nothing: rebalance %s", names, ", ".join(each.id for each in started))
 
     async def _newcomers(self) -> list[str]:
-        alive, cluster = self._context.alive(), self._context.cluster
+        alive, cluster = self._context.fit(), self._context.cluster
         owned = self._context.cluster.owned_counts()
         if not owned or all(owned.get(name) or info.weight <= 0 for name, info in alive.items()):
             return []
@@ -53,7 +44,7 @@ class AutoRebalance:
             for name, deployed in cluster.deployed.items()
             for number, owner in enumerate(deployed.assignment.owners)
         }
-        sites = {name: info.site for name, info in cluster.replicas.items()}
+        sites = {name: info.site for name, info in cluster.roster.replicas.items()}
         found = await self._context.aside(newcomers, owners, list(alive.values()), sites, cluster.confined())
         return [name for name in found if not was_emptied(name, self._completed())]
 
@@ -67,7 +58,7 @@ class AutoRebalance:
         cluster, alive = self._context.cluster, self._context.alive()
         return bool(
             cluster.planned
-            or cluster.open_restores
+            or cluster.restores.records
             or any(not running.over for running in self._runs.running.values())
             or not all(isinstance(move.planned, PlannedStandby) for move in cluster.open_moves.values())
             or self._context.cluster.owned_counts().keys() - alive.keys()

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from reconfig import migration as m
 from reconfig import plan, policies
+from reconfig.capacity import Choice
 from reconfig.controller.cluster_state import ClusterState, Deployed, OpenMove
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
 from reconfig.controller.history import past
 from reconfig.controller.move_runner import MoveRunner
+from reconfig.controller.rooms import Heard, heard, loads_of, with_room
 from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.placement import Wish
+from reconfig.maintenance import ordered
 from reconfig.plan import Load, Transfer
-from reconfig.work import Cause, PlannedMove, ReconfigurationState
+from reconfig.view import Wish
+from reconfig.work import Asked, Cause, PlannedMove, ReconfigurationState
 from stateflow import ring
-from stateflow.errors import AlreadyThere, InvalidArgument, MoveConflict, StateflowError, Unavailable
+from stateflow.errors import AlreadyThere, InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
-from stateflow.types import PartitionId, node_of, worker_of
+from stateflow.types import PartitionId, ReplicaInfo, node_of, worker_of
 
-#: all other planning waits meanwhile, the replacement of dead replicas too
-LOADS_WITHIN_S = 1.0
+#: what has no room is refused by who plans, where a replica that is busy says what it has within
+SAID_WITHIN_S = 3.0
 log = logging.getLogger(__name__)
+
+
+#: that may be given something; None: all
+Nodes = Collection[str] | None
+ANY = Asked()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """For a maintenance, see :class:`~reconfig.maintenance.Maintenance`."""
+
+    for_s: float = 0.0
+    one_of: str = ""
 
 
 class Reconfigurations:
@@ -35,95 +50,193 @@ class Reconfigurations:
         self._context, self._runs, self._executor = context, runs, executor
 
     async def migrate(
-        self, operator: str, partitions: Iterable[int], to: str, options: MoveOptions, reason: str = ""
+        self,
+        operator: str,
+        partitions: Iterable[int],
+        to: str,
+        options: MoveOptions,
+        reason: str = "",
+        only: Nodes = None,
     ) -> Reconfiguration:
-        """Raises AlreadyThere, MoveConflict, UnknownSite, Unavailable, or what a target lacks; then nothing changes."""
+        """Args: only: nodes that may be given something; None: all. Raises AlreadyThere, MoveConflict, UnknownSite,
+        Unavailable, InMaintenance, NoRoom, or what a target lacks; then nothing changes."""
+        await self._context.acquainted()
+        said = await self._prepare(lambda: self.migrating(operator, partitions, to, only))
+        async with self._context.planning:
+            choice = self.migrating(operator, partitions, to, only)
+            (begun,) = await self._start_all(
+                choice, said, options, Cause.MIGRATE, _asked(only, to=to), dict.fromkeys(choice.moves, reason)
+            )
+            return begun
+
+    def migrating(self, operator: str, partitions: Iterable[int], to: str, only: Nodes = None) -> Choice:
+        """What :meth:`migrate` would move, and where to. Raises as it does."""
         numbers = sorted(set(partitions))
         if not numbers:
             raise InvalidArgument("no partition is named", remedy="name at least one")
         deployed = self._context.cluster.operator(operator)
-        async with self._context.planning:
-            targets: dict[int, str] = {}
-            coming: dict[str, int] = {}
-            for number in numbers:
-                owner, _ = deployed.assignment.owner(number)
-                target = self._target(to, owner, coming)
-                if target != owner:
-                    targets[number] = target
-                    coming[target] = coming.get(target, 0) + 1
-            if not targets:
-                raise AlreadyThere(
-                    f"every partition that was named is at {to}", remedy="nothing to do", operator=operator
-                )
-            reasons = {PartitionId(operator, number): reason for number in targets}
-            return await self._start(deployed, targets, options, Cause.MIGRATE, to, reasons)
+        here = self._named(to)
+        targets: dict[PartitionId, str] = {}
+        coming: dict[str, int] = {}
+        others: list[str] = []
+        for number in numbers:
+            owner, _ = deployed.assignment.owner(number)
+            if not any(info.name == owner for info in here):
+                able = self._answering(to, here, only)
+                target = self._context.least_loaded(able, coming).name
+                targets[PartitionId(operator, number)] = target
+                coming[target] = coming.get(target, 0) + 1
+                others = [info.name for info in able]
+        if not targets:
+            raise AlreadyThere(f"every partition that was named is at {to}", remedy="nothing to do", operator=operator)
+        return Choice(targets, dict.fromkeys(targets, (others,)))
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
         """Every replica that answers gets its weight's share, of operators that are confined to sites each one there,
         by as few moves as that takes."""
-        names = [operator] if operator else sorted(self._context.cluster.deployed)
+        await self._context.acquainted()
+        said = await self._prepare(lambda: self.rebalancing(operator))
         async with self._context.planning:
-            owners = self._owners(names)
-            moves = ring.rebalance(owners, self._context.alive().values(), self._context.cluster.confined())
-            return await self._start_all(moves, options, Cause.REBALANCE, "")
+            return await self._start_all(self.rebalancing(operator), said, options, Cause.REBALANCE)
 
-    async def place(self, wishes: Sequence[Wish], options: MoveOptions, cause: Cause) -> list[Reconfiguration]:
-        """What policies wish, as far as it still holds: a partition that is elsewhere by now, or moves, stays. Raises
-        what targets lack; then nothing moves."""
+    def rebalancing(self, operator: str) -> Choice:
+        """What :meth:`rebalance` would move, and where to: there, or not at all."""
+        owners = self._owners([operator] if operator else sorted(self._context.cluster.deployed))
+        return Choice(ring.rebalance(owners, self._context.fit().values(), self._context.cluster.confined()))
+
+    async def place(
+        self, wishes: Sequence[Wish], options: MoveOptions, cause: Cause, only: Nodes = None
+    ) -> list[Reconfiguration]:
+        """What policies wish, as far as it still holds: a partition that is elsewhere by now, or moves, stays. Args:
+        only: see :meth:`migrate`. Raises what targets lack; then nothing moves."""
+        if only is not None:
+            wishes = [wish for wish in wishes if node_of(wish.target) in only]
         if not wishes:
             return []
+        await self._context.acquainted()
+        said = await self._prepare(lambda: _chosen(self._standing(wishes)))
         async with self._context.planning:
-            owners = self._owners({wish.partition.operator for wish in wishes} & self._context.cluster.deployed.keys())
-            alive, busy = self._context.alive(), self.busy()
-            stands = [
-                wish
-                for wish in wishes
-                if owners.get(wish.partition) == wish.source and wish.partition not in busy and wish.target in alive
-            ]
+            stands = self._standing(wishes)
             reasons = {wish.partition: wish.reason for wish in stands}
-            moves = {wish.partition: wish.target for wish in stands}
-            return await self._start_all(moves, options, cause, "", reasons)
+            return await self._start_all(_chosen(stands), said, options, cause, _asked(only), reasons)
+
+    def _standing(self, wishes: Sequence[Wish]) -> list[Wish]:
+        """Those that still hold."""
+        owners = self._owners({wish.partition.operator for wish in wishes} & self._context.cluster.deployed.keys())
+        alive, busy = self._context.fit(), self.busy()
+        return [
+            wish
+            for wish in wishes
+            if owners.get(wish.partition) == wish.source and wish.partition not in busy and wish.target in alive
+        ]
 
     def busy(self) -> set[PartitionId]:
         """What moves or is being restored."""
-        restores = {planned.partition for planned, _ in self._context.cluster.open_restores.values()}
+        restores = {planned.partition for planned in self._context.cluster.restores.under_way}
         return restores | {planned.partition for planned in self._context.cluster.changes()}
 
-    async def drain(self, replica: str, options: MoveOptions, reason: str = "") -> list[Reconfiguration]:
+    async def drain(
+        self,
+        replica: str,
+        options: MoveOptions,
+        reason: str = "",
+        maintenance: Ask | None = None,
+        operator: str = "",
+        only: Nodes = None,
+    ) -> list[Reconfiguration]:
         """Everything leaves one replica, or all workers of a node. Raises UnknownSite, Unavailable when nobody else
-        answers, or nobody at the sites of an operator that it owns something of; then nothing moves."""
-        if replica not in self._context.cluster.replicas:
+        answers, or nobody at the sites of an operator that it owns something of; then nothing moves.
+
+        Args:
+            maintenance: the node is given nothing from now on. Raises InvalidArgument, InMaintenance, and Unavailable
+                where an operator that wants standbys could have none any more. It need not own anything then.
+            operator: only this one's partitions; empty: all.
+            only: see :meth:`migrate`.
+        """
+        await self._context.acquainted()
+        leaves = replica if maintenance is None else node_of(replica)
+        said = await self._prepare(lambda: self.draining(leaves, operator, only))
+        async with self._context.planning:
+            if maintenance is None:
+                choice = self.draining(replica, operator, only)
+                asked, reasons = _asked(only, leaving=replica), dict.fromkeys(choice.moves, reason)
+                return await self._start_all(choice, said, options, Cause.DRAIN, asked, reasons)
+            cluster, node = self._context.cluster, node_of(replica)
+            begins = ordered(node, cluster.now_us(), maintenance.for_s, maintenance.one_of, cluster.roster.maintenance)
+            self._check_copies(node)
+            try:
+                choice = self.draining(node)
+            except AlreadyThere:
+                choice = Choice({})
+            asked, reasons = _asked(None, leaving=node), dict.fromkeys(choice.moves, reason)
+            begun = await self._start_all(choice, said, options, Cause.DRAIN, asked, reasons)
+            await self._context.record(ClusterState.maintain, node, begins)
+        log.warning("%s is in maintenance%s", node, f" for {maintenance.for_s:g} s" if maintenance.for_s else "")
+        return begun
+
+    async def end_maintenance(self, node: str) -> None:
+        """Raises InvalidArgument where it is in none."""
+        async with self._context.planning:
+            if node not in self._context.cluster.maintained():
+                raise InvalidArgument(f"{node!r} is not in maintenance", remedy="see `stateflow maintenance list`")
+            await self._context.record(ClusterState.maintain, node, None)
+
+    def draining(self, replica: str, operator: str = "", only: Nodes = None) -> Choice:
+        """What :meth:`drain` would move, and where to. Raises as it does; AlreadyThere when nothing is to move."""
+        if replica not in self._context.cluster.roster.replicas:
             self._context.check_site(replica)
             raise InvalidArgument(f"{replica!r} is a site", remedy="name one replica of it")
         drained = {replica, *self._workers(replica)}
-        async with self._context.planning:
-            owners = self._owners(sorted(self._context.cluster.deployed))
-            others = [info for name, info in self._context.alive().items() if name not in drained and info.weight > 0]
-            if not others:
-                raise Unavailable("no other replica answers", remedy="start one", replica=replica)
-            home = self._context.cluster.replicas[replica].site
-            moves: dict[PartitionId, str] = {}
-            for sites, theirs, able in ring.by_sites(owners, others, self._context.cluster.confined()):
-                leaving = sorted({partition.operator for partition, owner in theirs.items() if owner in drained})
-                if not leaving:
-                    continue
-                if not able:
-                    raise Unavailable(
-                        f"no other replica at the sites of {', '.join(leaving)} answers",
-                        remedy="start one there, deploy the operator again with other sites, or migrate its partitions",
-                        replica=replica,
-                        sites=", ".join(sorted(sites)),
-                    )
-                siblings = [info for info in able if node_of(info.name) == node_of(replica)]
-                near = siblings or [info for info in able if info.site == home] or able
-                moves |= ring.drain(drained, theirs, near)
-            if not moves:
-                raise AlreadyThere("the replica owns nothing", remedy="it can be stopped", replica=replica)
-            return await self._start_all(moves, options, Cause.DRAIN, "", dict.fromkeys(moves, reason))
+        owners = self._owners([operator] if operator else sorted(self._context.cluster.deployed))
+        others = [info for name, info in self._context.fit().items() if name not in drained and info.weight > 0]
+        if only is not None:
+            others = [info for info in others if node_of(info.name) in only]
+        if not set(owners.values()) & drained:
+            raise AlreadyThere("the replica owns nothing", remedy="it can be stopped", replica=replica)
+        if not others:
+            raise Unavailable("no other replica answers", remedy="start one", replica=replica)
+        home = self._context.cluster.roster.replicas[replica].site
+        moves: dict[PartitionId, str] = {}
+        instead: dict[PartitionId, tuple[list[str], ...]] = {}
+        for sites, theirs, able in ring.by_sites(owners, others, self._context.cluster.confined()):
+            leaving = sorted({partition.operator for partition, owner in theirs.items() if owner in drained})
+            if not leaving:
+                continue
+            if not able:
+                raise Unavailable(
+                    f"no other replica at the sites of {', '.join(leaving)} answers",
+                    remedy="start one there, deploy the operator again with other sites, or migrate its partitions",
+                    replica=replica,
+                    sites=", ".join(sorted(sites)),
+                )
+            siblings = [info for info in able if node_of(info.name) == node_of(replica)]
+            same_site = [info for info in able if info.site == home]
+            moves |= (leaves := ring.drain(drained, theirs, siblings or same_site or able))
+            ranks = tuple([info.name for info in rank] for rank in (siblings, same_site, able))
+            instead |= dict.fromkeys(leaves, ranks)
+        return Choice(moves, instead)
+
+    def _check_copies(self, node: str) -> None:
+        """May it be given nothing? Raises Unavailable where an operator that wants standbys could have none any more:
+        one standby that confirms is enough for a batch to be acknowledged, and with none there is no second copy."""
+        cluster, fit = self._context.cluster, self._context.fit().values()
+        for operator, count in sorted(cluster.standbys.items()):
+            deployed = cluster.operator(operator)
+            able = {node_of(info.name) for info in fit if deployed.may_be_at(info)}
+            if not count or node not in able:
+                continue
+            if len(able) == 2:
+                raise Unavailable(
+                    f"{operator} wants standbys, and beside {node} only one replica that answers may have any of it",
+                    remedy=f"start one more, or do without: `stateflow standby {operator} 0`",
+                    replica=node,
+                )
+            if (copies := max(0, len(able) - 2)) < count:
+                log.warning("%s has at most %d of %d standbys while %s is given nothing", operator, copies, count, node)
 
     def _workers(self, node: str) -> list[str]:
         """All of a node, where it is named and not one worker of it."""
-        return [name for name in self._context.cluster.replicas if node_of(name) == node]
+        return [name for name in self._context.cluster.roster.replicas if node_of(name) == node]
 
     def _owners(self, operators: Iterable[str]) -> dict[PartitionId, str]:
         return {
@@ -132,40 +245,72 @@ class Reconfigurations:
             for number, owner in enumerate(self._context.cluster.operator(name).assignment.owners)
         }
 
+    async def _prepare(self, choose: Callable[[], Choice]) -> Heard:
+        """Targets fetch the code that they lack, perhaps over a slow link, and replicas say what they have, before
+        ``planning`` is held: dead ones are replaced meanwhile. What cannot be chosen or fetched is refused when it is
+        planned."""
+        try:
+            choice = choose()
+            fetching = {
+                (target, partition.operator)
+                for partition, target in choice.moves.items()
+                if self._context.cluster.operator(partition.operator).spec.bundle
+            }
+            if fetching:
+                await self._context.learnt(fetching)
+                choice = choose()  # that may have taken minutes
+            return await heard(self._context, choice, {}, SAID_WITHIN_S)
+        except StateflowError as error:
+            log.info("what is asked for may be refused: %s", error)
+            return {}
+
     async def _start_all(
         self,
-        moves: Mapping[PartitionId, str],
+        choice: Choice,
+        said: Heard,
         options: MoveOptions,
         cause: Cause,
-        asked: str,
+        asked: Asked = ANY,
         reasons: Mapping[PartitionId, str] = MappingProxyType({}),
     ) -> list[Reconfiguration]:
-        by_operator: dict[str, dict[int, str]] = {}
-        for partition, target in moves.items():
-            by_operator.setdefault(partition.operator, {})[partition.partition] = target
-        for operator, targets in by_operator.items():  # all of them, before the first is recorded
+        """Called with ``planning`` held. Args: said: see :meth:`_prepare`."""
+        for operator, targets in _by_operator(choice.moves).items():  # all of them, before the first is recorded
             self._check_free(operator, targets)
+        said = await heard(self._context, choice, said, SAID_WITHIN_S)  # of who was not chosen then, and is now
+        moves = with_room(self._context, choice, said)
+        loads = loads_of(self._context, moves, said)
         return [
-            await self._start(self._context.cluster.operator(operator), targets, options, cause, asked, reasons)
-            for operator, targets in sorted(by_operator.items())
+            await self._start(self._context.cluster.operator(operator), targets, loads, options, cause, asked, reasons)
+            for operator, targets in sorted(_by_operator(moves).items())
         ]
 
-    def _target(self, to: str, owner: str, coming: Mapping[str, int]) -> str:
-        """A replica by its name, or the one of a site, or of a node, with the fewest partitions for its weight."""
-        replicas, alive = self._context.cluster.replicas, self._context.members.alive
+    def _named(self, to: str) -> list[ReplicaInfo]:
+        """A replica by its name, or all of a node, or of a site. Raises UnknownSite."""
+        replicas = self._context.cluster.roster.replicas
         # a node's first worker has the node's name: it is told from the node by its number
         exact = node_of(to) if to != node_of(to) and worker_of(to) == 0 else ""
         named = [replicas[name] for name in ([exact] if exact else self._workers(to) or [to]) if name in replicas]
         here = named or [info for info in replicas.values() if info.site == to]
         if not here:
             self._context.check_site(to)
-        if any(info.name == owner for info in here):
-            return owner
-        answering = [info for info in here if alive(info.name)]
+        return here
+
+    def _answering(self, to: str, here: Sequence[ReplicaInfo], only: Nodes) -> list[ReplicaInfo]:
+        """Those that may be given something. Raises InMaintenance, Unavailable."""
+        alive = self._context.members.alive
+        if only is not None:
+            here = [info for info in here if node_of(info.name) in only]
+        maintained = self._context.cluster.maintained()
+        answering = [info for info in here if alive(info.name) and node_of(info.name) not in maintained]
+        if resting := sorted({node_of(info.name) for info in here} & maintained) if not answering else []:
+            raise InMaintenance(
+                f"{', '.join(resting)} is in maintenance",
+                remedy=f"end it: `stateflow maintenance end {resting[0]}`, or move to another",
+            )
         if not answering:
             names = [info.name for info in here]
             raise Unavailable(f"no replica of {to} answers", remedy="start it, or move to another", replicas=names)
-        return self._context.least_loaded(answering, coming).name
+        return answering
 
     def _check_free(self, operator: str, partitions: Iterable[int]) -> None:
         wanted = {PartitionId(operator, number) for number in partitions}
@@ -184,21 +329,22 @@ class Reconfigurations:
         self,
         deployed: Deployed,
         targets: Mapping[int, str],
+        loads: Mapping[PartitionId, Load],
         options: MoveOptions,
         cause: Cause,
-        asked: str,
+        asked: Asked,
         reasons: Mapping[PartitionId, str] = MappingProxyType({}),
     ) -> Reconfiguration:
-        """Record the moves and begin them. Called with ``planning`` held."""
+        """Record the moves and begin them. Called with ``planning`` held. Args: loads: as far as they are known: an
+        order and a strategy are chosen by them, no more."""
         operator = deployed.spec.name
         self._check_free(operator, targets)
         for name in sorted(set(targets.values())):  # a replica without the operator, or with an older one, says so here
             await self._context.replicas.learn(name, deployed.spec)
-        loads = await self._loads(deployed, targets)
         strategy = policies.strategy_named(options.strategy)
         if strategy is None:
             changes = sum(self._executor.change_rates.get(PartitionId(operator, number), 0.0) for number in targets)
-            some = [loads.get(number, Load()) for number in targets]
+            some = [loads.get(PartitionId(operator, number), Load()) for number in targets]
             strategy = policies.choose(some, changes, options.max_pause_ms, self._executor.bandwidth)
         if options.max_pause_ms and strategy.kind is not m.Kind.WARM:
             raise InvalidArgument(
@@ -210,7 +356,7 @@ class Reconfigurations:
                 PartitionId(operator, number),
                 deployed.assignment.owner(number)[0],
                 target,
-                loads.get(number, Load()),
+                loads.get(PartitionId(operator, number), Load()),
             )
             for number, target in targets.items()
         ]
@@ -241,7 +387,6 @@ class Reconfigurations:
         running = self._running(reconfiguration, strategy)
         for planned in moves:
             self._add(running, planned, MoveRunner.machine_for(planned))
-        running.go.set()
         self._runs.keep(running)
         self._context.spawn(self._executor.run(running))
         return running.report()
@@ -255,7 +400,9 @@ class Reconfigurations:
         state = ReconfigurationState.PAUSED if reconfiguration in cluster.paused else ReconfigurationState.RUNNING
         moves = tuple(move for move in told.moves if move.id in ended)
         order = {move.id: number for number, move in enumerate(told.moves)}
-        return Running(replace(told, state=state, moves=moves), strategy, order)
+        running = Running(replace(told, state=state, moves=moves), strategy, order)
+        running.cancelled = recorded.cancelled
+        return running
 
     def _add(self, running: Running, planned: PlannedMove, machine: m.Move) -> None:
         """In the order of the plan."""
@@ -266,48 +413,40 @@ class Reconfigurations:
         running.rounds[-1].append(runner)
         running.runners.append(runner)
 
-    async def _loads(self, deployed: Deployed, targets: Mapping[int, str]) -> dict[int, Load]:
-        """Of the partitions that move, as far as their owners answer: an order and a strategy are chosen by it, no
-        more."""
-        sources = sorted({deployed.assignment.owner(number)[0] for number in targets})
-        operator, replicas = deployed.spec.name, self._context.replicas
-        asked = (replicas.loads(name, operator, LOADS_WITHIN_S) for name in sources)
-        replies = await asyncio.gather(*asked, return_exceptions=True)
-        loads: dict[int, Load] = {}
-        for name, reply in zip(sources, replies, strict=True):
-            if isinstance(reply, StateflowError):
-                log.warning("the load of %s is not known: %s", name, reply)
-                continue
-            if isinstance(reply, BaseException):
-                raise reply
-            loads |= reply
-        return loads
-
-    async def retry(self, reconfiguration: str) -> Reconfiguration:
-        """A new one for what failed of this one, with the same options. Raises MoveConflict when nothing did."""
+    async def retry(self, reconfiguration: str, allow_cancelled: bool = False) -> Reconfiguration:
+        """A new one for what failed of this one, with the same options; with ``allow_cancelled`` also for what was
+        cancelled. Raises MoveConflict when nothing did."""
         running = self._runs.found(reconfiguration)
         if running.told.kind == Cause.FAILOVER:
             raise InvalidArgument("a take-over is retried by itself", remedy="see `stateflow reconfig list`")
-        failed = self._runs.failed(reconfiguration)
+        failed = self._runs.failed(reconfiguration, allow_cancelled)
         if not running.over or not failed:
+            cancelled = running.over and bool(self._runs.failed(reconfiguration))
             raise MoveConflict(
                 "nothing of it has failed" if running.over else "it is not over",
-                remedy="see its details",
+                remedy="what was cancelled is moved with --cancelled" if cancelled else "see its details",
                 reconfiguration=reconfiguration,
             )
+        await self._context.acquainted()
+        said = await self._prepare(lambda: self._retrying(running, failed))
         async with self._context.planning:
-            deployed = self._context.cluster.operator(running.told.operator)
-            targets = {
-                planned.partition.partition: planned.target
-                for planned in failed
-                if deployed.assignment.owner(planned.partition.partition)[0] != planned.target
-            }
-            if not targets:
-                raise AlreadyThere("its partitions are there by now", remedy="nothing to do", id=reconfiguration)
-            for target in sorted(set(targets.values())):
-                if not self._context.members.alive(target):
-                    raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")
-            return await self._start(deployed, targets, failed[0].options, failed[0].cause, failed[0].asked)
+            choice, first = self._retrying(running, failed), failed[0]
+            (begun,) = await self._start_all(choice, said, first.options, first.cause, first.asked)
+            return begun
+
+    def _retrying(self, running: Running, failed: Iterable[PlannedMove]) -> Choice:
+        assignment = self._context.cluster.operator(running.told.operator).assignment
+        moves = {
+            planned.partition: planned.target
+            for planned in failed
+            if assignment.owner(planned.partition.partition)[0] != planned.target
+        }
+        if not moves:
+            raise AlreadyThere("its partitions are there by now", remedy="nothing to do", id=running.told.id)
+        for target in sorted(set(moves.values())):
+            if not self._context.members.alive(target):
+                raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")
+        return Choice(moves)
 
     async def pause(self, reconfiguration: str) -> Reconfiguration:
         """Also for a controller that is started again. Raises MoveUnknown, MoveConflict when it is over."""
@@ -319,6 +458,22 @@ class Reconfigurations:
         running = self._runs.unfinished(reconfiguration)
         await self._context.record(ClusterState.pause, reconfiguration, False)
         return self._runs.resume(running)
+
+    async def edit(self, reconfiguration: str, **limits: int) -> Reconfiguration:
+        """Other limits from now on, those of ``limits``; 0: none. What is under way completes. Raises MoveUnknown,
+        MoveConflict when it is over."""
+        running = self._runs.unfinished(reconfiguration)
+        recorded = self._context.cluster.history[reconfiguration]
+        await self._context.record(ClusterState.edit, reconfiguration, replace(recorded.limits, **limits))
+        running.wake()
+        self._runs.on_change()
+        return running.report()
+
+    async def cancel(self, reconfiguration: str) -> Reconfiguration:
+        """Also for a controller that is started again. Raises MoveUnknown."""
+        self._runs.found(reconfiguration)
+        await self._context.record(ClusterState.cancel, reconfiguration)
+        return self._runs.cancel(reconfiguration)
 
     # -- after a restart ----------------------------------------------------------------------------------
 
@@ -339,7 +494,22 @@ class Reconfigurations:
             if instructions is not None:
                 first[move.item_id] = instructions
             self._add(running, move, machine)
-        if running.state is not ReconfigurationState.PAUSED:
-            running.go.set()
         self._runs.keep(running)
         self._context.spawn(self._executor.run(running, first))
+        if running.cancelled:
+            self._runs.cancel(reconfiguration)
+
+
+def _chosen(wishes: Iterable[Wish]) -> Choice:
+    return Choice({wish.partition: wish.target for wish in wishes})
+
+
+def _by_operator(moves: Mapping[PartitionId, str]) -> dict[str, dict[int, str]]:
+    found: dict[str, dict[int, str]] = {}
+    for partition, target in moves.items():
+        found.setdefault(partition.operator, {})[partition.partition] = target
+    return found
+
+
+def _asked(only: Nodes, *, to: str = "", leaving: str = "") -> Asked:
+    return Asked(to, leaving, None if only is None else frozenset(only))

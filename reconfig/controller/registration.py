@@ -6,10 +6,12 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from reconfig.alone import NOTHING, Said
 from reconfig.controller.claims import Claims, Piece
-from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.leaving import Leaving
+from reconfig.controller.roster import Home
 from reconfig.controller.takeovers import Superseded, Takeovers
 from stateflow.errors import ForeignLedger
 from stateflow.runtime.view import PartitionView
@@ -29,7 +31,7 @@ class Incoming:
 @dataclass(frozen=True, slots=True)
 class Beat:
     """``belongs_to``: the ledger that its data directory belongs to. ``opening``: it is starting, and registers when it
-    knows what it has."""
+    knows what it has. ``alone``: what it may serve without a controller. ``version``: of stateflow."""
 
     info: ReplicaInfo
     home: Home
@@ -37,6 +39,8 @@ class Beat:
     belongs_to: str = ""
     incoming: Sequence[Incoming] = ()
     opening: bool = False
+    alone: Said = NOTHING
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,8 @@ class Registration:
             self._names.note(beat.info, beat.home, self._foreign(beat.belongs_to))
             return Answer(claimed=self._claims.foreign(name, beat.home.directory))
         if known:
+            self._members.says(name, beat.alone)  # of this incarnation, and no other one of its name
+            self._members.runs(name, beat.version)
             ended = [copy for copy in beat.incoming if self._is_over(copy)]
             return Answer(True, self._context.settings.lease_s, ended)
         self._names.check(beat.info, beat.home)

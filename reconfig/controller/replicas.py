@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
 import grpc.aio
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.members import Members
-from reconfig.plan import Load
 from stateflow.clock import Clock
-from stateflow.errors import LeaseLost, StateflowError
+from stateflow.errors import LeaseLost, StateflowError, Unavailable
 from stateflow.reports import Taken
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
@@ -21,6 +20,7 @@ from stateflow.rpc.control import (
     cancellation_to_pb,
     cancelled_of,
     command_to_pb,
+    disk_of,
     fence_to_pb,
     fenced_of,
     preparation_to_pb,
@@ -30,6 +30,7 @@ from stateflow.rpc.control import (
     taken_of,
     taken_over_of,
     takeover_to_pb,
+    verification_of,
     view_of,
 )
 from stateflow.rpc.wire import answered, connected, remote_error, replica_to_pb, spec_to_pb
@@ -45,12 +46,15 @@ from stateflow.runtime.control import (
     Restored,
     TakenOver,
     TakeOver,
+    Verification,
 )
-from stateflow.runtime.view import PartitionView
+from stateflow.runtime.view import DiskView, PartitionView
 from stateflow.settings import ControllerSettings
+from stateflow.tracing import carried
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 CREATE_TIMEOUT_S = 60.0
+FETCH_TIMEOUT_S = 600.0
 #: removing thousands of databases takes a slow disk long
 DROP_TIMEOUT_S = 600.0
 #: a take-over may read a whole checkpoint
@@ -90,11 +94,12 @@ class Replicas:
 
     async def learn(self, name: str, spec: OperatorSpec) -> None:
         """It runs this version of the operator from its next batch on."""
-        await self._call(name, "Create", rpb.CreateRequest(spec=spec_to_pb(spec)))
+        await self._call(name, "Create", rpb.CreateRequest(spec=spec_to_pb(spec)), _fetching_s(spec))
 
     async def check(self, name: str, spec: OperatorSpec, total: int) -> None:
         """Could it have so many partitions of the operator? Nothing is changed."""
-        await self._call(name, "Create", rpb.CreateRequest(spec=spec_to_pb(spec), total=total, asked=True))
+        request = rpb.CreateRequest(spec=spec_to_pb(spec), total=total, asked=True)
+        await self._call(name, "Create", request, _fetching_s(spec))
 
     async def create(self, name: str, spec: OperatorSpec, numbers: Collection[int], epoch: int, total: int) -> None:
         """Args: total: of the operator's partitions that it is to have in the end."""
@@ -109,16 +114,19 @@ class Replicas:
         """Requests of the operator wait so long at most; 0: no more."""
         await self._call(name, "Hold", rpb.HoldRequest(operator=operator, seconds=seconds))
 
-    async def loads(self, name: str, operator: str, within_s: float) -> dict[int, Load]:
-        """By partition of the operator."""
-        views = await self.views(name, within_s)
-        return {v.partition.partition: Load(v.bytes, v.batch_rate) for v in views if v.partition.operator == operator}
-
-    async def views(self, name: str, within_s: float) -> list[PartitionView]:
-        """Of every partition that is there in some form, with its bytes."""
+    async def views(self, name: str, within_s: float) -> tuple[list[PartitionView], DiskView]:
+        """Of every partition that is there in some form, with its bytes; and what there is for them."""
         request = rpb.StatsRequest(after=_NO_REQUESTS, sizes=True)
         reply = await self._call(name, "Stats", request, within_s)
-        return [view_of(view) for view in reply.partitions]
+        return [view_of(view) for view in reply.partitions], disk_of(reply)
+
+    async def round_trips_ms(self, name: str, to: Sequence[str], within_s: float) -> dict[str, float]:
+        """From it to other replicas, those that answer. Args: to: their names."""
+        addresses = [self._address(other) for other in to]
+        reply = await self._ask(name, "RoundTrips", rpb.RoundTripsRequest(addresses=addresses), within_s)
+        if len(reply.milliseconds) != len(to):
+            raise Unavailable(f"{name} answers for others than it was asked for", remedy="see which version runs there")
+        return {other: took for other, took in zip(to, reply.milliseconds, strict=True) if took >= 0}
 
     # -- moves --------------------------------------------------------------------------------------------
 
@@ -134,7 +142,7 @@ class Replicas:
         await self._connected(name)
         request = self._commanded(name, preparation_to_pb(move, standby_move))
         try:
-            async for message in self._stub(name).Prepare(request):
+            async for message in self._stub(name).Prepare(request, **_traced()):
                 yield progress_of(answered(message, self._shown(name)))
         except grpc.aio.AioRpcError as error:
             raise self._meant(error, name) from error
@@ -168,6 +176,23 @@ class Replicas:
         request = rpb.CheckpointRequest(operator=operator, partitions=partitions, savepoint=savepoint)
         return taken_of(await self._call(name, "Checkpoint", request, CHECKPOINT_TIMEOUT_S))
 
+    async def verify(
+        self, name: str, partition: PartitionId, standby_of: int | None = None
+    ) -> AsyncGenerator[Verification]:
+        """Which moment is read, and then what was found; nothing where it is not there. Whoever stops asking ends it.
+
+        Args: standby_of: of the copy that follows, when it has this sequence of its owner."""
+        await self._connected(name)
+        request = rpb.VerifyRequest(operator=partition.operator, partition=partition.partition, standby_of=standby_of)
+        call = self._stub(name).Verify(self._commanded(name, request))
+        try:
+            async for message in call:
+                yield verification_of(answered(message, self._shown(name)))
+        except grpc.aio.AioRpcError as error:
+            raise self._meant(error, name) from error
+        finally:
+            call.cancel()
+
     async def fetch(self, name: str, restore: Restore) -> Restored:
         """A checkpoint is fetched and proved."""
         return restored_of(await self._call(name, "Restore", restore_to_pb(restore, own=False), RESTORE_TIMEOUT_S))
@@ -200,7 +225,7 @@ class Replicas:
         commanded = self._commanded(name, request)
         try:
             answer = await getattr(self._stub(name), method)(
-                commanded, timeout=timeout_s or self._settings.rpc_timeout_s
+                commanded, timeout=timeout_s or self._settings.rpc_timeout_s, **_traced()
             )
         except grpc.aio.AioRpcError as error:
             raise self._meant(error, name) from error
@@ -222,7 +247,7 @@ class Replicas:
         return replica_pb2_grpc.ReplicaServiceStub(self._channel(name))
 
     def _channel(self, name: str) -> grpc.aio.Channel:
-        address = self._cluster.replicas[name].address
+        address = self._address(name)
         if address not in self._channels:
             self._channels[address] = self._connect(address)
         return self._channels[address]
@@ -231,8 +256,28 @@ class Replicas:
         await connected(self._channel(name), self._shown(name))
 
     def _shown(self, name: str) -> str:
-        return f"{name} ({self._cluster.replicas[name].address})"
+        """Also one that was forgotten while it was asked."""
+        info = self._cluster.roster.replicas.get(name)
+        return name if info is None else f"{name} ({info.address})"
+
+    def _address(self, name: str) -> str:
+        """Raises Unavailable for one that was forgotten."""
+        info = self._cluster.roster.replicas.get(name)
+        if info is None:
+            raise Unavailable(f"{name} was forgotten", remedy="see who is there: `stateflow status`")
+        return info.address
 
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
+
+
+def _traced() -> dict[str, Any]:
+    """Options of a call in the current span, where there is one."""
+    metadata = carried()
+    return {} if metadata is None else {"metadata": metadata}
+
+
+def _fetching_s(spec: OperatorSpec) -> float | None:
+    """It may have to fetch what the operator came in first, over a slow link."""
+    return FETCH_TIMEOUT_S if spec.bundle else None

@@ -19,6 +19,7 @@ from reconfig.work import PlannedRestore
 from stateflow.errors import (
     InvalidArgument,
     LeaseLost,
+    MoveCancelled,
     MoveConflict,
     MoveUnknown,
     StaleCheckpoint,
@@ -62,6 +63,7 @@ class Restores:
 
     async def restore(self, request: Request) -> tuple[str, list[RestoredPartition]]:
         """Returns the restore's id, and what became of each partition. Raises before anything is recorded."""
+        await self._context.acquainted()
         async with self._context.planning:
             planned = await self.plan(request)
         return planned[0].restore_id, await self.run(planned)
@@ -88,6 +90,7 @@ class Restores:
                         partition=partition,
                         reconfiguration=move.reconfiguration,
                     )
+            self._check_not_alone(partition, owner)
             target = self._target(request.operator, owner, request.to, coming)
             coming[target] = coming.get(target, 0) + 1
             epoch = self._cluster.next_epoch(partition)
@@ -107,14 +110,23 @@ class Restores:
         await self._context.record(ClusterState.plan_restores, planned)
         return planned
 
+    def _check_not_alone(self, partition: PartitionId, owner: str) -> None:
+        """Raises Unavailable for an owner that may be serving it, and that nobody can ask to stop."""
+        if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
+            raise Unavailable(
+                f"{owner} does not answer, and may be serving it alone",
+                remedy="see that it runs; if it is gone for good, `stateflow takeover --accept-loss` first",
+                partition=partition,
+            )
+
     def _target(self, operator: str, owner: str, to: str, coming: dict[str, int]) -> str:
         """A replica by its name, or the least loaded of a site; without either the owner, or any that answers, at
         the operator's sites first."""
         if (not to or to == owner) and self._alive(owner):
             return owner
-        if to and to not in self._cluster.replicas:
+        if to and to not in self._cluster.roster.replicas:
             self._context.check_site(to)
-        replicas = self._context.alive().values()
+        replicas = (self._context.fit() or self._context.alive()).values()
         here = [info for info in replicas if to in ("", info.site, info.name)]
         if not here:
             raise Unavailable(f"no replica of {to or 'the cluster'} answers", remedy="start one")
@@ -125,10 +137,16 @@ class Restores:
             here = [info for info in here if deployed.may_be_at(info)] or here
         return self._context.least_loaded(here, coming).name
 
+    async def cancel(self, restore_id: str) -> None:
+        """Partitions that have not begun stay as they are; the others are restored. Raises MoveUnknown."""
+        if restore_id not in self._cluster.restores.batches:
+            raise MoveUnknown(f"no restore {restore_id!r} is under way", remedy="see `stateflow batch list`")
+        await self._context.record(ClusterState.call_off_restore, restore_id)
+
     async def resume(self) -> None:
         """Go on with what was under way, once the replicas have had time to say that they live: a target may own
         already and have told nobody."""
-        planned = [each for each, _ in self._cluster.open_restores.values()]
+        planned = self._cluster.restores.under_way
         if planned:
             settings = self._context.settings
             await asyncio.sleep(settings.heartbeat_interval_s * settings.heartbeats_missed_max)
@@ -147,6 +165,10 @@ class Restores:
         granted = 0  # the epoch for which the owner was asked to stop
         async with self._slots:
             try:
+                if planned.restore_id in self._cluster.restores.cancelled:
+                    raise MoveCancelled(
+                        "the restore was cancelled", remedy="restore it again", partition=planned.partition
+                    )
                 order = self._order(planned)
                 fetched = await self._context.replicas.fetch(planned.target, order)
                 order = replace(order, epoch=max(planned.epoch, fetched.epoch))
@@ -231,13 +253,21 @@ class Restores:
 
     async def _stop(self, planned: PlannedRestore, epoch: int) -> None:
         """Its owner serves it no more: it says so, or its lease has lapsed. Missed heartbeats prove nothing."""
-        while not self._context.members.lapsed(planned.owner):
+        give_up_at = self._context.clock.monotonic() + self._context.settings.restore_patience_s
+        while not self._serves_no_more(planned):
+            if self._context.clock.monotonic() > give_up_at:
+                self._check_not_alone(planned.partition, planned.owner)
             if self._alive(planned.owner):
                 with contextlib.suppress(LeaseLost):  # it is just registering again
                     await self.surrender(planned.owner, planned.partition, planned.restore_id, epoch, planned.target)
                     return
             await asyncio.sleep(self._context.settings.retry_interval_s)
 
+    def _serves_no_more(self, planned: PlannedRestore) -> bool:
+        context = self._context
+        lapsed = context.members.lapsed(planned.owner)
+        return lapsed and not context.may_be_alone(planned.owner, planned.partition.operator)
+
     async def surrender(self, owner: str, partition: PartitionId, restore_id: str, epoch: int, target: str) -> None:
-        fence = Fence(partition, restore_id, epoch, self._cluster.replicas[target])
+        fence = Fence(partition, restore_id, epoch, self._cluster.roster.replicas[target])
         await self._context.replicas.surrender(owner, fence)

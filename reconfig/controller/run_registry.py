@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.history import past, stood
+from reconfig.controller.history import past, progress_of, stood
 from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.policies import Strategy
 from reconfig.work import PlannedMove, ReconfigurationState
 from stateflow.errors import MoveConflict, MoveUnknown
+from stateflow.metrics.figures import PAUSE_BUCKETS, Histogram
 from stateflow.reports import Reconfiguration
 
 WATCH_INTERVAL_S = 0.1
@@ -36,7 +40,9 @@ class Running:
     runners: list[MoveRunner | TakeoverRunner] = field(default_factory=list)
     rounds: list[list[MoveRunner]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    go: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: bool = False
+    #: limits, and for how long it has gone on
+    progress: Callable[[], Mapping[str, Any]] = dict
 
     def wake(self) -> None:
         self.changed.set()
@@ -45,7 +51,7 @@ class Running:
     def report(self) -> Reconfiguration:
         moves = [*self.told.moves, *(runner.report for runner in self.runners)]
         moves.sort(key=lambda move: self.order.get(move.id, 0))
-        return replace(self.told, moves=tuple(moves))
+        return replace(self.told, moves=tuple(moves), **self.progress())
 
     def stood(self, pause_ms: float) -> None:
         """Its operator was stopped for so long."""
@@ -81,16 +87,35 @@ class RunRegistry:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self.running: dict[str, Running] = {}
+        #: who gives turns: something goes on, waits or has other limits; what waits of it is not to begin
+        self.on_change: Callable[[], None] = lambda: None
+        self.withdraw: Callable[[str], None] = lambda _: None
+        #: moves since this began, by kind and state, and for how long their partitions were served by nobody
+        self.ended: Counter[tuple[str, str]] = Counter()
+        self.pauses: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(PAUSE_BUCKETS))
+
+    def goes_on(self, reconfiguration: str) -> bool:
+        return self.running[reconfiguration].state is ReconfigurationState.RUNNING
 
     def keep(self, running: Running) -> None:
         """Remember it; of those that are over only the newest."""
         self.running[running.id] = running
+        running.progress = partial(self._progress, running.id)
         over = [key for key, each in self.running.items() if each.over]
         for key in over[: max(0, len(over) - FINISHED_KEPT)]:
             del self.running[key]
 
+    def _progress(self, reconfiguration: str) -> Mapping[str, Any]:
+        recorded = self._cluster.history.get(reconfiguration)
+        return {} if recorded is None else progress_of(recorded, self._cluster.now_us())
+
     def settle(self, running: Running, state: ReconfigurationState) -> None:
         running.state = state
+        kind = str(running.told.kind)
+        for report in (runner.report for runner in running.runners):
+            self.ended[kind, str(report.state)] += 1
+            if report.state == "COMPLETED" and report.pause_ms > 0:
+                self.pauses[kind].observe(report.pause_ms / 1e3)
         running.changed.set()
 
     def found(self, reconfiguration: str) -> Running:
@@ -102,15 +127,21 @@ class RunRegistry:
             return Running(past(self._cluster.history[reconfiguration]))
         raise no_such(reconfiguration)
 
-    def failed(self, reconfiguration: str) -> list[PlannedMove]:
-        """Its moves that ended so, whichever process began them."""
+    def failed(self, reconfiguration: str, allow_cancelled: bool = True) -> list[PlannedMove]:
+        """Its moves that ended so, whichever process began them. Args: allow_cancelled: those by command, too."""
         recorded = self._cluster.history.get(reconfiguration)
-        return [planned for planned in recorded.failed if isinstance(planned, PlannedMove)] if recorded else []
+        if recorded is None:
+            return []
+        left = [] if allow_cancelled else recorded.withdrawn
+        return [move for move in recorded.failed if isinstance(move, PlannedMove) and move not in left]
 
     def cancel(self, reconfiguration: str) -> Reconfiguration:
+        """What has not begun does not begin; what has rolls back, where it is not too late."""
         running = self.found(reconfiguration)
+        running.cancelled = True
         for runner in running.runners:
             runner.cancel()
+        self.withdraw(reconfiguration)
         self._go_on(running)
         return running.report()
 
@@ -135,7 +166,6 @@ class RunRegistry:
     def pause(self, running: Running) -> Reconfiguration:
         """Moves that have not begun wait; those under way complete."""
         if not running.over:
-            running.go.clear()
             running.state = ReconfigurationState.PAUSED
             running.wake()
         return running.report()
@@ -147,8 +177,8 @@ class RunRegistry:
     def _go_on(self, running: Running) -> None:
         if running.state is ReconfigurationState.PAUSED:
             running.state = ReconfigurationState.RUNNING
-        running.go.set()
         running.wake()
+        self.on_change()
 
     def unfinished(self, reconfiguration: str) -> Running:
         """Raises MoveUnknown, MoveConflict when it is over."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.history import ended_as, planned_report
 from reconfig.controller.replicas import Replicas
+from reconfig.controller.spans import MoveSpan, moving
 from reconfig.failover import Takeover
 from reconfig.migration import Move
 from reconfig.work import Planned
@@ -59,10 +61,28 @@ class Runner:
     _recorded: bool = False
     _events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)  # of the machine's
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _span: MoveSpan | None = None
+
+    @contextlib.contextmanager
+    def _followed(self) -> Iterator[None]:
+        """While it is carried out: lines that are logged have its ids, and it is traced where anything is."""
+        with moving(self.planned) as span:
+            self._span, error = span, None
+            try:
+                yield
+            except BaseException as caught:
+                error = caught
+                raise
+            finally:
+                self._span = None
+                if span is not None:
+                    span.end(self.report, error)
 
     def handle(self, event: Any) -> list[Any]:
         """Instructions of the machine, to be carried out. Raises what it raises."""
         instructions: list[Any] = self.machine.handle(event)
+        if self._span is not None:
+            self._span.phase(str(self.machine.phase))
         if self.settings.debug_validate:
             check(self.machine)
         return instructions

@@ -12,34 +12,43 @@ from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
+from reconfig.alone import Failover, Said
 from reconfig.autopilot import Orders
+from reconfig.capacity import Choice
 from reconfig.controller.claims import Piece
-from reconfig.controller.cluster_state import ClusterState, Home
-from reconfig.controller.context import ClusterStates
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
-from reconfig.controller.processes import here, is_gone
+from reconfig.controller.reconfigurations import Ask
 from reconfig.controller.registration import Admitted, Answer, Arrival, Beat, Incoming
 from reconfig.controller.restores import Request
+from reconfig.controller.roster import Home
 from reconfig.controller.takeovers import Superseded
 from reconfig.jobs import Do, Job
 from reconfig.placement import policies_named
-from reconfig.tenure import Tenure
+from reconfig.sweeps import Chore, chore_named
 from reconfig.work import ReconfigurationState
-from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import InvalidArgument
-from stateflow.ledger import Holder, Ledger
 from stateflow.moves import MoveOptions
-from stateflow.reports import AutopilotReport, ClusterReport, Deployment, FollowerReport, Reconfiguration
+from stateflow.release import FIRST
+from stateflow.reports import (
+    AutopilotReport,
+    ClusterReport,
+    Deployment,
+    FollowerReport,
+    JobReport,
+    JobRun,
+    Reconfiguration,
+)
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.admission import caller
 from stateflow.rpc.agents import beat_of, orders_to_pb, request_of, spawned_to_pb, view_to_pb
 from stateflow.rpc.control import taken_to_pb, view_of
-from stateflow.rpc.health import add_health
 from stateflow.rpc.reports import (
     adopted_to_pb,
     autopilot_of,
@@ -51,14 +60,16 @@ from stateflow.rpc.reports import (
     placement_to_pb,
     reconfiguration_to_pb,
     restored_to_pb,
+    rolling_to_pb,
+    run_to_pb,
     standby_to_pb,
+    sweep_to_pb,
+    version_to_pb,
 )
 from stateflow.rpc.wire import (
-    OPTIONS,
-    RPCS_MAX,
+    PAGE_BYTES,
     after_of,
     batched,
-    bind,
     replica_of,
     replica_to_pb,
     spec_of,
@@ -68,7 +79,7 @@ from stateflow.rpc.wire import (
     unary,
 )
 from stateflow.runtime.control import Wanted
-from stateflow.settings import ControllerSettings
+from stateflow.security.roles import check_owners
 from stateflow.types import PartitionId, shown
 
 log = logging.getLogger(__name__)
@@ -85,6 +96,10 @@ class Tells(Protocol):
     @property
     def term(self) -> int: ...
     def deployment(self, operator: str) -> Deployment: ...
+    def job_reports(self, name: str) -> list[JobReport]: ...
+
+    def job_run(self, run_id: str) -> JobRun: ...
+
     def status(self) -> ClusterReport: ...
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration: ...
     def history(self, limit: int = 0) -> Iterator[Reconfiguration]: ...
@@ -132,12 +147,16 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     def __init__(self, leading: Leading, following: Following | None = None) -> None:
         self.leading, self._following = leading, following
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(self, server)
+
     @contextlib.asynccontextmanager
     async def telling(self, context: grpc.aio.ServicerContext) -> AsyncIterator[Tells]:
         """Raises NotLeading where another one is to be asked."""
         after = None if self.leading.leads else after_of(context)
         if after is None or self._following is None:
             async with self.leading.term() as controller:
+                await controller.context.knows_what_it_wrote()
                 yield controller
         else:
             yield await self._following.overview(after)
@@ -193,7 +212,40 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @to_the_end
     async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
         sites = request.sites if request.sites or request.anywhere else None
-        return deployment_to_pb(await controller.deploy(spec_of(request.spec), sites))
+        failover = Failover.named(request.failover) if request.failover else None
+        return deployment_to_pb(await controller.deploy(spec_of(request.spec), sites, failover))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def TakeOver(self, request: cpb.TakeOverLostRequest, controller: Controller) -> cpb.ReconfigurationList:
+        numbers, accepted = list(request.partitions), request.accept_loss
+        begun = await controller.giving_up.by_command(request.operator, numbers, accepted)
+        return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, begun))
+
+    @unary
+    @of_the_term
+    async def PutBundlePart(self, request: cpb.BundlePart, controller: Controller) -> pb.Empty:
+        await controller.versions.put(request.bundle, request.number, request.count, request.data)
+        return pb.Empty()
+
+    @unary
+    @of_the_term
+    async def GetBundlePart(self, request: cpb.BundlePartRequest, controller: Controller) -> cpb.BundlePart:
+        data, count = await controller.versions.part(request.bundle, request.number)
+        return cpb.BundlePart(bundle=request.bundle, number=request.number, count=count, data=data)
+
+    @unary
+    @of_the_term
+    async def ListVersions(self, request: cpb.VersionsRequest, controller: Controller) -> cpb.VersionList:
+        versions = enumerate(controller.versions.of(request.operator), 1)
+        return cpb.VersionList(versions=[version_to_pb(number, spec) for number, spec in versions])
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def Upgrade(self, request: cpb.UpgradeRequest, controller: Controller) -> cpb.Deployment:
+        return deployment_to_pb(await controller.upgrade(request.operator, request.version))
 
     @unary
     @of_the_term
@@ -210,6 +262,8 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @of_any
     async def Status(self, request: cpb.StatusRequest, tells: Tells) -> cpb.StatusReply:
+        if request.measured and isinstance(tells, Controller):
+            await tells.measuring.room()
         return cluster_to_pb(tells.status())
 
     # -- reconfigurations ---------------------------------------------------------------------------------
@@ -218,6 +272,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @of_the_term
     @to_the_end
     async def Migrate(self, request: cpb.MigrateRequest, controller: Controller) -> cpb.Reconfiguration:
+        _check_mover(controller, request)
         options = _options_of(request.options)
         migrate = controller.reconfigurations.migrate
         return reconfiguration_to_pb(await migrate(request.operator, request.partitions, request.to, options))
@@ -233,8 +288,40 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @of_the_term
     @to_the_end
     async def Drain(self, request: cpb.DrainRequest, controller: Controller) -> cpb.ReconfigurationList:
-        started = await controller.reconfigurations.drain(request.replica, _options_of(request.options))
+        asked = request.maintenance
+        maintenance = Ask(asked.for_s, asked.one_of) if request.HasField("maintenance") else None
+        started = await controller.reconfigurations.drain(
+            request.replica, _options_of(request.options), "", maintenance
+        )
         return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, started))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def EndMaintenance(self, request: cpb.EndMaintenanceRequest, controller: Controller) -> pb.Empty:
+        await controller.reconfigurations.end_maintenance(request.node)
+        return pb.Empty()
+
+    @unary
+    @of_the_term
+    async def Propose(self, request: cpb.ProposeRequest, controller: Controller) -> cpb.PlaceReply:
+        planning, command = controller.reconfigurations, request.WhichOneof("command")
+        await controller.context.acquainted()
+        match command:
+            case "migrate":
+                asked = request.migrate
+                choice = planning.migrating(asked.operator, asked.partitions, asked.to)
+            case "drain":
+                choice = planning.draining(request.drain.replica)
+            case "rebalance":
+                choice = planning.rebalancing(request.rebalance.operator)
+            case "take_over":
+                lost = request.take_over
+                moves, reasons = controller.giving_up.proposed(lost.operator, lost.partitions)
+                return placement_to_pb(await controller.costs(Choice(moves), reasons))
+            case _:
+                raise InvalidArgument("no command is named", remedy="use the stateflow version that the controller has")
+        return placement_to_pb(await controller.costs(choice, dict.fromkeys(choice.moves, command)))
 
     @unary
     @of_the_term
@@ -283,10 +370,15 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         raise InvalidArgument(f"a job cannot {shown(request.change)}", remedy="pause, resume, run or delete it")
 
     @unary
-    @of_the_term
-    async def ListJobs(self, request: cpb.ListJobsRequest, controller: Controller) -> cpb.JobList:
-        jobs = controller.jobs
-        return cpb.JobList(jobs=map(job_to_pb, [jobs.report(request.name)] if request.name else jobs.reports()))
+    @of_any
+    async def ListJobs(self, request: cpb.ListJobsRequest, tells: Tells) -> cpb.JobList:
+        told = [replace(each, follower=None) for each in tells.job_reports(request.name)]  # it is said once
+        return cpb.JobList(jobs=map(job_to_pb, told), follower=follower_to_pb(tells.follower))
+
+    @unary
+    @of_any
+    async def GetJobRun(self, request: cpb.JobRunRequest, tells: Tells) -> cpb.JobRun:
+        return run_to_pb(tells.job_run(request.id))
 
     @unary
     @of_the_term
@@ -303,7 +395,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             tell_newest(context, tells.term, tells.cluster.newest)
             follower = follower_to_pb(tells.follower)
             told = (replace(each, follower=None) for each in tells.history(request.limit))  # it is said once
-            for page in batched(map(reconfiguration_to_pb, told)):
+            for page in batched(map(reconfiguration_to_pb, told), PAGE_BYTES):
                 yield cpb.ReconfigurationList(reconfigurations=page, follower=follower)
 
     @unary
@@ -327,10 +419,18 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @unary
     @of_the_term
+    @to_the_end
     async def CancelReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(controller.runs.cancel(request.id))
+        return reconfiguration_to_pb(await controller.reconfigurations.cancel(request.id))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def EditReconfiguration(self, request: cpb.EditRequest, controller: Controller) -> cpb.Reconfiguration:
+        limits = {field.name: value for field, value in request.ListFields() if field.name != "id"}
+        return reconfiguration_to_pb(await controller.reconfigurations.edit(request.id, **limits))
 
     @unary
     @of_the_term
@@ -359,7 +459,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def RetryReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(await controller.reconfigurations.retry(request.id))
+        return reconfiguration_to_pb(await controller.reconfigurations.retry(request.id, request.cancelled))
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
@@ -375,6 +475,13 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def Restore(self, request: cpb.RestoreOperatorRequest, controller: Controller) -> cpb.RestoreReport:
         restore_id, done = await controller.restores.restore(_restore_of(request))
         return cpb.RestoreReport(id=restore_id, partitions=map(restored_to_pb, done))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def CancelRestore(self, request: cpb.CancelRestoreRequest, controller: Controller) -> pb.Empty:
+        await controller.restores.cancel(request.id)
+        return pb.Empty()
 
     # -- agents -------------------------------------------------------------------------------------------
 
@@ -409,6 +516,46 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @to_the_end
     async def StopReplica(self, request: cpb.StopReplicaRequest, controller: Controller) -> cpb.SpawnReply:
         return cpb.SpawnReply(spawned=[spawned_to_pb(await controller.agents.stop(request.replica, request.force))])
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def RestartAll(self, request: cpb.RestartAllRequest, controller: Controller) -> cpb.Rolling:
+        roll = await controller.sweeps.begin(Chore.RESTART, request.site, request.limit)
+        return rolling_to_pb(controller.sweeps.rolling(roll))
+
+    @unary
+    @of_the_term
+    async def GetRolling(self, request: cpb.RollingRequest, controller: Controller) -> cpb.Rolling:
+        return rolling_to_pb(controller.sweeps.rolling(request.id))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def CancelRolling(self, request: cpb.RollingRequest, controller: Controller) -> cpb.Rolling:
+        controller.sweeps.rolling(request.id)  # it is one
+        await controller.sweeps.cancel(request.id)
+        return rolling_to_pb(controller.sweeps.rolling(request.id))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def BeginSweep(self, request: cpb.BeginSweepRequest, controller: Controller) -> cpb.Sweep:
+        sweeps, chore = controller.sweeps, chore_named(request.chore)
+        sweep_id = await sweeps.begin(chore, request.site, request.limit, request.operator)
+        return sweep_to_pb(sweeps.report(sweep_id))
+
+    @unary
+    @of_the_term
+    async def GetSweep(self, request: cpb.SweepRequest, controller: Controller) -> cpb.Sweep:
+        return sweep_to_pb(controller.sweeps.report(request.id))
+
+    @unary
+    @of_the_term
+    @to_the_end
+    async def CancelSweep(self, request: cpb.SweepRequest, controller: Controller) -> cpb.Sweep:
+        await controller.sweeps.cancel(request.id)
+        return sweep_to_pb(controller.sweeps.report(request.id))
 
     @unary
     @of_the_term
@@ -470,14 +617,24 @@ def _superseded_to_pb(superseded: Superseded) -> cpb.Superseded:
     )
 
 
+def _check_mover(controller: Controller, request: cpb.MigrateRequest) -> None:
+    """Raises NotAllowed for a node that would take partitions from others."""
+    if (who := caller()) is not None:
+        owners = controller.cluster.operator(request.operator).assignment.owners
+        check_owners(who, {number: owners[number] for number in request.partitions if number < len(owners)})
+
+
 def _beat_of(message: cpb.HeartbeatRequest) -> Beat:
     incoming = [Incoming(PartitionId(each.operator, each.partition), each.move_id) for each in message.incoming]
     info = replace(replica_of(message.replica), name=message.name)
     home, belongs_to = _home_of(message.directory), message.directory.ledger
-    return Beat(info, home, message.incarnation, belongs_to, incoming, message.opening)
+    alone = Said(message.alone_order, frozenset(message.alone))
+    version = message.version or FIRST.version
+    return Beat(info, home, message.incarnation, belongs_to, incoming, message.opening, alone, version)
 
 
 def _answer_to_pb(answer: Answer, controller: Controller) -> cpb.HeartbeatReply:
+    failovers = controller.cluster.failovers
     return cpb.HeartbeatReply(
         known=answer.known,
         lease_s=answer.lease_s,
@@ -490,6 +647,8 @@ def _answer_to_pb(answer: Answer, controller: Controller) -> cpb.HeartbeatReply:
         adopted=answer.adopted,
         ledger=controller.context.ledger_id,
         term=controller.context.term,
+        alone=sorted(failovers.manual()),
+        alone_order=failovers.count,
     )
 
 
@@ -509,7 +668,7 @@ def _said(orders: Orders) -> dict[str, Any]:
     return orders.to_dict() | {"policies": tuple(map(str, orders.policies))}
 
 
-_JOB_FIELDS = ("schedule", "do", "operator", "policies", "partitions", "to")
+_JOB_FIELDS = ("schedule", "do", "operator", "policies", "partitions", "to", "coordinator", "workers")
 
 
 def _options_of(message: cpb.MoveOptions) -> MoveOptions:
@@ -520,58 +679,3 @@ def _options_of(message: cpb.MoveOptions) -> MoveOptions:
 def _restore_of(message: cpb.RestoreOperatorRequest) -> Request:
     wanted = Wanted(message.savepoint, message.source, message.batch)
     return Request(message.operator, tuple(message.partitions), message.to, message.url, wanted)
-
-
-# -- the process ------------------------------------------------------------------------------------------
-
-
-async def serve(
-    ledger: Ledger,
-    listen: str,
-    settings: ControllerSettings | None = None,
-    *,
-    advertise: str | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-    ready: asyncio.Future[str] | None = None,
-    stop: asyncio.Event | None = None,
-) -> None:
-    """Run a controller until ``stop``: as the one that leads, or waiting for it. Raises PortInUse."""
-    settings = settings or ControllerSettings()
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
-
-    def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> Controller:
-        return Controller(ledger, settings, clock, tenure=tenure, states=states, grace_s=grace_s)
-
-    def gone(holder: Holder) -> bool:
-        return settings.notice_gone and is_gone(holder)
-
-    try:
-        address = bind(server, listen)
-        log.info("ledger %s at %s", ledger.id, ledger.database.shown)
-        leading = Leading(ledger, here(advertise or address), gone, settings, clock, make)
-        following = Following(ledger, settings, clock, lambda: leading.leads, leading.who)
-        service = ControllerService(leading, following)
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server(service, server)
-        add_health(server)  # one that waits to lead is ready, too
-        running: asyncio.Task[None] | None = None
-        reading: asyncio.Task[None] | None = None
-        try:
-            await leading.try_once()
-            await server.start()
-            running = asyncio.create_task(leading.run())
-            reading = asyncio.create_task(following.run())
-            if ready is not None:
-                ready.set_result(address)
-            stopping = asyncio.create_task((stop or asyncio.Event()).wait())
-            await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                running.result()  # it waits and leads for ever: this says why it did not
-            await server.stop(grace=1)
-        finally:
-            for task in (running, reading):
-                if task is not None:
-                    task.cancel()
-            following.close()
-            await leading.close()
-    finally:
-        ledger.close()

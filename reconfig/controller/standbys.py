@@ -41,6 +41,7 @@ class Standbys:
 
     async def want(self, operator: str, count: int) -> list[StandbyReport]:
         """Raises OperatorNotDeployed, InvalidArgument when there are too few replicas."""
+        await self._context.acquainted()
         async with self._context.planning:
             await self._order(operator, count)
         await self.reconcile()
@@ -48,7 +49,7 @@ class Standbys:
 
     async def _order(self, operator: str, count: int) -> None:
         deployed = self._context.cluster.operator(operator)
-        replicas = len({node_of(info.name) for info in self._context.alive().values() if deployed.may_be_at(info)})
+        replicas = len({node_of(info.name) for info in self._context.fit().values() if deployed.may_be_at(info)})
         if count >= max(replicas, 1):
             at = f" at {', '.join(deployed.sites)}, to which it is confined" if deployed.sites else ""
             raise InvalidArgument(
@@ -143,7 +144,7 @@ class Standbys:
         deployed, alive = cluster.operator(operator), self._context.alive()
         assignment = deployed.assignment
         changing = {change.partition for change in cluster.changes()}
-        changing |= {restore.partition for restore, _ in cluster.open_restores.values()}
+        changing |= {restore.partition for restore in cluster.restores.under_way}
         lacking: dict[PartitionId, str] = {}
         existing: dict[PartitionId, list[str]] = {}
         for runner in self._runners.values():
@@ -154,8 +155,9 @@ class Standbys:
             ready = partition not in changing and self._not_before.get(partition, 0.0) <= now
             if len(have) < count and ready and owner in alive:
                 lacking[partition] = owner
-        able = [info for info in alive.values() if deployed.may_be_at(info)]
-        missing = plan.spread_standbys(lacking, existing, count, able, self._near)
+        able = [info for info in self._context.fit().values() if deployed.may_be_at(info)]
+        sites = {name: info.site for name, info in cluster.roster.replicas.items()}
+        missing = plan.spread_standbys(lacking, existing, count, able, self._near, sites)
         if not missing:
             return
         for partition, replica in missing:

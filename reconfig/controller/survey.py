@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.history import maintained
+from reconfig.controller.measuring import Measuring
 from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
@@ -32,12 +34,13 @@ class Survey:
         standbys: Standbys,
         takeovers: Takeovers,
         created: Mapping[str, int],
+        measuring: Measuring,
     ) -> None:
         self._context, self._runs, self._standbys, self._takeovers = context, runs, standbys, takeovers
-        self._created = created
+        self._created, self._measuring = created, measuring
 
     def deployment(self, deployed: Deployed) -> Deployment:
-        assignment, replicas = deployed.assignment, self._context.cluster.replicas
+        assignment, replicas = deployed.assignment, self._context.cluster.roster.replicas
         return Deployment(
             replace(deployed.spec, source=""),  # routers have no use for it
             assignment.version,
@@ -45,6 +48,7 @@ class Survey:
             assignment.epochs,
             self._unserved([deployed]),
             deployed.sites,
+            failover="manual" if self._context.cluster.failovers.is_manual(deployed.spec.name) else "automatic",
         )
 
     def _unserved(self, operators: Iterable[Deployed]) -> tuple[UnservedPartitions, ...]:
@@ -56,7 +60,8 @@ class Survey:
                 lack = self._takeovers.lack(partition)
                 if lack is None and owner in silent:
                     opening = self._context.members.is_opening(owner)
-                    lack = Lack(owner, Why.OPENING if opening else Why.SILENT)
+                    alone = self._context.may_be_alone(owner, deployed.spec.name)
+                    lack = Lack(owner, Why.OPENING if opening else Why.ALONE if alone else Why.SILENT)
                 if lack is not None:
                     lacks[partition] = lack
         return tuple(
@@ -67,8 +72,9 @@ class Survey:
     def status(self) -> ClusterReport:
         context, cluster, members = self._context, self._context.cluster, self._context.members
         owned = context.cluster.owned_counts()
-        now = context.clock.monotonic()
+        now, room = context.clock.monotonic(), self._measuring.room_bytes()
         return ClusterReport(
+            maintenance=maintained(cluster),
             replicas=tuple(
                 ReplicaStatus(
                     info.name,
@@ -79,9 +85,11 @@ class Survey:
                     members.heard_s(info.name),
                     owned.get(info.name, 0),
                     members.is_opening(info.name),
-                    cluster.is_stopping(info.name),
+                    cluster.roster.is_stopping(info.name),
+                    room.get(info.name),
+                    members.version(info.name),
                 )
-                for info in sorted(cluster.replicas.values(), key=lambda info: info.name)
+                for info in sorted(cluster.roster.replicas.values(), key=lambda info: info.name)
             ),
             deployments=tuple(self.deployment(each) for _, each in sorted(cluster.deployed.items())),
             reconfigurations=tuple(running.report() for running in self._runs.running.values() if not running.over),
@@ -96,4 +104,6 @@ class Survey:
                 DeployingOperator(name, planned.spec.partitions, self._created.get(name, 0))
                 for name, (planned, _) in sorted(cluster.planned.items())
             ),
+            links=self._measuring.links(),
+            damaged=tuple(cluster.sweeps.damaged()),
         )

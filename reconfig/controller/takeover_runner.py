@@ -37,6 +37,10 @@ class TakeoverRunner(Runner):
         self._events.put_nowait(f.TargetGone())
 
     async def run(self, first: list[f.Instruction] | None = None) -> MoveReport:
+        with self._followed():
+            return await self._run(first)
+
+    async def _run(self, first: list[f.Instruction] | None) -> MoveReport:
         self._began = self.clock.monotonic()
         try:
             await self._carry_out(self.handle(f.Begin()) if first is None else first)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from reconfig import failover as f
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
+from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.work import PlannedMove, PlannedTakeover, ReconfigurationState
-from stateflow.errors import InvalidArgument, StateflowError
+from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.ledger import RecordState
 from stateflow.reports import Reconfiguration
 from stateflow.runtime.control import Cancellation
-from stateflow.runtime.lifecycle import State
+from stateflow.runtime.lifecycle import SERVED, State
 from stateflow.runtime.view import PartitionView
 from stateflow.types import How, PartitionId, ReplicaInfo
 
@@ -54,8 +57,6 @@ class Superseded:
 RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
 MOST_DOUBLINGS = 4  # of the time between two attempts: at most 80 s by default
-#: states in which a replica has the partition it is assigned, or is about to
-HELD = frozenset({State.OWNED, State.FENCING})
 
 
 class Takeovers:
@@ -69,8 +70,10 @@ class Takeovers:
         self._not_before: dict[PartitionId, float] = {}
         self._failures: dict[PartitionId, int] = {}
         self._failed: dict[PartitionId, str] = {}  # why the last take-over did
+        self._tried: dict[PartitionId, Counter[str]] = {}  # failures by target, since it registered
+        self._accepted: set[PartitionId] = set()  # loss, by command
         self._looked_at = len(context.cluster.finished)
-        self._restores_looked_at = len(context.cluster.failed_restores)
+        self._restores_looked_at = len(context.cluster.restores.failed)
 
     # -- who has what -------------------------------------------------------------------------------------
 
@@ -83,6 +86,8 @@ class Takeovers:
                 seen[partition] = told.epoch
         for kept in (self._not_before, self._failures, self._failed):
             kept.clear()  # what failed may have failed for want of this replica
+        for tried in self._tried.values():
+            tried.pop(name, None)
         for partition, epoch in self._context.cluster.assigned(name).items():
             view = held.get(partition)
             self._check_held(name, partition, epoch, view)
@@ -95,14 +100,14 @@ class Takeovers:
             self._orphans[partition] = Orphan(epoch, self._why_sealed(view.move_id))
         elif partition in self._runners:
             pass  # it comes too late: see _superseded
-        elif view is not None and view.state in HELD and view.epoch == epoch:
+        elif view is not None and view.state in SERVED and view.epoch == epoch:
             self._orphans.pop(partition, None)
         else:
             log.error("state_missing: %s is assigned at epoch %d, its owner came without it", partition, epoch)
             self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
             for runner in self._runs.moving():  # whether it sealed it cannot say, and its lease does not lapse
                 if (runner.planned.partition, runner.planned.source) == (partition, name):
-                    runner.source_gone()
+                    self._source_gone(runner)
 
     def _why_sealed(self, move_id: str) -> f.Why:
         """It is served as it was sealed for this move, but where that is not trusted."""
@@ -115,7 +120,7 @@ class Takeovers:
 
     def _look_at_aborted(self) -> None:
         """A move or restore that was granted and ended without an owner may have left its source sealed."""
-        finished, failed = self._context.cluster.finished, self._context.cluster.failed_restores
+        finished, failed = self._context.cluster.finished, self._context.cluster.restores.failed
         for planned, record in finished[self._looked_at :]:
             granted = self._context.cluster.epochs_granted.get(planned.partition, 0) >= planned.granted_epoch > 0
             if record.state is RecordState.FAILED and isinstance(planned, PlannedMove) and granted:
@@ -139,11 +144,45 @@ class Takeovers:
             runner.give_up(distrusted=how == "restore")
         return self._runs.found(reconfiguration).report()
 
+    def is_orphan(self, partition: PartitionId) -> bool:
+        """Its owner has lapsed, or has not all of it."""
+        return partition in self._orphans
+
+    async def give_up(self, partition: PartitionId, owner: str, epoch: int) -> str:
+        """Somebody says that it is to have another owner, whatever this one may be serving alone. Returns the
+        reconfiguration; empty where it is under way otherwise. Raises Unavailable; it is tried again by itself then."""
+        log.warning("%s is given up by command: %s does not serve it for anybody known", partition, owner)
+        self._accepted.add(partition)
+        self._orphans.setdefault(partition, Orphan(epoch, f.Why.LAPSED))
+        self._not_before.pop(partition, None)
+        await self._start(partition)
+        runner = self._runners.get(partition)
+        if runner is None and partition in self._failed:
+            raise Unavailable(self._failed[partition], remedy="start a replica", partition=partition)
+        return runner.planned.reconfiguration if runner is not None else ""
+
+    def choice(self, partition: PartitionId, coming: Mapping[str, int] = MappingProxyType({})) -> f.Choice | None:
+        """Who is to have it; None: nobody can. Args: coming: so many more to a replica than is recorded."""
+        orphan, cluster = self._orphans.get(partition), self._context.cluster
+        on_their_way = Counter(runner.planned.target for runner in self._runners.values())
+        deployed = cluster.operator(partition.operator)
+        owner, _ = deployed.assignment.owner(partition.partition)
+        return f.choose(
+            cluster.roster.replicas[owner],
+            orphan is not None and orphan.sealed,
+            self._standbys.copies(partition),
+            self._context.alive(),
+            Counter(cluster.owned_counts()) + on_their_way + Counter(coming),
+            deployed.sites,
+            cluster.maintained(),
+            self._tried.get(partition, {}),
+        )
+
     def undeployed(self, operator: str) -> None:
         """Nothing of it is looked for an owner any more."""
         for partition in [each for each in self._orphans if each.operator == operator]:
             del self._orphans[partition]
-            for kept in (self._not_before, self._failures, self._failed):
+            for kept in (self._not_before, self._failures, self._failed, self._tried):
                 kept.pop(partition, None)
 
     def _owner(self, partition: PartitionId) -> tuple[str, int] | None:
@@ -171,7 +210,7 @@ class Takeovers:
 
     def _superseded(self, name: str, partition: PartitionId, view: PartitionView) -> Superseded | None:
         deployed = self._context.cluster.deployed.get(partition.operator)
-        if deployed is None or view.state not in HELD:
+        if deployed is None or view.state not in SERVED:
             return None
         owner, epoch = deployed.assignment.owner(partition.partition)
         runner = self._runners.get(partition)
@@ -181,7 +220,7 @@ class Takeovers:
             if owner == name and partition in self._orphans:  # it comes back too late, but not in vain if that fails
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
             owner, epoch = runner.planned.target, runner.machine.granted_epoch
-        for restore, _ in self._context.cluster.open_restores.values():
+        for restore in self._context.cluster.restores.under_way:
             if restore.partition == partition and owner == name != restore.target and restore.epoch > view.epoch:
                 # the target may own by now; should the restore fail, what is sealed here is served again
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
@@ -195,7 +234,7 @@ class Takeovers:
             burnt = view.epoch  # an older copy of the ledger gave it away a second time
         elif epoch <= view.epoch:
             return None  # else it is outdated, even where it is the owner: its disk was put back
-        return Superseded(partition, epoch, self._context.cluster.replicas[owner], burnt)
+        return Superseded(partition, epoch, self._context.cluster.roster.replicas[owner], burnt)
 
     def _is_owning(self, name: str, partition: PartitionId, epoch: int) -> bool:
         """Is something under way by which the replica owns the partition at this epoch, or newer in a restore?"""
@@ -205,7 +244,7 @@ class Takeovers:
             for move in cluster.open_moves.values()
         ) or any(
             restore.partition == partition and restore.target == name and restore.epoch <= epoch
-            for restore, _ in cluster.open_restores.values()
+            for restore in cluster.restores.under_way
         )
 
     # -- watching -----------------------------------------------------------------------------------------
@@ -229,7 +268,7 @@ class Takeovers:
     async def _tick(self) -> None:
         members, cluster = self._context.members, self._context.cluster
         self._look_at_aborted()
-        for name in list(cluster.replicas):
+        for name in list(cluster.roster.replicas):
             if members.lapsed(name) and not (self._context.names.awaited(name) or members.is_opening(name)):
                 await self._lapsed(name)
         for partition in list(self._orphans):
@@ -247,7 +286,13 @@ class Takeovers:
         orphan, owned = self._orphans.get(partition), self._owner(partition)
         if orphan is None or owned is None or owned[1] > orphan.epoch:
             return None
-        return f.Lack(owned[0], orphan.why, self._failed.get(partition, ""))
+        by_command = self._waits_for_command(partition, orphan)
+        return f.Lack(owned[0], orphan.why, self._failed.get(partition, ""), by_command)
+
+    def _waits_for_command(self, partition: PartitionId, orphan: Orphan) -> bool:
+        """Nobody gives it up by himself. Its owner may serve it again, where it has the whole of it."""
+        manual = self._context.cluster.failovers.is_manual(partition.operator)
+        return manual and not orphan.sealed and partition not in self._accepted
 
     def concerns(self, partition: PartitionId) -> bool:
         """It has no owner that answers."""
@@ -256,27 +301,34 @@ class Takeovers:
     def _is_due(self, partition: PartitionId) -> bool:
         if partition in self._runners or self._not_before.get(partition, 0.0) > self._context.clock.monotonic():
             return False
-        return all(planned.partition != partition for planned, _ in self._context.cluster.open_restores.values())
+        return all(planned.partition != partition for planned in self._context.cluster.restores.under_way)
 
     async def _lapsed(self, name: str) -> None:
         """Nothing that it was given before it registers again is served by it any more."""
         self._context.members.expel(name)
         for runner in self._runs.moving():
             if runner.planned.source == name:
-                runner.source_gone()
+                self._source_gone(runner)
         for takeover in self._runners.values():
             if takeover.planned.target == name:
                 takeover.target_gone()
         for partition, epoch in self._context.cluster.assigned(name).items():
+            if self._context.may_be_alone(name, partition.operator):
+                continue
             if partition not in self._orphans and partition not in self._runners:
                 log.warning("%s is without an owner: the lease of %s has lapsed", partition, name)
                 self._orphans[partition] = Orphan(epoch, f.Why.LAPSED)
 
+    def _source_gone(self, runner: MoveRunner) -> None:
+        """One that waits for its turn, or is paused, is not to keep its partition from being taken over."""
+        runner.source_gone()
+        self._executor.turns.leave(runner.planned)
+
     async def _start(self, partition: PartitionId) -> None:
         cluster = self._context.cluster
         async with self._context.planning:
-            if self._moves_on(partition):
-                return  # its move ends first: it may still end with an owner
+            if partition in self._runners or self._moves_on(partition):
+                return  # what is under way ends first: it may still end with an owner
             orphan = self._orphans.get(partition)
             if orphan is None:
                 return
@@ -285,18 +337,13 @@ class Takeovers:
             if orphan.epoch != epoch:  # it has another owner by now
                 del self._orphans[partition]
                 return
-            choice = f.choose(
-                cluster.replicas[owner],
-                orphan.sealed,
-                self._standbys.copies(partition),
-                self._context.alive(),
-                self._context.cluster.owned_counts(),
-                deployed.sites,
-            )
+            choice = self.choice(partition)
+            if self._waits_for_command(partition, orphan) and (choice is None or choice.how is not How.LOCAL):
+                return
             if choice is None:
                 self._failed[partition] = "no replica answers that could"
                 return
-            target = cluster.replicas[choice.target]
+            target = cluster.roster.replicas[choice.target]
             if not deployed.may_be_at(target):
                 where = ", ".join(deployed.sites)
                 log.warning(
@@ -344,7 +391,7 @@ class Takeovers:
         runner = TakeoverRunner(
             planned=planned,
             deployed=self._context.cluster.operator(planned.partition.operator),
-            target=self._context.cluster.replicas[planned.target],
+            target=self._context.cluster.roster.replicas[planned.target],
             replicas=self._context.replicas,
             hooks=self._executor.hooks(running, planned),
             settings=self._context.settings,
@@ -357,7 +404,6 @@ class Takeovers:
 
     def _begin(self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None) -> None:
         running.told = replace(running.told, created_us=self._context.cluster.history[running.id].created_us)
-        running.go.set()
         self._runs.keep(running)
         self._context.spawn(self._run(running, runner, first))
 
@@ -373,8 +419,9 @@ class Takeovers:
         state = self._context.cluster.history[running.id].state
         if state is ReconfigurationState.COMPLETED:
             self._orphans.pop(partition, None)
-            self._failures.pop(partition, None)
-            self._failed.pop(partition, None)
+            self._accepted.discard(partition)
+            for kept in (self._failures, self._failed, self._tried):
+                kept.pop(partition, None)
             log.warning(
                 "%s went from %s to %s: %s", partition, runner.planned.source, runner.planned.target, runner.report.note
             )
@@ -385,6 +432,7 @@ class Takeovers:
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
                 again_s = self._context.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
                 self._not_before[partition] = self._context.clock.monotonic() + again_s
+                self._tried.setdefault(partition, Counter())[runner.planned.target] += 1
         self._runs.settle(running, state)
 
     async def _to_its_end(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import platform
 import threading
@@ -13,13 +12,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import grpc.aio
 
-from stateflow import __version__
 from stateflow.agent import limits as limiting
 from stateflow.agent import machine
 from stateflow.agent.converging import Begin, Convergence, End, Kill
+from stateflow.agent.figures import Figures, targets_of
 from stateflow.agent.limits import Limits
 from stateflow.agent.logs import Reader
 from stateflow.agent.store import Store
@@ -29,17 +29,22 @@ from stateflow.errors import (
     InvalidArgument,
     StateflowError,
     Unavailable,
-    from_wire,
 )
 from stateflow.fleet import AgentInfo, Beat, Directory, Orders, Spawned
-from stateflow.launching import Command, Launcher, Started
+from stateflow.launching import Command, Launcher, Listening, Started, heard
+from stateflow.metrics.figures import Values
+from stateflow.release import VERSION
 from stateflow.rpc.agents import ControllerCaller, add_agent_service
 from stateflow.rpc.controllers import Round, addresses_of
 from stateflow.rpc.health import add_health
-from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, connect, reached_at, unexpected
+from stateflow.rpc.limits import CallLimits
+from stateflow.rpc.secure import check_reach
+from stateflow.rpc.serving import new_server
+from stateflow.rpc.wire import bind, connect, reached_at, unexpected
 from stateflow.runtime.authority import Authority
 from stateflow.runtime.authority import Command as Commanded
 from stateflow.runtime.environment import Closable, claim, place_of
+from stateflow.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 #: while nobody is heard that says how often
@@ -51,7 +56,8 @@ ALIVE_S, LOOK_S = 5.0, 0.25
 @dataclass(frozen=True, slots=True)
 class Config:
     """``host``: replicas listen there, each on a port of its own; ``advertise``: host that others reach them at.
-    ``cores``, ``memory_bytes``: that replicas may have; 0: all there is. ``environment``: of replicas."""
+    ``cores``, ``memory_bytes``: that replicas may have; 0: all there is. ``environment``: of replicas. ``metrics``:
+    where its figures are served, and those of replicas each at a port of its own of that host; empty: nowhere."""
 
     name: str
     site: str
@@ -64,6 +70,7 @@ class Config:
     memory_bytes: int
     stop_timeout_s: float
     environment: Mapping[str, str]
+    metrics: str = ""
 
 
 class Agent:
@@ -94,20 +101,29 @@ class Agent:
         self._place = place_of(config.data_dir)
         self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._said = ""
+        self._figures = Figures(clock)
 
     def _obeying(self, ledger: str, term: int) -> Authority:
         return Authority((ledger, term), lambda *_: None, alone=False)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
-        """Until ``stop``: then its replicas are ended. Raises PortInUse."""
-        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
+        """Until ``stop``: then its replicas are ended. Raises PortInUse, InsecureRefused, BadCertificate."""
+        call_limits = CallLimits(ServerSettings())
+        server, page = new_server(call_limits), None
         add_agent_service(server, self._logs)
         add_health(server)
         tasks: list[asyncio.Task[None]] = []
         try:
-            address = bind(server, self._config.listen)
+            check_reach(addresses_of(self._config.controller))
+            address = bind(server, self._config.listen, self._config.advertise)
             await server.start()
             info = self._info(reached_at(self._config.advertise, address))
+            if self._config.metrics:
+                from stateflow.metrics.page import Page  # what only who wants it pays for
+
+                made = partial(self._said_figures, info, call_limits)
+                targets = partial(targets_of, info, self._convergence.pages)
+                page = Page(self._config.metrics, made, asyncio.get_running_loop(), targets=targets)
             ready(address)
             tasks = [asyncio.create_task(self._beat(info)), asyncio.create_task(self._converge())]
             stopping = asyncio.create_task(stop.wait())
@@ -119,8 +135,14 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await self._end_all()
+            if page is not None:
+                await asyncio.to_thread(page.close)
             await server.stop(grace=1)
             self._claimed.close()
+
+    async def _said_figures(self, info: AgentInfo, call_limits: CallLimits) -> Values:
+        _, free = await asyncio.to_thread(machine.disk_bytes, self._config.data_dir)
+        return self._figures.of(info, self._convergence.children(), free) | call_limits.figures()
 
     def _info(self, address: str) -> AgentInfo:
         config, group = self._config, limiting.own_group()
@@ -132,7 +154,7 @@ class Agent:
             config.cores or machine.cores(),
             config.memory_bytes or machine.memory_bytes(group),
             machine.disk_bytes(config.data_dir)[0],
-            __version__,
+            VERSION,
             platform.python_version(),
             self._limits.kind,
         )
@@ -151,7 +173,7 @@ class Agent:
                     if asked not in callers:
                         channel = await stack.enter_async_context(self._connect(asked))
                         callers[asked] = ControllerCaller(channel, asked)
-                    orders = await callers[asked].beat(self._beat_of(info))
+                    orders = await callers[asked].beat(await self._beat_of(info))
                     await self._obey(orders, asked)
                     interval_s = orders.heartbeat_interval_s
                 except StateflowError as error:
@@ -168,14 +190,15 @@ class Agent:
                     await asyncio.wait_for(self._told.wait(), interval_s)
                 self._told.clear()
 
-    def _beat_of(self, info: AgentInfo) -> Beat:
+    async def _beat_of(self, info: AgentInfo) -> Beat:
+        _, free = await asyncio.to_thread(machine.disk_bytes, self._config.data_dir)
         kept = self._store.kept
         ledger = kept.ledger if kept.wanted else ""  # with nothing of a ledger's it follows any
         return Beat(
             info,
             Directory(kept.id, self._place, ledger),
             self._incarnation,
-            machine.disk_bytes(self._config.data_dir)[1],
+            free,
             self._convergence.children(),
             kept.term if ledger else 0,
         )
@@ -190,6 +213,7 @@ class Agent:
         await asyncio.to_thread(self._store.keep, orders.ledger, orders.term, orders.wanted)
         self._authority.obey(Commanded(orders.ledger, orders.term, self._incarnation), adopted)
         self._convergence.want(orders.wanted)
+        self._figures.obeyed_at = self._clock.monotonic()
         self._changed.set()
         if self._said != "":
             log.info("the controller at %s is obeyed", asked)
@@ -211,10 +235,10 @@ class Agent:
                     case Begin(spawned):
                         await self._begin(spawned)
                     case End(name):
-                        log.info("replica %s is asked to end", name)
+                        log.info("replica %s is asked to end", name, extra={"replica": name})
                         self._launcher.stop(self._processes[name])
                     case Kill(name):
-                        log.error("replica %s did not end and is killed", name)
+                        log.error("replica %s did not end and is killed", name, extra={"replica": name})
                         self._launcher.kill(self._processes[name])
                 self._told.set()
             if self._changed.is_set():
@@ -242,18 +266,19 @@ class Agent:
         except OSError as error:  # what was asked for cannot be held: it is not run without
             self._launcher.kill(process)
             unlimited = unexpected(error)
-        log.info("replica %s is started (process %d)", name, process.process.pid)
+        log.info("replica %s is started (process %d)", name, process.process.pid, extra={"replica": name})
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._watch, args=(loop, name, process, unlimited), daemon=True).start()
 
     def _command(self, spawned: Spawned, directory: Path) -> Command:
         config, name = self._config, spawned.replica
         host = config.listen.rpartition(":")[0]
+        figures = f"{config.metrics.rpartition(':')[0]}:0" if config.metrics else ""
         arguments = [
             *("replica", "--name", name, "--site", config.site, "--controller", config.controller),
             *("--data-dir", str(directory), "--listen", f"{host}:0"),
             *("--weight", str(spawned.weight), "--workers", str(spawned.workers)),
-            *(["--advertise", config.advertise] if config.advertise else []),
+            *("--advertise", config.advertise, "--metrics", figures),  # settings of a replica are of all of them
             *("--json", "--stop-with-parent"),
         ]
         return Command(name, arguments, config.environment, self._log_of(name))
@@ -269,18 +294,26 @@ class Agent:
 
         popen = process.process
         assert popen.stdout is not None
-        address, fault = _heard(popen.stdout.readline())
-        if address:
-            tell(partial(self._ready, name, reached_at(self._config.advertise, address)))
+        said = heard(popen.stdout.readline())
+        if isinstance(said, Listening):
+            tell(partial(self._ready, name, said))
+        # what it hands down may keep the pipe open when it has ended
+        more = partial(_hear_more, popen.stdout, lambda said: tell(partial(self._serves, name, process, said)))
+        threading.Thread(target=more, daemon=True).start()
         status = popen.wait()
-        for pipe in (popen.stdin, popen.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        tell(partial(self._died, name, status, unlimited or fault))
+        if popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                popen.stdin.close()
+        tell(partial(self._died, name, status, unlimited or (said if isinstance(said, StateflowError) else None)))
 
-    def _ready(self, name: str, address: str) -> None:
+    def _serves(self, name: str, process: Started, said: Listening) -> None:
+        if self._processes.get(name) is process:  # else it has ended, and may have begun again
+            self._convergence.serves(name, said.metrics)
+
+    def _ready(self, name: str, said: Listening) -> None:
+        address = reached_at(self._config.advertise, said.address)
         self._convergence.ready(name, address, self._clock.monotonic())
+        self._convergence.serves(name, said.metrics)
         self._changed.set()
         self._told.set()
 
@@ -291,9 +324,10 @@ class Agent:
             fault = Unavailable(_how(status), remedy=f"see `stateflow logs {name}`", replica=name)
         pause = self._convergence.ended(name, self._clock.monotonic(), fault)
         if pause is None:
-            log.info("replica %s has ended", name)
+            log.info("replica %s has ended", name, extra={"replica": name})
         else:
-            log.warning("replica %s: %s; it is started again in %.1f s", name, fault, pause)
+            self._figures.ends += 1
+            log.warning("replica %s: %s; it is started again in %.1f s", name, fault, pause, extra={"replica": name})
         self._changed.set()
         self._told.set()
 
@@ -355,6 +389,15 @@ def _claim(directory: Path) -> Closable:
         ) from error
 
 
+def _hear_more(pipe: IO[str], told: Callable[[Listening], None]) -> None:
+    """In a thread, until it says nothing any more: figures of its workers are elsewhere."""
+    with pipe:
+        for line in pipe:
+            said = heard(line)
+            if isinstance(said, Listening):
+                told(said)
+
+
 def _is_busy(directory: Path) -> bool:
     """Does a former process have it still? Raises InvalidArgument."""
     for name in ("NODE", "LOCK"):
@@ -364,14 +407,6 @@ def _is_busy(directory: Path) -> bool:
             except DataDirLocked:
                 return True
     return False
-
-
-def _heard(line: str) -> tuple[str, StateflowError | None]:
-    """What a replica said first: where it listens, or why it does not."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-        said = json.loads(line)
-        return ("", from_wire(said["error"])) if "error" in said else (str(said["address"]), None)
-    return "", None
 
 
 def _how(status: int) -> str:

@@ -16,7 +16,7 @@ STOPPED   it is not to run, and does not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -71,6 +71,7 @@ class _Child:
     kill_at: float = math.inf  # where it stops
     fault: StateflowError | None = None
     address: str = ""
+    pages: Mapping[str, str] = field(default_factory=dict)
 
     def told(self) -> Child:
         return Child(self.spawned, self.state.value, self.deaths, self.fault, self.address)
@@ -128,7 +129,7 @@ class Convergence:
             return None
         if child.state is State.WAITS and now < child.again_at:
             return None
-        child.state, child.ready_at, child.kill_at, child.address = State.STARTING, None, math.inf, ""
+        child.state, child.ready_at, child.kill_at = State.STARTING, None, math.inf
         return Begin(wanted)
 
     # -- what came of it ----------------------------------------------------------------------------------
@@ -145,11 +146,15 @@ class Convergence:
             child.state = State.RUNNING
         child.ready_at, child.address = now, address
 
+    def serves(self, name: str, pages: Mapping[str, str]) -> None:
+        """Its process serves figures there: replica → host:port, of each of its workers."""
+        self._children[name].pages = dict(pages)
+
     def ended(self, name: str, now: float, fault: StateflowError | None = None) -> float | None:
         """Its process did, or could not be begun. Returns in how many seconds it is begun again; None: it was asked to
         end."""
         child = self._children[name]
-        child.address = ""
+        child.address, child.pages = "", {}
         if child.state is State.STOPPING:
             child.state, child.deaths, child.fault = State.STOPPED, 0, None
             return None
@@ -170,6 +175,11 @@ class Convergence:
     def processes(self) -> list[str]:
         """Replicas that have one."""
         return [name for name, child in self._children.items() if child.state in PROCESS]
+
+    def pages(self) -> dict[str, str]:
+        """Where figures of replicas are served that run: replica → host:port."""
+        running = (child for _, child in sorted(self._children.items()) if child.state is State.RUNNING)
+        return {replica: page for child in running for replica, page in child.pages.items()}
 
     def children(self) -> list[Child]:
         return [child.told() for _, child in sorted(self._children.items())]

@@ -6,14 +6,13 @@ once, whether a controller answers or not, and obeys none whose term is over.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from stateflow.durable import write_durably
 from stateflow.errors import InvalidArgument
 from stateflow.fleet import Spawned
 
@@ -53,16 +52,7 @@ class Store:
             self._write(new)
 
     def _write(self, kept: Kept) -> Kept:
-        temporary = self._file.with_suffix(".new")
-        with temporary.open("w") as file:
-            json.dump(asdict(kept), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._file)
-        directory = os.open(self._file.parent, os.O_RDONLY)
-        with contextlib.ExitStack() as stack:
-            stack.callback(os.close, directory)
-            os.fsync(directory)
+        write_durably(self._file, json.dumps(asdict(kept)))
         self.kept = kept
         return kept
 

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 import zstandard
 
-from stateflow.errors import CheckpointCorrupt, ExtraMissing, InvalidArgument, WrongKey
+from stateflow.errors import CheckpointCorrupt, InvalidArgument, WrongKey
+from stateflow.settings import CheckpointSettings
 
 KEY_VARIABLE = "STATEFLOW_CHECKPOINT_KEY"
 COMPRESSIONS: Final = ("none", "zstd")
@@ -31,9 +32,9 @@ _SALT, _TAG, _HEAD = 16, 16, 4 + 8 + 16
 _FRAME = 1 << 20
 
 
-def key_from_environment() -> bytes | None:
+def configured_key() -> bytes | None:
     """The encryption key, 32 bytes from 64 hexadecimal digits; None when there is none. Raises InvalidArgument."""
-    text = os.environ.get(KEY_VARIABLE)
+    text = CheckpointSettings().key.get_secret_value()
     if not text:
         return None
     try:
@@ -49,7 +50,7 @@ def key_from_environment() -> bytes | None:
 
 
 class Codec:
-    """Args: compression: ``none`` or ``zstd``. key: 32 bytes; None: not encrypted. Raises ExtraMissing."""
+    """Args: compression: ``none`` or ``zstd``. key: 32 bytes; None: not encrypted."""
 
     def __init__(self, compression: str = "none", key: bytes | None = None) -> None:
         if compression not in COMPRESSIONS:
@@ -140,13 +141,9 @@ def _damaged(place: str) -> CheckpointCorrupt:
 
 class _Cipher:
     def __init__(self, key: bytes) -> None:
-        try:
-            from cryptography.exceptions import InvalidTag
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError as error:
-            raise ExtraMissing(
-                "encryption needs the package cryptography", remedy="pip install 'stateflow-streams[encryption]'"
-            ) from error
+        from cryptography.exceptions import InvalidTag  # 50 ms, which only who encrypts waits for
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         self._aead: Any = AESGCM
         self._invalid = InvalidTag
         self._key = key

@@ -12,27 +12,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from io import FileIO
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from stateflow.checkpoint.backend import Backend, Stored, Throttle
 from stateflow.checkpoint.cache import SiteCache
 from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, TEMPORARY, Catalog, folder_of, savepoint_place
-from stateflow.checkpoint.codec import Codec, key_from_environment
+from stateflow.checkpoint.codec import Codec, configured_key
+from stateflow.checkpoint.fetching import Fetching, Written, in_memory, no_room, synced
 from stateflow.checkpoint.holds import Hold
 from stateflow.checkpoint.identity import Known, another, make_marker, missing, read_marker
 from stateflow.checkpoint.manifest import Manifest, ManifestFile, blob_name, manifest_name
-from stateflow.checkpoint.objects import FULL, TIMEOUT_S, Objects, open_backend, place_of
+from stateflow.checkpoint.objects import TIMEOUT_S, Objects, open_backend, place_of
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
     CheckpointCorrupt,
@@ -51,8 +50,6 @@ log = logging.getLogger(__name__)
 #: an upload whose hold was taken for dead is done again so often
 ATTEMPTS = 3
 RESTORE_THREADS = 4
-#: a file is hashed in pieces that stay in a core's cache
-HASHED_BYTES = 256 << 10
 #: what no waiting mends
 _NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 
@@ -94,7 +91,7 @@ class CheckpointStore:
     ) -> None:
         self.url = masked(url)
         self.place = self.url if backend is not None else masked(place_of(url))
-        self.codec = codec or Codec(key=key_from_environment())
+        self.codec = codec or Codec(key=configured_key())
         self.cache = cache
         self.clock = clock
         self.objects = Objects(backend or open_backend(url, create=create, **options), self.url, timeout_s)
@@ -219,7 +216,7 @@ class CheckpointStore:
     def _hold(self, manifest: Manifest) -> Hold:
         return Hold(self.objects, (file.digest for file in manifest.files))
 
-    @contextlib.contextmanager
+    @contextmanager
     def held(self, manifest: Manifest) -> Iterator[None]:
         """What it names is not collected meanwhile. Where nothing can be written (no right, no room) it is read
         all the same, and may then be collected: that is an error, never less."""
@@ -308,7 +305,7 @@ class CheckpointStore:
                     for data in self.codec.encode(iter(lambda: source.read(1 << 20), b"")):
                         out.write(data)
             except OSError as error:
-                raise _no_room(error, path.parent) from error
+                raise no_room(error, path.parent) from error
             if stored is not None:
                 if stored.size == encoded.stat().st_size:
                     return blob, False
@@ -453,12 +450,16 @@ class CheckpointStore:
         directory.mkdir(parents=True, exist_ok=True)
         self.check_room(manifest, directory)
 
-        def one(file: ManifestFile) -> None:
-            self.fetch(manifest, file, directory / file.name)
-            if durable:
-                _sync(directory / file.name)
+        with (
+            self.held(manifest),
+            ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="syncing") as disk,
+            ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="restore") as pool,
+        ):
+            written: Written = partial(synced, disk) if durable else in_memory
 
-        with self.held(manifest), ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="restore") as pool:
+            def one(file: ManifestFile) -> None:
+                self.fetch(manifest, file, directory / file.name, written)
+
             for done in [pool.submit(one, file) for file in manifest.files]:
                 done.result()
 
@@ -474,54 +475,13 @@ class CheckpointStore:
                 partition=manifest.id,
             )
 
-    def fetch(self, manifest: Manifest, file: ManifestFile, path: Path) -> None:
-        """One file of a checkpoint, proved by its digest. Raises CheckpointCorrupt."""
-        try:
-            if self.cache is not None and self.cache.get(file.digest, path):
-                return
-        except OSError as error:
-            raise _no_room(error, path.parent) from error
-        try:
-            found = (self._copy if self.codec.is_plain(file.blob) else self._decode)(file, path)
-        except FileNotFoundError as error:
-            raise _corrupt(manifest, file, "is missing") from error
-        except CheckpointCorrupt as error:
-            raise _corrupt(manifest, file, "cannot be decoded") from error
-        if found != (file.size, file.digest):
-            raise _corrupt(manifest, file, "has other content than it should")
-        if self.cache is not None:
-            self.cache.put(file.digest, path)
+    def fetch(self, manifest: Manifest, file: ManifestFile, path: Path, written: Written = in_memory) -> None:
+        """One file of a checkpoint, proved by its digest. Raises CheckpointCorrupt, Unavailable.
 
-    def _copy(self, file: ManifestFile, path: Path) -> tuple[int, str]:
-        """Size and digest of what is in the file now: copied by the kernel, then read in pieces that stay in a core's
-        cache. Passing it through Python costs another copy."""
-        with _opened(path) as out:
-            try:
-                self.objects.download(f"{BLOBS}/{file.blob}", out, file.size)
-            except Unavailable as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
-                    raise _no_room(error.__cause__, path.parent) from error
-                raise
-        hasher, size, piece = xxhash.xxh3_128(), 0, memoryview(bytearray(HASHED_BYTES))
-        with path.open("rb", buffering=0) as written:
-            while count := written.readinto(piece):
-                hasher.update(piece[:count])
-                size += count
-        return size, hasher.hexdigest()
-
-    def _decode(self, file: ManifestFile, path: Path) -> tuple[int, str]:
-        hasher, size = xxhash.xxh3_128(), 0
-        with _opened(path) as out:
-            for data in self.codec.decode(self.objects.chunks(f"{BLOBS}/{file.blob}"), file.blob):
-                hasher.update(data)
-                size += len(data)
-                if size > file.size:  # whatever else it may be, and however much
-                    break
-                try:
-                    out.write(data)
-                except OSError as error:
-                    raise _no_room(error, path.parent) from error
-        return size, hasher.hexdigest()
+        Args:
+            written: entered when all of the file is written, left before it is said to be there.
+        """
+        Fetching(self.objects, self.codec, self.cache).fetch(manifest, file, path, written)
 
 
 class Adoption:
@@ -563,21 +523,6 @@ class Adoption:
         self.release()
 
 
-def _opened(path: Path) -> FileIO:
-    try:
-        return path.open("wb", buffering=0)
-    except OSError as error:  # not a blob that is missing
-        raise _no_room(error, path.parent) from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
     return StaleCheckpoint(
         f"checkpoint {there} is there, {manifest.order} is not newer",
@@ -586,21 +531,4 @@ def _stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
         else "nothing to do",
         operator=manifest.operator,
         partition=manifest.partition,
-    )
-
-
-def _corrupt(manifest: Manifest, file: ManifestFile, what: str) -> CheckpointCorrupt:
-    return CheckpointCorrupt(
-        f"blob {file.blob} ({file.name}) {what}",
-        remedy="restore an older checkpoint",
-        operator=manifest.operator,
-        partition=manifest.partition,
-        epoch=manifest.epoch,
-        sequence=manifest.sequence,
-    )
-
-
-def _no_room(error: OSError, directory: Path) -> Unavailable:
-    return Unavailable(
-        f"the local disk refuses: {error.strerror or error}", remedy="free space there and try again", path=directory
     )

@@ -14,17 +14,20 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from stateflow.cli import show
+from stateflow.cli.configuring import warn_of_variables
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json, byte_count
+from stateflow.cli.options import LOCAL, Controller, Insecure, Json, byte_count, labels_of
 from stateflow.cli.output import console, emit, errors, guarded, keep_stdout, log_to_stderr, size
 from stateflow.cli.processes import StopWithParent, Verbose, say_ready, stop_on_signal
-from stateflow.client import AgentReport, ChildReport, Cluster, Spawning
-from stateflow.errors import InvalidArgument
+from stateflow.cli.sweeps import follow_nodes
+from stateflow.client import AgentReport, ChildReport, Cluster, RollingRestart, Spawning
+from stateflow.errors import InvalidArgument, MoveAborted
+from stateflow.launching import Listening
 from stateflow.private import UMASK
 from stateflow.runtime.code import check_outside
 from stateflow.settings import ReplicaSettings
 from stateflow.storage.files import raise_limit
-from stateflow.types import LABEL, WORKERS_MAX, check_name
+from stateflow.types import WORKERS_MAX, check_name
 
 app = Commands()
 agents = Commands("agent", invoke_without_command=True)
@@ -56,6 +59,10 @@ def agent(
         str | None,
         typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Of its replicas: directory or fsspec URL, or @FILE."),
     ] = None,
+    metrics: Annotated[
+        str, typer.Option(help="host:port of /metrics and /sd; replicas have other ports of this host.")
+    ] = "",
+    insecure: Insecure = False,
     as_json: Json = False,
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
@@ -74,8 +81,9 @@ def agent(
         keep_stdout()
     raise_limit()
     os.umask(UMASK)
-    log_to_stderr(verbose)
     named = check_name("agent", name or f"{site}-{socket.gethostname()}")
+    log_to_stderr(verbose, named)
+    warn_of_variables()
     stop_s = ReplicaSettings().stop_timeout_s
     environment = dict(os.environ) | ({"STATEFLOW_CHECKPOINTS": checkpoints} if checkpoints else {})
     config = Config(
@@ -90,6 +98,7 @@ def agent(
         memory_bytes=0 if memory is None else byte_count(memory),
         stop_timeout_s=stop_s,
         environment=environment,
+        metrics=metrics,
     )
 
     async def run() -> None:
@@ -97,9 +106,7 @@ def agent(
         one = Agent(config, limits.limits(limits.own_group()), LocalLauncher())
 
         def ready(address: str) -> None:
-            done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            done.set_result(address)
-            say_ready(done, f"agent {named} at {site}", as_json)
+            say_ready(Listening(address), f"agent {named} at {site}", as_json)
 
         await one.run(stop, ready)
 
@@ -115,17 +122,6 @@ def _advertised(host: str | None) -> str:
             f"{host!r} has a port, and an agent and its replicas have one each", remedy="write the host only"
         )
     return f"{host}:0"
-
-
-def labels_of(words: list[str]) -> dict[str, str]:
-    """``key=value``. Raises InvalidArgument."""
-    labels: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not (equals and LABEL.holds(key) and LABEL.holds(value)):
-            raise InvalidArgument(f"{word!r} is no label", remedy="write key=value")
-        labels[key] = value
-    return labels
 
 
 # -- what there is --------------------------------------------------------------------------------------------
@@ -238,12 +234,36 @@ def stop(
 
 @app.command()
 def restart(
-    replica: Annotated[str, typer.Argument(help="That an agent started.")],
+    replica: Annotated[str, typer.Argument(help="That an agent started.")] = "",
+    rolling: Annotated[
+        bool, typer.Option("--all", help="Every replica of an agent, one node after another, while they serve.")
+    ] = False,
+    site: Annotated[str, typer.Option(help="With --all: only at this site, or agent.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=256, help="With --all: nodes at a time.")] = 1,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """End a replica, where it runs, and start it again, by its agent."""
-    _follow(Cluster(controller).restart_replica(replica), as_json)
+    """End a replica, where it runs, and start it again, by its agent; or all of them, one node after another."""
+    if bool(replica) == rolling:
+        raise InvalidArgument("a replica or --all is to be given", remedy="name a replica, or say --all")
+    if rolling:
+        _roll(Cluster(controller).restart_all(site, limit=limit), as_json)
+    else:
+        _follow(Cluster(controller).restart_replica(replica), as_json)
+
+
+def _roll(begun: RollingRestart, as_json: bool) -> None:
+    """Raises MoveAborted where it did not end well."""
+    follow_nodes(begun, as_json)
+    if as_json:
+        emit(begun.report.to_dict())
+    if begun.report.state != "DONE":
+        failed = next((each for each in begun.report.nodes if each.error), None)
+        what = "the rolling restart was cancelled"
+        raise MoveAborted(
+            what if failed is None else f"{failed.node} was not restarted: {failed.error}",
+            remedy=f"see `stateflow batch info roll/{begun.id}`; when it is mended give the command again",
+        )
 
 
 def _follow(begun: Spawning, as_json: bool) -> None:

@@ -10,10 +10,12 @@ import typer
 from rich.console import Group
 
 from stateflow.cli.group import Commands
-from stateflow.cli.ledger import DEFAULT, Url, opened_at, shown_time, styled
-from stateflow.cli.options import Json
-from stateflow.cli.output import console, emit
+from stateflow.cli.ledger import DEFAULT, Url, opened_at, styled
+from stateflow.cli.options import LOCAL, Controller, Json
+from stateflow.cli.output import console, emit, shown_time
 from stateflow.cli.show import new_table, titled
+from stateflow.client import Cluster
+from stateflow.client.words import call_off, runner_of
 
 if TYPE_CHECKING:
     from stateflow.ledger import Board
@@ -63,13 +65,12 @@ def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
     fields: dict[str, Any] = {
         **{name: found[name] for name in ("name", "command", "status", "owner", "affinity", "job_affinity")},
         "entities": f"{found['total_entities']}{'' if found['listed'] else ', the list is not complete'}",
-        "succeeded": found["succeeded"],
-        "failed": found["failed"],
+        **{name: found[name] for name in ("waiting", "in_progress", "succeeded", "failed", "cancelled")},
         "pace": pace,
         "created (UTC)": _time(found["created_us"]),
         "started (UTC)": _time(found["started_us"]),
         "ended (UTC)": _time(found["ended_us"]),
-        "will end (UTC)": _time(found["eta"]),
+        "will end (UTC)": _eta(found),
     }
     rows = new_table("field", "value")
     for name, value in fields.items():
@@ -115,5 +116,56 @@ def jobs(status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> No
     console.print(titled(f"{len(rows)} jobs", shown))
 
 
-def _time(microseconds: int | None) -> str:
-    return "" if microseconds is None else shown_time(microseconds)
+@app.command()
+def pause(bid: Bid, url: Url = DEFAULT) -> None:
+    """Have who runs it stop behind what is in hand. A reconfiguration is paused by `stateflow reconfig pause`."""
+    _move(bid, "PAUSED", url)
+
+
+@app.command()
+def resume(bid: Bid, url: Url = DEFAULT) -> None:
+    """It may go on: run it again."""
+    _move(bid, "IN_PROGRESS", url)
+
+
+@app.command()
+def cancel(bid: Bid, url: Url = DEFAULT, controller: Controller = LOCAL) -> None:
+    """For good; `batch retry --cancelled` takes it up again all the same. The controller calls off its own, as
+    `roll/…`, `sweep/…`, `restores/…` and `reconfiguration/…`: what has not begun of it does not."""
+    kind, id_ = runner_of(bid)
+    if kind:
+        console.print(f"{bid}: {call_off(Cluster(controller), kind, id_)}")
+    else:
+        _move(bid, "CANCELLED", url)
+
+
+@app.command()
+def retry(
+    bid: Bid,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also what was cancelled.")] = False,
+    url: Url = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """What failed waits once more; whoever runs the batch does it then."""
+    with _board(url) as board:
+        _, again = board.retry_batch(bid, allow_cancelled=cancelled)
+    if as_json:
+        emit({"batch": bid, "entities": again})
+    else:
+        console.print(f"{bid}: {len(again)} entities wait")
+
+
+def _move(bid: str, status: str, url: str) -> None:
+    with _board(url) as board:
+        board.move_batch(bid, status)
+    console.print(f"{bid}: {status}")
+
+
+def _eta(found: dict[str, Any]) -> str:
+    if found["eta"] is None:
+        return ""
+    return f"{_time(found['eta'])} ({_time(found['eta_sooner'])} to {_time(found['eta_later'])} with 95 % confidence)"
+
+
+def _time(at_us: int | None) -> str:
+    return shown_time(at_us, exactly=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +13,14 @@ from rich.text import Text
 
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, SiteCache
 from stateflow.checkpoint import collect as collect_store
-from stateflow.checkpoint.codec import key_from_environment
+from stateflow.checkpoint.codec import configured_key
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Checkpoints, Controller, Json, partition_numbers, position, seconds
-from stateflow.cli.output import console, emit, size
+from stateflow.cli.options import LOCAL, Checkpoints, Controller, Json, position, seconds
+from stateflow.cli.output import console, emit, shown_time, size
+from stateflow.cli.sweeps import Limit, Site, follow_sweep
+from stateflow.cli.waiting import one_by_one, waiting
 from stateflow.client import CheckpointReport, Cluster, RestoredPartition
+from stateflow.client.words import partition_numbers
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointMissing,
@@ -45,7 +47,7 @@ def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -
     """A replica's own store. Raises InvalidArgument for a place that cannot be one, ExtraMissing."""
     return CheckpointStore(
         url,
-        codec=Codec(settings.checkpoint_compression, key_from_environment()),
+        codec=Codec(settings.checkpoint_compression, configured_key()),
         cache=SiteCache(cache, settings.checkpoint_cache_bytes) if cache is not None else None,
         timeout_s=settings.checkpoint_timeout_s,
     )
@@ -85,7 +87,21 @@ def init(url: Checkpoints, as_json: Json = False) -> None:
 @app.command()
 def now(operator: Operator = None, controller: Controller = LOCAL, as_json: Json = False) -> None:
     """Take a checkpoint of every partition and wait for it."""
-    show_taken(Cluster(controller).checkpoint(operator or ""), as_json)
+    with waiting("taking checkpoints", as_json=as_json):
+        taken = Cluster(controller).checkpoint(operator or "")
+    show_taken(taken, as_json)
+
+
+@app.command("all")
+def all_(
+    operator: Operator = None,
+    site: Site = "",
+    limit: Limit = 1,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Take a checkpoint of every partition, node by node: a batch that whoever leads carries on."""
+    follow_sweep(Cluster(controller).checkpoint_all(operator or "", site=site, limit=limit), as_json)
 
 
 def show_taken(taken: CheckpointReport, as_json: bool, **more: str) -> None:
@@ -202,9 +218,9 @@ def _table_of(manifests: Iterable[Manifest]) -> Table:
             str(m.epoch),
             str(m.sequence),
             _positions(m.positions),
-            _moment(m.watermark_us),
+            shown_time(m.watermark_us),
             size(m.size),
-            _moment(m.created_us),
+            shown_time(m.created_us),
             m.replica,
         )
     return table
@@ -212,10 +228,6 @@ def _table_of(manifests: Iterable[Manifest]) -> Table:
 
 def _positions(positions: dict[str, int]) -> str:
     return " ".join(f"{source}={batch}" for source, batch in sorted(positions.items()))
-
-
-def _moment(micros: int | None) -> str:
-    return "" if micros is None else datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 @app.command()
@@ -237,7 +249,7 @@ def verify(
         manifests, errors = _of_savepoint(store, savepoint, operator)
     else:
         manifests, errors = _read(store, operator, every)
-    found = [verify_manifest(store, manifest) for manifest in manifests]
+    found = [verify_manifest(store, manifest) for manifest in one_by_one("reading", manifests, as_json=as_json)]
     damaged = sorted({blob for each in found for blob in each.damaged})
     dropped = drop_still_damaged(store, manifests, damaged) if drop_damaged else []
     bad = [each for each in found if each.error]
@@ -301,8 +313,9 @@ def restore(
     exact = position(at) if at else None
     reports: list[tuple[str, RestoredPartition]] = []
     for name in names:
-        numbers = partition_numbers(partition, cluster.operator(name).partitions) if partition else []
-        done = cluster.restore(name, numbers, to=to, url=url, savepoint=savepoint, at=exact)
+        numbers = partition_numbers(" ".join(partition), cluster.operator(name).partitions) if partition else []
+        with waiting(f"restoring {name}", as_json=as_json):
+            done = cluster.restore(name, numbers, to=to, url=url, savepoint=savepoint, at=exact)
         reports += [(name, each) for each in done]
     failed = [(name, each) for name, each in reports if each.error]
     rewinds = _rewinds(reports)
@@ -390,7 +403,8 @@ def gc(
 ) -> None:
     """Drop old checkpoints, and blobs that nobody needs. Safe while replicas upload."""
     retention = Retention(keep, seconds(keep_for))
-    report = collect_store(opened(url), retention, dry_run=dry_run, drop_corrupt=drop_corrupt)
+    with waiting("looking at every checkpoint", as_json=as_json):
+        report = collect_store(opened(url), retention, dry_run=dry_run, drop_corrupt=drop_corrupt)
     if as_json:
         emit(report.to_dict())
         return

@@ -12,18 +12,25 @@ from stateflow.cli.group import Commands
 from stateflow.cli.options import (
     LOCAL,
     Controller,
+    DryRun,
     Json,
+    Limit,
     MaxBandwidth,
     MaxPause,
     Order,
     Patience,
+    PerLink,
+    PerNode,
     Strategy,
     move_options,
-    partition_numbers,
 )
 from stateflow.cli.output import console, emit
+from stateflow.cli.waiting import Shown, waiting
 from stateflow.client import Cluster
+from stateflow.client.packing import comes_along, pack
+from stateflow.client.words import partition_numbers
 from stateflow.errors import InvalidArgument
+from stateflow.runtime.code import is_text
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
 
 app = Commands()
@@ -40,16 +47,41 @@ def deploy(
     anywhere: Annotated[
         bool, typer.Option("--anywhere", help="On replicas of any site, whatever an earlier --site said.")
     ] = False,
+    failover: Annotated[
+        str | None, typer.Option(help="automatic, or manual: a site that is cut off serves on, and nobody takes over.")
+    ] = None,
+    require: Annotated[
+        list[str] | None, typer.Option(help="What its code requires, as pip takes it; repeatable.")
+    ] = None,
+    include: Annotated[list[str] | None, typer.Option(help="A further module or package; repeatable.")] = None,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="Its module is where replicas run, and is only named.")
+    ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Deploy an operator: create its partitions on the replicas."""
+    """Deploy an operator: its code goes to the sites, its partitions are created on the replicas."""
     if site and anywhere:
         raise InvalidArgument("--site and --anywhere contradict each other", remedy="give one of them")
+    if installed and (require or include):
+        raise InvalidArgument("--installed packs nothing", remedy="leave it out, or --require and --include")
     cluster = Cluster(controller)
     operator = load(_absolute(target))
-    cluster.deploy(operator, partitions, sites=() if anywhere else site or None, name=name)
-    status = next(o for o in cluster.status().operators if o.name == (name or operator.__name__))
+    there = installed or is_text(target) or comes_along(operator)
+    called = name or operator.__name__
+
+    def look(shown: Shown) -> None:
+        for each in Cluster(controller).status().deploying:
+            if each.name == called:
+                shown.of(each.created, each.partitions)
+
+    with waiting(f"packing {called}", as_json=as_json, look=look) as shown:
+        bundle = pack(operator, require or (), include or ()) if require or include or not there else None
+        shown.what = f"deploying {called}"
+        cluster.deploy(
+            operator, partitions, sites=() if anywhere else site or None, name=name, bundle=bundle, failover=failover
+        )
+    status = next(o for o in cluster.status().operators if o.name == called)
     if as_json:
         emit({"operator": status.name, "partitions": status.partitions, "owners": list(status.owners)})
     else:
@@ -79,6 +111,48 @@ def status(
 
 
 @app.command()
+def takeover(
+    operator: Annotated[str, typer.Argument()],
+    partition: Annotated[list[str] | None, typer.Argument(help="Partitions: 3, 5-9; default: all not served.")] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="What their owners served since they were heard is lost.")
+    ] = False,
+    dry_run: DryRun = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Give partitions whose owner is gone for good to others, where failover is manual."""
+    cluster = Cluster(controller)
+    numbers = partition_numbers(" ".join(partition), cluster.operator(operator).partitions) if partition else []
+    if dry_run:
+        show.proposed(cluster.would_take_over(operator, numbers), as_json, takeovers=True)
+        return
+    with waiting(f"giving partitions of {operator} to others", as_json=as_json):
+        begun = [migration.wait() for migration in cluster.take_over(operator, numbers, accept_loss=accept_loss)]
+    if as_json:
+        emit({"reconfigurations": [report.to_dict() for report in begun]})
+        return
+    for report in begun:
+        for move in report.moves:
+            console.print(f"partition {move.partition}: {move.source} to {move.target}, {move.state}: {move.note}")
+
+
+@app.command()
+def upgrade(
+    operator: Annotated[str, typer.Argument()],
+    to: Annotated[int, typer.Option("--to", help="A version, see `stateflow operator versions`.")],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Have all replicas serve by a version that was deployed before: roll forward, or back."""
+    now = Cluster(controller).upgrade(operator, to)
+    if as_json:
+        emit({"operator": operator, **now.to_dict()})
+    else:
+        console.print(f"{operator} is served by version {to} from its next batch on: it is version {now.number} now")
+
+
+@app.command()
 def migrate(
     operator: Annotated[str, typer.Argument()],
     partition: Annotated[list[str], typer.Argument(help="Partitions: 3, 5-9, or all.")],
@@ -88,13 +162,20 @@ def migrate(
     strategy: Strategy = "auto",
     order: Order = "number",
     patience: Patience = None,
+    limit: Limit = None,
+    per_node: PerNode = None,
+    per_link: PerLink = None,
+    dry_run: DryRun = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Move partitions to another site or replica while the pipeline runs."""
     cluster = Cluster(controller)
-    numbers = partition_numbers(partition, cluster.operator(operator).partitions)
-    options = move_options(max_pause, max_bandwidth, strategy, order, patience)
+    numbers = partition_numbers(" ".join(partition), cluster.operator(operator).partitions)
+    if dry_run:
+        show.proposed(cluster.would_migrate(operator, numbers, to), as_json)
+        return
+    options = move_options(max_pause, max_bandwidth, strategy, order, patience, (limit, per_node, per_link))
     move = cluster.migrate(operator, numbers, to, options)
     report = move.wait() if as_json else show.migration(move)
     if as_json:

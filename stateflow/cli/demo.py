@@ -18,24 +18,58 @@ app = Commands()
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("demo-out"),
-    rows: Annotated[int | None, typer.Option(help="Replay only the first so many flights.", min=1000)] = None,
-    max_pause: Annotated[str, typer.Option(help="Budget of every move: raise it on a busy machine.")] = "250ms",
+    rows: Annotated[
+        int | None, typer.Option(help="The first so many flights; default: what time allows.", min=1000)
+    ] = None,
+    max_pause: Annotated[
+        str | None,
+        typer.Option(help="Budget of every move. Default: 250ms, and more where that is refused; with --follow 50ms."),
+    ] = None,
     source: Annotated[str, typer.Option(help="files or jetstream.")] = "files",
     nats: Annotated[
         str, typer.Option(envvar="STATEFLOW_NATS_URL", help="The server of --source jetstream.")
     ] = "nats://127.0.0.1:4222",
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Vehicles drive between three sites, and an autopilot moves state after them."),
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(help="With --follow: for how long they drive. Default: 60.", min=6, max=3600)
+    ] = None,
+    rtt: Annotated[str | None, typer.Option(help="With --follow: round trip from site to site. Default: 40ms.")] = None,
     as_json: Json = False,
 ) -> None:
     """The whole story on this machine: real flights, five processes, moves while it streams, a crash, and the proof."""
     from stateflow.demo.extras import check_extras
+    from stateflow.demo.telling import Telling, console_of
 
     check_extras()
-    from stateflow.demo.run import DemoOptions, run_demo
+    loading = Telling(console_of(as_json)).of("loading what it needs")
+    if follow:
+        if rows is not None or source != "files":
+            raise InvalidArgument("--rows and --source are about flights", remedy="leave them out, or --follow")
+        with loading:
+            from stateflow.demo.follow.run import FollowOptions, run_follow
 
+        budget_ms = milliseconds(max_pause or "50ms")
+        drive = run_follow(
+            FollowOptions(out, seconds or 60.0, milliseconds(rtt or "40ms"), budget_ms), tell_stderr=as_json
+        )
+        if as_json:
+            emit(drive.summary())
+        if not drive.held:
+            raise typer.Exit(1)
+        return
+    if seconds is not None or rtt is not None:
+        raise InvalidArgument("--seconds and --rtt are about vehicles that drive", remedy="add --follow")
     if source not in ("files", "jetstream"):
         raise InvalidArgument(f"the flights cannot come from {source!r}", remedy="use --source files or jetstream")
+    with loading:
+        from stateflow.demo.run import DemoOptions, run_demo
+
     nats_url = nats if source == "jetstream" else None
-    options = DemoOptions(out=out, rows=rows, max_pause_ms=milliseconds(max_pause), nats_url=nats_url)
+    max_pause_ms = None if max_pause is None else milliseconds(max_pause)
+    options = DemoOptions(out=out, rows=rows, max_pause_ms=max_pause_ms, nats_url=nats_url)
     result = run_demo(options, tell_stderr=as_json)
     if as_json:
         emit(result.summary())

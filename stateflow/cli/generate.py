@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stateflow.cli.agents import labels_of
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json
+from stateflow.cli.options import LOCAL, Controller, Json, labels_of
 from stateflow.cli.output import console, emit
 from stateflow.cli.unit_files import KINDS, Plan
 from stateflow.errors import InvalidArgument
+from stateflow.metrics.figures import monitoring
 
 app = Commands()
+MONITORING = "prometheus"
 
 
 @app.command()
 def generate(
-    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}.")],
-    role: Annotated[str, typer.Option("--for", help="agent, replica or controller.")],
+    kind: Annotated[str, typer.Argument(help=f"{', '.join((*KINDS, MONITORING))}.")],
+    role: Annotated[str, typer.Option("--for", help="agent, replica or controller; none for prometheus.")] = "",
     site: Annotated[str, typer.Option(help="The place it is at; a controller has none.")] = "",
     controller: Controller = LOCAL,
     name: Annotated[str, typer.Option(help="Default: from the role and the site.")] = "",
@@ -39,9 +41,13 @@ def generate(
     out: Annotated[Path | None, typer.Option(help="Directory; default: standard output.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the files by which systemd, Docker, compose or Kubernetes run a process. Nothing is run."""
-    if kind not in KINDS:
-        raise InvalidArgument(f"there are no files of {kind!r}", remedy=f"use {', '.join(KINDS)}")
+    """Write the files by which systemd, Docker, compose or Kubernetes run a process, or Prometheus and Grafana watch
+    all of them. Nothing is run."""
+    if kind not in (*KINDS, MONITORING):
+        raise InvalidArgument(f"there are no files of {kind!r}", remedy=f"use {', '.join((*KINDS, MONITORING))}")
+    if kind == MONITORING:
+        _write(monitoring(), out, as_json)
+        return
     plan = Plan(
         role,
         site=site,
@@ -59,7 +65,10 @@ def generate(
         grace_s=grace,
         labels=labels_of(label or []),
     )
-    files = KINDS[kind](plan)
+    _write(KINDS[kind](plan), out, as_json)
+
+
+def _write(files: Mapping[str, str], out: Path | None, as_json: bool) -> None:
     if out is None:
         if as_json:
             emit({"files": files})

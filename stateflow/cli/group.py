@@ -9,8 +9,11 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
+from stateflow.cli.completing import completed
+from stateflow.cli.configuring import Configured
 from stateflow.cli.examples import EXAMPLES
 from stateflow.cli.output import guarded
+from stateflow.cli.panels import BRIEFLY, in_order, panel_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: options of a flag show no type: it takes none
@@ -24,27 +27,62 @@ def _untyped(params: list[Any]) -> list[Any]:
     return params
 
 
-class _Command(TyperCommand):
+class _Command(Configured, TyperCommand):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.bind()
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _untyped(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        said, *_ = self.make_parser(ctx).parse_args(args=list(args))
+        self.configure(ctx, said)
+        return super().parse_args(ctx, args)
 
-class _Group(TyperGroup):
+
+class _Group(Configured, TyperGroup):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.bind()
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _untyped(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        said, follows, _ = self.make_parser(ctx).parse_args(args=list(args))
+        self.configure(ctx, said, is_above=bool(follows))
+        return super().parse_args(ctx, args)
+
+
+class Root(_Group):
+    """Its commands are shown in panels."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return in_order(super().list_commands(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.rich_help_panel = panel_of(cmd_name)
+            command.short_help = BRIEFLY.get(cmd_name)
+        return command
 
 
 class Commands(typer.Typer):
     """Commands of one module, which is added to the others with ``add_typer``. They answer to ``-h``, their help ends
     with examples, and their errors are one line.
 
-    Args: name: of the group that they are; without one they are commands of whatever they are added to.
+    Args:
+        name: of the group that they are; without one they are commands of whatever they are added to.
+        root: they are the command itself.
     """
 
-    def __init__(self, name: str | None = None, **options: Any) -> None:
+    def __init__(self, name: str | None = None, *, root: bool = False, **options: Any) -> None:
+        path = name if options.get("invoke_without_command") else "" if name is None else None
         super().__init__(
             name=name,
-            cls=_Group,
+            cls=type("_Group", (Root if root else _Group,), {"path": path}),
             no_args_is_help=not options.get("invoke_without_command", False),
             pretty_exceptions_enable=False,
             context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,12 +90,15 @@ class Commands(typer.Typer):
         )
         self._prefix = f"{name} " if name else ""
 
-    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
+    def command(self, name: str | None = None, **given: Any) -> Callable[[F], F]:
         def add(function: F) -> F:
             called = self._prefix + (name or function.__name__.replace("_", "-"))
             examples = EXAMPLES.get(called, ())
             shown = "\n\n".join(f"[dim]$[/] stateflow {escape(example)}" for example in examples)
-            super(Commands, self).command(name, cls=_Command, epilog=shown or None, **options)(guarded(function))
+            completed(called, function)
+            cls = type("_Command", (_Command,), {"path": called})
+            options: dict[str, Any] = {"epilog": shown or None, "short_help": BRIEFLY.get(called), **given}
+            super(Commands, self).command(name, cls=cls, **options)(guarded(function))
             return function
 
         return add

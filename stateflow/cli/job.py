@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -19,11 +18,11 @@ from stateflow.cli.options import (
     Patience,
     Strategy,
     move_options,
-    partition_numbers,
 )
-from stateflow.cli.output import console, emit, fields_of
+from stateflow.cli.output import console, emit, fields_of, shown_time
 from stateflow.client import Cluster
-from stateflow.reports import JobReport
+from stateflow.client.words import partition_numbers
+from stateflow.reports import JobReport, JobRun
 
 app = Commands("job", help="What is done by itself: at a time, or again and again.")
 Name = Annotated[str, typer.Argument(help="The job's name.")]
@@ -43,6 +42,12 @@ def create(
     policy: Annotated[str, typer.Option("--policy", help="Of a rebalance: ring, load, locality, or several.")] = "",
     partitions: Annotated[list[str] | None, typer.Option("--partition", help="Of a migration: 3, 5-9 or all.")] = None,
     to: Annotated[str, typer.Option(help="Of a migration: where; of a drain: the replica that is drained.")] = "",
+    coordinator: Annotated[
+        str, typer.Option(help="Which controller: node NAME, site NAME or label KEY=VALUE, after hard or soft:SECONDS.")
+    ] = "",
+    workers: Annotated[
+        str, typer.Option(help="To which nodes moves may go, alike: label disk=ssd:2-4 wants 2 and uses 4 at most.")
+    ] = "",
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
     strategy: Strategy = "auto",
@@ -53,7 +58,7 @@ def create(
 ) -> None:
     """Have something done by itself, each time once, whichever controller leads then."""
     cluster = Cluster(controller)
-    numbers = partition_numbers(partitions, cluster.operator(operator).partitions) if partitions else []
+    numbers = partition_numbers(" ".join(partitions), cluster.operator(operator).partitions) if partitions else []
     report = cluster.create_job(
         name,
         schedule,
@@ -62,6 +67,8 @@ def create(
         policies=[each.strip() for each in policy.split(",")] if policy else (),
         partitions=numbers,
         to=to,
+        coordinator=coordinator,
+        workers=workers,
         options=move_options(max_pause, max_bandwidth, strategy, order, patience),
     )
     _show(report, as_json)
@@ -71,6 +78,7 @@ def create(
 def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
     """All of them, when they are due, and what became of their last run."""
     found = Cluster(controller).jobs()
+    show.say_who_answered(found[0].follower if found else None)
     if as_json:
         emit({"jobs": [fields_of(each) for each in found]})
         return
@@ -110,9 +118,40 @@ def resume(name: Name, controller: Controller = LOCAL, as_json: Json = False) ->
 
 
 @app.command("run-now")
-def run_now(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Once more, now."""
-    _show(Cluster(controller).change_job(name, "run"), as_json)
+def run_now(
+    name: Name,
+    wait: Annotated[bool, typer.Option("--wait/--async", help="Until it has ended, or only say its id.")] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Once more, now; `stateflow job result RUN` says what came of it."""
+    cluster = Cluster(controller)
+    run = cluster.run_job(name)
+    _result(cluster.job_run(run.id, wait=True) if wait else run, as_json)
+
+
+@app.command()
+def result(
+    run: Annotated[str, typer.Argument(help="As `run-now` and `job info` name it.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """What came of a run, operator by operator, or what it waits for. Status 1 where it failed."""
+    _result(Cluster(controller).job_run(run, wait=wait), as_json)
+
+
+def _result(run: JobRun, as_json: bool) -> None:
+    show.say_who_answered(run.follower)
+    if as_json:
+        emit(fields_of(run))
+    else:
+        console.print(f"{run.id}: {run.state}{f', {run.note}' if run.note else ''}", highlight=False)
+        for stage in run.stages:
+            came = stage.error or " ".join(stage.reconfigurations) or "nothing to do"
+            console.print(f"  {stage.operator}: {came}", highlight=False)
+    if run.state == "FAILED":
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -131,13 +170,16 @@ def _show(report: JobReport, as_json: bool) -> None:
         return
     when = "paused" if report.paused else f"next {_time(report.next_us)}"
     console.print(f"{report.name}: {report.do} {report.operator or 'all operators'}, {report.schedule}, {when}")
+    for what, affinity in (("coordinated by", report.coordinator), ("moves go to", report.workers)):
+        if affinity:
+            console.print(f"{what}: {affinity}", highlight=False)
     if report.runs:
-        table = show.new_table("for", "state", "took", "came of it", "reconfigurations", spare=("reconfigurations",))
+        table = show.new_table("run", "for", "state", "took", "came of it", spare=("for",))
         for run in report.runs:
             took = f"{(run.ended_us - run.began_us) / 1e6:.1f} s" if run.ended_us else ""
-            table.add_row(_time(run.at_us), run.state, took, run.note, " ".join(run.reconfigurations))
+            table.add_row(run.id, _time(run.at_us), run.state, took, run.note)
         console.print(table)
 
 
 def _time(us: int) -> str:
-    return f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%d %H:%M:%SZ}" if us else "never"
+    return f"{shown_time(us)}Z" if us else "never"

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from stateflow.cli.group import Commands
 from stateflow.cli.options import Json, default_ledger
-from stateflow.cli.output import console, emit
+from stateflow.cli.output import console, emit, shown_time
 from stateflow.cli.show import new_table, plain, titled
 from stateflow.errors import IllegalRecord, InvalidArgument
 from stateflow.private import UMASK, keep_private, url_of
@@ -238,13 +238,6 @@ def _age(text: str) -> timedelta:
         raise InvalidArgument(f"{text!r} is too long", remedy="write 90d, 12h, 30m or 10s") from None
 
 
-def shown_time(microseconds: int) -> str:
-    from stateflow.ledger.times import to_time
-
-    at = to_time(microseconds)
-    return at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if isinstance(at, datetime) else f"{at} µs"
-
-
 def _app(record: Record) -> str:
     instance = f" [{record.app.instance}]" if record.app.instance else ""
     return f"{record.app.name} {record.app.version}{instance}".strip()
@@ -272,7 +265,7 @@ def styled(state: str) -> Text:
 
 def _line(record: Record) -> Text:
     said = "" if record.payload is None else str(record.payload)
-    line = Text(f"{record.record_id:>8}  {shown_time(record.timestamp_us)}  ")
+    line = Text(f"{record.record_id:>8}  {shown_time(record.timestamp_us, exactly=True)}  ")
     line.append(styled(f"{record.state:<10}"))
     return line.append(plain(f"  {record.item_id}  {_app(record)}  {said[:120]}"))
 
@@ -284,7 +277,7 @@ def _one_item(item: Item) -> RenderableType:
     for record in item.records:
         rows.add_row(
             str(record.record_id),
-            shown_time(record.timestamp_us),
+            shown_time(record.timestamp_us, exactly=True),
             styled(str(record.state)),
             str(record.previous_record_id or ""),
             Text(_app(record)),
@@ -302,7 +295,7 @@ def _many_items(items: list[Item], total: int) -> RenderableType:
     rows = new_table("item", "state", "blocked by", "records", "newest (UTC)", numbers=("blocked by", "records"))
     for item in items:
         blocked = str(item.blocking.record_id) if item.blocking else ""
-        newest = shown_time(item.records[-1].timestamp_us)
+        newest = shown_time(item.records[-1].timestamp_us, exactly=True)
         rows.add_row(Text(item.item_id), styled(str(item.state)), blocked, str(len(item.records)), newest)
     more = f", the first {len(items)} of them" if len(items) < total else ""
     return titled(f"{total} items{more}", rows)

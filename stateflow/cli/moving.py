@@ -13,11 +13,15 @@ from stateflow.cli.group import Commands
 from stateflow.cli.options import (
     LOCAL,
     Controller,
+    DryRun,
     Json,
+    Limit,
     MaxBandwidth,
     MaxPause,
     Order,
     Patience,
+    PerLink,
+    PerNode,
     Policies,
     Strategy,
     move_options,
@@ -25,6 +29,8 @@ from stateflow.cli.options import (
 )
 from stateflow.cli.output import console, emit, fields_of
 from stateflow.client import Cluster, Migration
+from stateflow.client.words import redistribute, would_redistribute
+from stateflow.errors import InvalidArgument
 from stateflow.types import ranges
 
 app = Commands()
@@ -65,14 +71,17 @@ def nodes(
     workers: Annotated[bool, typer.Option("--workers", help="Each worker of a node, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The replicas: site, weight, last heard, partitions."""
-    status = Cluster(controller).status()
+    """The replicas: site, weight, last heard, partitions, room for state; and what is known of links between sites."""
+    status = Cluster(controller).status(measured=True)
     replicas = status.replicas
     show.say_who_answered(status.follower)
     if as_json:
-        emit({"nodes": [fields_of(r) for r in replicas]})
+        emit({"nodes": [fields_of(r) for r in replicas], "links": [fields_of(each) for each in status.links]})
     else:
-        console.print(show.replicas(replicas, {}, workers, weights=True))
+        resting = [each.node for each in status.maintenance]
+        console.print(show.replicas(replicas, {}, workers, of_nodes=True, resting=resting))
+        if status.links:
+            console.print(show.links(status.links))
 
 
 @app.command()
@@ -113,29 +122,29 @@ def partitions(
 def rebalance(
     operator: Annotated[str | None, typer.Argument(help="Default: all.")] = None,
     policy: Policies = "ring",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move, and why.")] = False,
+    dry_run: DryRun = False,
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
     strategy: Strategy = "auto",
     order: Order = "number",
     patience: Patience = None,
+    limit: Limit = None,
+    per_node: PerNode = None,
+    per_link: PerLink = None,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Bring every replica to its weight's share of partitions, by as few moves as that takes; or partitions to where
     their load, or their rows, want them."""
-    options, cluster = move_options(max_pause, max_bandwidth, strategy, order, patience), Cluster(controller)
+    options, cluster = (
+        move_options(max_pause, max_bandwidth, strategy, order, patience, (limit, per_node, per_link)),
+        Cluster(controller),
+    )
     names = [name.strip() for name in policy.split(",")]
     if dry_run:
-        proposed = cluster.propose(*names, operator=operator or "")
-        if as_json:
-            emit(fields_of(proposed))
-        else:
-            console.print(show.placement(proposed))
-    elif names == ["ring"]:
-        wait_for(cluster.rebalance(operator or "", options), as_json)
+        show.proposed(would_redistribute(cluster, names, operator or ""), as_json)
     else:
-        wait_for(cluster.place(*names, operator=operator or "", options=options), as_json)
+        wait_for(redistribute(cluster, names, operator or "", options), as_json)
 
 
 @app.command()
@@ -177,17 +186,43 @@ def autopilot(
 @app.command()
 def drain(
     replica: Annotated[str, typer.Argument(help="Everything it owns leaves it; of a node: all of its workers.")],
+    maintenance: Annotated[
+        bool, typer.Option("--maintenance", help="Nothing is given to the node from now on.")
+    ] = False,
+    for_: Annotated[
+        str | None, typer.Option("--for", help="The maintenance ends by itself then, e.g. 2h; default: by command.")
+    ] = None,
+    one_of: Annotated[
+        str, typer.Option("--one-of", help="A set, by any name, of which no two are in maintenance at a time.")
+    ] = "",
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
     strategy: Strategy = "auto",
     order: Order = "number",
     patience: Patience = None,
+    limit: Limit = None,
+    per_node: PerNode = None,
+    per_link: PerLink = None,
+    dry_run: DryRun = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Move everything away from a replica, so that it can be stopped."""
-    options = move_options(max_pause, max_bandwidth, strategy, order, patience)
-    wait_for(Cluster(controller).drain(replica, options), as_json)
+    options = move_options(max_pause, max_bandwidth, strategy, order, patience, (limit, per_node, per_link))
+    cluster = Cluster(controller)
+    if (for_ or one_of) and not maintenance:
+        raise InvalidArgument("--for and --one-of are of a maintenance", remedy="add --maintenance")
+    if dry_run:
+        show.proposed(cluster.would_drain(replica), as_json)
+        return
+    if not maintenance:
+        wait_for(cluster.drain(replica, options), as_json)
+        return
+    begun = cluster.maintain(replica, for_s=seconds(for_) if for_ else 0.0, one_of=one_of, options=options)
+    if not as_json:
+        console.print(f"{replica} is in maintenance; `stateflow maintenance end {replica}` ends it")
+    if begun or as_json:
+        wait_for(begun, as_json)
 
 
 @app.command()

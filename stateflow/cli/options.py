@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from typing import Annotated, cast
 
 import typer
@@ -11,6 +13,7 @@ from stateflow.errors import InvalidArgument
 from stateflow.moves import MoveOptions
 from stateflow.moves import Order as MoveOrder
 from stateflow.private import state_directory
+from stateflow.types import LABEL
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 Controller = Annotated[
@@ -21,7 +24,26 @@ Checkpoints = Annotated[
     str,
     typer.Option("--checkpoints", envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL, or @FILE with it."),
 ]
-LOCAL = "127.0.0.1:7070"
+LISTEN = "127.0.0.1:7070"
+#: of a program that runs a cluster of its own in this directory it is another, see `stateflow.cli.configuring`
+LOCAL = LISTEN
+
+
+def allow_plain_text(wanted: bool) -> None:
+    """For this process and those that it starts."""
+    if wanted:
+        os.environ["STATEFLOW_INSECURE"] = "1"
+
+
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        callback=allow_plain_text,
+        expose_value=False,
+        help="Plain text may go over a network: whoever is there reads it, and may command.",
+    ),
+]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -31,20 +53,6 @@ def default_ledger(*, make: bool = False) -> str:
     if make:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return f"sqlite:///{file.absolute()}"
-
-
-def partition_numbers(words: list[str], count: int) -> list[int]:
-    """``["3", "5-9"]`` or ``["all"]`` as numbers. Raises InvalidArgument."""
-    numbers: list[int] = []
-    for word in (part for text in words for part in text.split(",")):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
-        if word == "all":
-            numbers += range(count)
-        elif match and int(match[1]) <= int(match[2] or match[1]):
-            numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
-        else:
-            raise InvalidArgument(f"{word!r} is no partition", remedy="write numbers, ranges like 5-9, or all")
-    return numbers
 
 
 def seconds(text: str) -> float:
@@ -63,6 +71,17 @@ def position(text: str) -> tuple[str, int]:
     return source, int(batch)
 
 
+def labels_of(words: Sequence[str]) -> dict[str, str]:
+    """``key=value``. Raises InvalidArgument."""
+    labels: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (equals and LABEL.holds(key) and LABEL.holds(value)):
+            raise InvalidArgument(f"{word!r} is no label", remedy="write key=value")
+        labels[key] = value
+    return labels
+
+
 MaxPause = Annotated[str | None, typer.Option("--max-pause", help="Budget per partition, e.g. 50ms; default none.")]
 MaxBandwidth = Annotated[
     str | None, typer.Option("--max-bandwidth", help="Of all copies together, e.g. 20MB/s; default no limit.")
@@ -76,6 +95,10 @@ Patience = Annotated[
 ]
 
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would move, and what that takes.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="So many moves at a time.", min=1)]
+PerNode = Annotated[int | None, typer.Option("--per-node", help="At a time with one node as source or target.", min=1)]
+PerLink = Annotated[int | None, typer.Option("--per-link", help="At a time between two sites.", min=1)]
 Policies = Annotated[
     str, typer.Option("--policy", help="ring, load, locality, or several: the first has most say, e.g. locality,load.")
 ]
@@ -114,7 +137,12 @@ def byte_count(text: str) -> int:
 
 
 def move_options(
-    max_pause: str | None, max_bandwidth: str | None, strategy: str, order: str, patience: str | None
+    max_pause: str | None,
+    max_bandwidth: str | None,
+    strategy: str,
+    order: str,
+    patience: str | None,
+    limits: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> MoveOptions:
     """As the command line has it. Raises InvalidArgument."""
     return MoveOptions(
@@ -123,4 +151,5 @@ def move_options(
         None if patience is None else milliseconds(patience) / 1e3,
         strategy,
         cast("MoveOrder", order),  # another one is refused there
+        *limits,
     )

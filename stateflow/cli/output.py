@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -18,7 +19,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.text import Text
 
+from stateflow.about import ids_of
 from stateflow.errors import StateflowError
+from stateflow.settings import LogSettings
 from stateflow.storage.faults import meaning
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -117,11 +120,50 @@ def guarded(function: F) -> F:
     return run  # type: ignore[return-value]
 
 
-def log_to_stderr(verbose: bool, who: str = "") -> None:
-    """Args: who: logs, where several do to one place."""
-    says = f"{who}: " if who else ""
+def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
+    """Of UTC, as tables have it; empty: there is none. Args: at_us: since 1970. exactly: with milliseconds."""
+    if at_us is None:
+        return ""
+    try:
+        at = datetime.fromtimestamp(at_us // 1_000_000, UTC)
+    except (ValueError, OverflowError, OSError, TypeError):  # as a damaged ledger has it
+        return f"{at_us} µs"
+    return f"{at:%Y-%m-%d %H:%M:%S}" + (f".{at_us // 1000 % 1000:03}" if exactly else "")
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: ``time`` (RFC 3339, UTC), ``level``, ``who``, ``logger``, ``message``; the ids that it is
+    about, see :mod:`stateflow.about`; and ``exception`` where there is one."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__()
+        self._who = who
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
+        said: dict[str, Any] = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "who": self._who,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **ids_of(record),
+        }
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said, ensure_ascii=False, default=str)
+
+
+def log_to_stderr(verbose: bool, who: str, *, one_of_several: bool = False) -> None:
+    """Args: who: logs; said in each line where it is ``one_of_several`` that log to one place."""
+    level, says = logging.DEBUG if verbose else logging.INFO, f"{who}: " if one_of_several else ""
+    if LogSettings().format == "json":
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonLines(who))
+        logging.basicConfig(level=level, handlers=[handler])
+        return
     logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
+        level=level,
         format=f"{says}%(message)s" if errors.is_terminal else f"%(asctime)s %(levelname)s {says}%(name)s: %(message)s",
         handlers=[RichHandler(console=errors, show_path=False)] if errors.is_terminal else None,
     )

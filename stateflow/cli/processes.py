@@ -11,21 +11,26 @@ import socket
 import stat
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random  # noqa: TID251 - seeded by the system, here where everything is put together
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from stateflow.cli import checkpoint
 from stateflow.cli import ledger as ledger_commands
+from stateflow.cli.configuring import warn_of_variables
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json, default_ledger
+from stateflow.cli.options import LISTEN, LOCAL, Controller, Insecure, Json, default_ledger
 from stateflow.cli.output import console, emit, keep_stdout, log_to_stderr
+from stateflow.errors import InvalidArgument, StateflowError
+from stateflow.launching import Listening
 from stateflow.node.workers import Node, Workers, claim_node, directory_of, left_behind
 from stateflow.private import UMASK, url_of
 from stateflow.replica import server
+from stateflow.rpc.health import ask_health
 from stateflow.runtime.code import INSIDE, check_outside
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.replica import ReplicaNode
@@ -39,6 +44,11 @@ app = Commands()
 STOP_S = 10.0
 #: … and what it says last is waited for so long
 SAY_S = 2.0
+#: a process that is well answers a probe within
+HEALTH_S = 3.0
+Metrics = Annotated[
+    str, typer.Option(help="host:port of /metrics for Prometheus; with workers the first of their ports.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
 StopWithParent = Annotated[
     bool, typer.Option("--stop-with-parent", help="End when standard input closes.", hidden=True)
@@ -47,7 +57,7 @@ StopWithParent = Annotated[
 
 @app.command()
 def controller(
-    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = LOCAL,
+    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = LISTEN,
     ledger: Annotated[
         str | None,
         typer.Option(
@@ -56,8 +66,18 @@ def controller(
     ] = None,
     advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
     auto_rebalance: Annotated[
-        bool, typer.Option("--auto-rebalance", help="A replica that joins is given its share by itself.")
+        bool,
+        typer.Option("--auto-rebalance/--no-auto-rebalance", help="A replica that joins is given its share by itself."),
     ] = False,
+    site: Annotated[str, typer.Option(help="Where it is: jobs may want to be coordinated there.")] = "",
+    metrics: Metrics = "",
+    dashboard: Annotated[
+        str, typer.Option(help="host:port of the live page, on this machine; see `stateflow dashboard`.")
+    ] = "",
+    jobs: Annotated[
+        bool, typer.Option("--jobs/--no-jobs", help="With --no-jobs it coordinates none: they wait for another.")
+    ] = True,
+    insecure: Insecure = False,
     as_json: Json = False,
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
@@ -66,14 +86,15 @@ def controller(
 
     Of several with one ledger one leads; the others wait for it to end.
     """
-    from reconfig.controller.service import serve  # half of what a command would import, and no other needs it
+    from reconfig.controller.server import serve  # half of what a command would import, and no other needs it
     from stateflow.ledger import Ledger
 
     check_outside("a controller")
     if stop_with_parent:
         keep_stdout()
     raise_limit()
-    log_to_stderr(verbose)
+    log_to_stderr(verbose, "controller")
+    warn_of_variables()
     os.umask(UMASK)
     url = url_of(ledger) if ledger else default_ledger(make=True)
     ledger_commands.keep_file_private(url)
@@ -81,15 +102,58 @@ def controller(
     async def run() -> None:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         stop = stop_on_signal(stop_with_parent, STOP_S)
-        ready.add_done_callback(lambda done: say_ready(done, "controller", as_json))
+
+        def say(done: asyncio.Future[str]) -> None:
+            if not done.cancelled():
+                say_ready(Listening(done.result()), "controller", as_json)
+
+        ready.add_done_callback(say)
         opened = Ledger(url)
         did = ledger_commands.told(opened)
         if did is not None:
             logging.getLogger(__name__).info("%s at %s", did, opened.database.shown)
-        settings = ControllerSettings(auto_rebalance=True) if auto_rebalance else ControllerSettings()
-        await serve(opened, listen, settings, advertise=advertise, ready=ready, stop=stop)
+        settings = ControllerSettings()
+        given: dict[str, Any] = {"auto_rebalance": auto_rebalance, "site": site}
+        given |= {} if jobs else {"labels": {**settings.labels, "jobs": "no"}}
+        settings = settings.model_copy(update=given)
+        with _page_of(dashboard, url, ready, as_json) if dashboard else contextlib.nullcontext():
+            await serve(opened, listen, settings, advertise=advertise or None, metrics=metrics, ready=ready, stop=stop)
 
     asyncio.run(run())
+
+
+@contextlib.contextmanager
+def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool) -> Iterator[None]:
+    """The live page, in a thread, from when the controller is reached. Raises as Dashboard does."""
+    from stateflow.dashboard import Dashboard, DashboardOptions
+    from stateflow.security.connections import tls_files
+
+    if tls_files() is not None:
+        raise InvalidArgument(
+            "a controller's certificate is no client's, and the page is one",
+            remedy="leave --dashboard out, and run `stateflow dashboard` with a certificate or token of its own",
+        )
+    page = Dashboard(DashboardOptions("", listen, ledger=ledger))
+
+    def begin(address: str) -> None:
+        try:
+            page.start(address)
+        except StateflowError as error:
+            log.error("%s", error)
+        else:
+            if not as_json:  # the log says it, too
+                console.print(Text.assemble("the dashboard is at ", (page.url, "bold")))
+
+    def start(done: asyncio.Future[str]) -> None:
+        """Beside the controller, which is not held up."""
+        if not done.cancelled():
+            threading.Thread(target=begin, args=(done.result(),), name="dashboard begins", daemon=True).start()
+
+    ready.add_done_callback(start)
+    try:
+        yield
+    finally:
+        page.close()
 
 
 @app.command()
@@ -119,6 +183,8 @@ def replica(
     checkpoint_cache: Annotated[
         Path | None, typer.Option(help="Directory for a copy near by, shared by this machine's replicas.")
     ] = None,
+    metrics: Metrics = "",
+    insecure: Insecure = False,
     as_json: Json = False,
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
@@ -135,14 +201,26 @@ def replica(
     if checkpoint_interval is not None:
         settings = settings.model_copy(update={"checkpoint_interval_s": checkpoint_interval})
     named = check_name("replica", name or f"{site}-{socket.gethostname()}")
-    log_to_stderr(verbose, "" if worker is None else worker_name(named, worker))
+    log_to_stderr(verbose, worker_name(named, worker or 0), one_of_several=worker is not None)
+    if worker is None:
+        warn_of_variables()
     check_name("site", site)
     claimed = claim_node(data_dir) if worker is None else None  # until this process ends
     if claimed is not None and (workers > 1 or left_behind(data_dir, 1)):
         given = _given(site, controller, named, weight, checkpoints, checkpoint_interval, checkpoint_cache, verbose)
         asyncio.run(
             _run_workers(
-                named, data_dir, controller, workers, listen, advertise, given, settings, as_json, stop_with_parent
+                named,
+                data_dir,
+                controller,
+                workers,
+                listen,
+                advertise or None,
+                given,
+                metrics,
+                settings,
+                as_json,
+                stop_with_parent,
             )
         )
         return
@@ -158,16 +236,45 @@ def replica(
         if store is not None:
             node.remember(store)
             checkpoint.try_out(store)
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Listening] = asyncio.get_running_loop().create_future()
         stop = stop_on_signal(stop_with_parent, settings.stop_timeout_s)
-        ready.add_done_callback(lambda done: say_ready(done, f"replica {info.name} at {site}", as_json))
+
+        def say(done: asyncio.Future[Listening]) -> None:
+            if not done.cancelled():
+                say_ready(done.result(), f"replica {info.name} at {site}", as_json)
+
+        ready.add_done_callback(say)
         await server.serve(
-            node, listen, controller, random=Random(), advertise=advertise, checkpoints=store, ready=ready, stop=stop
+            node,
+            listen,
+            controller,
+            random=Random(),
+            advertise=advertise or None,
+            checkpoints=store,
+            metrics=metrics,
+            ready=ready,
+            stop=stop,
         )
         if node.batches.hands.is_stuck:
             _end_now(0)
 
     asyncio.run(run())
+
+
+@app.command()
+def health(
+    address: Annotated[str, typer.Argument(help="host:port of a controller, replica or agent.")],
+    service: Annotated[str, typer.Option(help="live: it answers; ready: it can be given work.")] = "ready",
+    as_json: Json = False,
+) -> None:
+    """Ask a process whether it is well, as a probe does: status 0 says yes."""
+    well = ask_health(address, service, HEALTH_S)
+    if as_json:
+        emit({"address": address, "service": service, "serving": well})
+    else:
+        console.print(f"{address} is {'' if well else 'not '}{service}")
+    if not well:
+        raise typer.Exit(1)
 
 
 def _given(
@@ -199,21 +306,21 @@ async def _run_workers(
     listen: str,
     advertise: str | None,
     given: list[str],
+    metrics: str,
     settings: ReplicaSettings,
     as_json: bool,
     stop_with_parent: bool,
 ) -> None:
-    def arguments(number: int, listens: str, advertises: str | None) -> list[str]:
+    def arguments(number: int, listens: str, advertises: str | None, figures: str) -> list[str]:
         place = ["--data-dir", str(data_dir), "--workers", str(count), "--worker", str(number), "--listen", listens]
-        return given + place + (["--advertise", advertises] if advertises else [])
+        # none, too, whatever the environment or the file says
+        return [*given, *place, "--advertise", advertises or "", "--metrics", figures]
 
-    def ready(address: str) -> None:
-        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        done.set_result(address)
-        say_ready(done, f"node {name} of {count} worker{'s' if count > 1 else ''}", as_json)
+    def ready(listening: Listening) -> None:
+        say_ready(listening, f"node {name} of {count} worker{'s' if count > 1 else ''}", as_json)
 
     stop = stop_on_signal(stop_with_parent, settings.stop_timeout_s + 10)
-    node = Node(name, data_dir, controller, listen, advertise, arguments, settings.stop_timeout_s)
+    node = Node(name, data_dir, controller, listen, advertise, metrics, arguments, settings.stop_timeout_s)
     await Workers(node, count).run(stop, ready)
 
 
@@ -279,13 +386,12 @@ def _end_now(status: int, why: str = "") -> None:
     os._exit(status)
 
 
-def say_ready(done: asyncio.Future[str], what: str, as_json: bool) -> None:
-    if done.cancelled():
-        return
+def say_ready(listening: Listening, what: str, as_json: bool) -> None:
+    address = listening.address
     try:
         if as_json:
-            emit({"address": done.result()})
+            emit({"address": address} | ({"metrics": listening.metrics} if listening.metrics else {}))
         else:
-            console.print(Text.assemble(f"{what} listens on ", (done.result(), "bold"), " (Ctrl-C ends it)"))
+            console.print(Text.assemble(f"{what} listens on ", (address, "bold"), " (Ctrl-C ends it)"))
     except OSError as error:
-        log.warning("%s listens on %s; stdout does not take it: %s", what, done.result(), error.strerror)
+        log.warning("%s listens on %s; stdout does not take it: %s", what, address, error.strerror)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -14,11 +14,16 @@ from stateflow.cli import show
 from stateflow.cli.group import Commands
 from stateflow.cli.moving import wait_for
 from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit, size
+from stateflow.cli.output import console, emit, shown_time, size
 from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.errors import InvalidArgument
 
 app = Commands("reconfig", help="Reconfigurations: what moved, moves and failed.")
+NewLimit = Annotated[int | None, typer.Option("--limit", help="So many moves at a time; 0: no limit.", min=0)]
+NewPerNode = Annotated[
+    int | None, typer.Option("--per-node", help="At a time with one node as source or target; 0: no limit.", min=0)
+]
+NewPerLink = Annotated[int | None, typer.Option("--per-link", help="At a time between two sites; 0: no limit.", min=0)]
 Id = Annotated[str, typer.Argument(help="As `stateflow reconfig list` shows it.")]
 
 
@@ -43,14 +48,13 @@ def list_(
         "moves",
         "failed",
         "longest pause",
-        "begun",
+        "begun (UTC)",
         numbers=("moves", "failed", "longest pause"),
-        spare=("strategy", "begun", "kind", "moves", "failed"),
+        spare=("strategy", "begun (UTC)", "kind", "moves", "failed"),
     )
     for report in found:
-        failed = sum(bool(move.error) for move in report.moves)
+        failed = report.counts()["failed"]
         longest = max((move.pause_ms for move in report.moves), default=0.0)
-        begun = datetime.fromtimestamp(report.created_us / 1e6, UTC).isoformat(timespec="seconds")
         state = Text(report.state, "green" if report.state == "COMPLETED" else "red" if failed else "")
         table.add_row(
             report.id,
@@ -61,7 +65,7 @@ def list_(
             str(len(report.moves)),
             str(failed),
             f"{longest:.1f} ms",
-            begun,
+            shown_time(report.created_us),
         )
     console.print(table)
 
@@ -86,27 +90,102 @@ def _readable(name: str, value: Any) -> str:
         return "no budget"
     if name.startswith("bytes_"):
         return size(value)
+    if name == "remaining_s":
+        return f"about {length(value[0])}, with 95 % confidence {length(value[1])} to {length(value[2])}"
     return f"{value:.1f} ms" if "_ms" in name else f"{value:.2f} s" if name.endswith("_s") else str(value)
+
+
+def length(seconds: float) -> str:
+    """Of time, to two figures or so."""
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _summary(report: Reconfiguration) -> dict[str, Any]:
     done = [move for move in report.moves if move.state == "COMPLETED"]
+    limits = {name: getattr(report, name) for name in ("limit", "per_node", "per_link") if getattr(report, name)}
+    left = None if report.over else report.remaining()
     return {
         "id": report.id,
         "kind": report.kind,
         "operator": report.operator,
         "strategy": report.strategy,
         "state": report.state,
+        "by": report.by,
         "moves": len(report.moves),
-        "completed": len(done),
-        "failed": sum(bool(move.error) for move in report.moves),
+        **report.counts(),
+        **limits,
         "bytes_sent": sum(move.bytes_warm + move.bytes_delta for move in report.moves),
         "bytes_reused": sum(move.bytes_reused for move in report.moves),
         "max_pause_ms": report.max_pause_ms,
         "pause_ms_longest": max((move.pause_ms for move in done), default=0.0),
         "pause_ms_predicted_longest": max((move.predicted_pause_ms for move in done), default=0.0),
         "duration_s": max((move.duration_s for move in report.moves), default=0.0),
+        "worked_s": report.worked_s,
+        **({} if left is None else {"remaining_s": [left.s, left.low_s, left.high_s]}),
     }
+
+
+@app.command()
+def summary(controller: Controller = LOCAL, as_json: Json = False) -> None:
+    """All reconfigurations together: by state, their moves, bytes and pauses."""
+    found = Cluster(controller).reconfigurations(0)
+    show.say_who_answered(found[0].follower if found else None)
+    moves = [move for report in found for move in report.moves]
+    pauses = sorted(move.pause_ms for move in moves if move.stands == "completed")
+    stands = Counter(move.stands for move in moves)
+    told: dict[str, Any] = {
+        "reconfigurations": len(found),
+        **{state.lower(): count for state, count in sorted(Counter(report.state for report in found).items())},
+        "moves": len(moves),
+        **{f"moves_{name}": stands[name] for name in ("waiting", "in_progress", "completed", "failed", "cancelled")},
+        "bytes_sent": sum(move.bytes_warm + move.bytes_delta for move in moves),
+        "bytes_reused": sum(move.bytes_reused for move in moves),
+        "pause_ms_median": pauses[len(pauses) // 2] if pauses else 0.0,
+        "pause_ms_longest": max(pauses, default=0.0),
+        "errors": dict(Counter(move.fault.code for move in moves if move.fault is not None).most_common()),
+    }
+    if as_json:
+        emit(told)
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in told.items():
+        if name == "errors":
+            value = ", ".join(f"{code}: {count}" for code, count in value.items()) or "none"
+        table.add_row(re.sub(r"_ms(?=_|$)", "", name).replace("_", " "), _readable(name, value))
+    console.print(table, highlight=False)
+
+
+@app.command("in-process")
+def in_process(controller: Controller = LOCAL, as_json: Json = False) -> None:
+    """What moves now, of every reconfiguration."""
+    status = Cluster(controller).status()
+    show.say_who_answered(status.follower)
+    found = status.reconfigurations
+    under_way = [(each, move) for each in found for move in each.moves if move.stands == "in_progress"]
+    if as_json:
+        moves = [{"reconfiguration": each.id, "operator": each.operator, **m.to_dict()} for each, m in under_way]
+        emit({"moves": moves})
+        return
+    table = show.new_table(
+        "id",
+        "operator",
+        "partition",
+        "from",
+        "to",
+        "phase",
+        "sent",
+        "lag",
+        "since",
+        numbers=("partition", "sent", "lag", "since"),
+        spare=("lag", "since", "operator"),
+    )
+    for each, m in under_way:
+        sent, lag = size(m.bytes_warm + m.bytes_delta), size(m.lag_bytes)
+        since = f"{m.duration_s:.1f} s"
+        table.add_row(each.id, each.operator, str(m.partition), m.source, m.target, m.state, sent, lag, since)
+    console.print(table)
 
 
 @app.command()
@@ -176,9 +255,29 @@ def resume(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> Non
 
 
 @app.command()
-def retry(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
+def edit(
+    id: Id,
+    limit: NewLimit = None,
+    per_node: NewPerNode = None,
+    per_link: NewPerLink = None,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Have more or fewer of its moves go on at a time; those under way complete."""
+    if limit is per_node is per_link is None:
+        raise InvalidArgument("nothing is to be changed", remedy="give --limit, --per-node or --per-link")
+    _say(Cluster(controller).edit(id, limit=limit, per_node=per_node, per_link=per_link).report, as_json)
+
+
+@app.command()
+def retry(
+    id: Id,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also what was cancelled.")] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
     """Move again what failed, with the same options."""
-    wait_for([Cluster(controller).retry(id)], as_json)
+    wait_for([Cluster(controller).retry(id, cancelled=cancelled)], as_json)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ from rich.console import RenderableType
 from stateflow.cli.group import Commands
 from stateflow.cli.output import console, emit
 from stateflow.cli.show import new_table, titled
+from stateflow.cli.waiting import waiting
 from stateflow.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -47,8 +49,10 @@ def run(
             print(yaml.safe_dump(pipeline.shown, sort_keys=False, allow_unicode=True), end="")
         return
     stop = threading.Event()
+    starting = contextlib.ExitStack()
 
     def started() -> None:
+        starting.close()
         for number in (signal.SIGINT, signal.SIGTERM):  # now: Spark has set its own
             signal.signal(number, lambda *_: stop.set())
         if not as_json:
@@ -79,7 +83,9 @@ def run(
                 soft_wrap=True,
             )
 
-    outcome = run_pipeline(pipeline, once=once, stop=stop, tell=tell, started=started)
+    with starting:
+        starting.enter_context(waiting(f"starting Spark for {pipeline.config.name}", as_json=as_json))
+        outcome = run_pipeline(pipeline, once=once, stop=stop, tell=tell, started=started)
     how = "stopped" if outcome.stopped else "done before" if outcome.done_before else "finished"
     if as_json:
         operators = [each.to_dict() for each in outcome.operators]

@@ -12,6 +12,7 @@ from stateflow.cli.checkpoint import Operator, columns, opened, show_taken
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Checkpoints, Controller, Json
 from stateflow.cli.output import console, emit, size
+from stateflow.cli.waiting import waiting
 from stateflow.client import Cluster
 
 app = Commands("savepoint", help="Checkpoints with a name, kept until they are deleted.")
@@ -21,7 +22,9 @@ Savepoint = Annotated[str, typer.Argument(help="The savepoint's name.")]
 @app.command()
 def create(name: Savepoint, operator: Operator = None, controller: Controller = LOCAL, as_json: Json = False) -> None:
     """Take a checkpoint of every partition and keep it under a name."""
-    show_taken(Cluster(controller).savepoint(name, operator or ""), as_json, savepoint=name)
+    with waiting(f"taking {name}", as_json=as_json):
+        taken = Cluster(controller).savepoint(name, operator or "")
+    show_taken(taken, as_json, savepoint=name)
 
 
 @app.command("list")
@@ -48,7 +51,8 @@ def export(
     """Copy a savepoint, whole, into another store: for another cluster, or for keeping."""
     source, target = opened(url), CheckpointStore(to)
     target.check_writable()
-    copied = source.export(name, target)
+    with waiting(f"copying {name}", as_json=as_json):
+        copied = source.export(name, target)
     if as_json:
         emit({"savepoint": name, "bytes_copied": copied, "url": target.url})
     else:

@@ -16,12 +16,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from stateflow.cli.output import console, errors, size
+from stateflow.cli.output import console, emit, errors, fields_of, size
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.client.commands import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import one_line
-from stateflow.reports import FollowerReport, Placement, RefusedReplica
+from stateflow.reports import FollowerReport, LeftPartition, LinkReport, Placement, RefusedReplica
 from stateflow.types import node_of, ranges, worker_of
 
 WATCH_INTERVAL_S = 1.0
@@ -85,7 +85,8 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
         for unserved in operator.unserved:
             lacking[unserved.owner] += len(unserved.partitions)
     parts: list[RenderableType] = [] if now.follower is None else [answered_by(now.follower)]
-    parts.append(titled("Replicas", replicas(now.replicas, lacking, workers)))
+    resting = [each.node for each in now.maintenance]
+    parts.append(titled("Replicas", replicas(now.replicas, lacking, workers, resting=resting)))
     if waiting := list(dict.fromkeys(map(node_of, now.without_share()))):
         named = f"{', '.join(waiting)} owns nothing" if len(waiting) == 1 else f"{', '.join(waiting)} own nothing"
         parts.append(Text(f"{named}: `stateflow rebalance` gives a share", "yellow"))
@@ -95,6 +96,11 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
             name = each.name if count == 1 else f"{node_of(each.name)} ({count} workers)"
             refused.add_row(Text(name), Text(each.address), Text(each.directory), Text(each.error))
         parts.append(titled("Refused", refused))
+    if now.damaged:
+        damaged = new_table("partition", "replica", "what a verification found")
+        for fault in now.damaged:
+            damaged.add_row(f"{fault.operator}/{fault.partition}", Text(fault.replica), Text(fault.error, "red"))
+        parts.append(titled("Damaged", damaged))
     for operator in now.operators:
         parts.append(_operator(operator))
     for deploying in now.deploying:
@@ -125,24 +131,65 @@ def say_who_answered(follower: FollowerReport | None) -> None:
 
 
 def replicas(
-    found: Sequence[ReplicaStatus], lacking: Mapping[str, int], workers: bool = False, weights: bool = False
+    found: Sequence[ReplicaStatus],
+    lacking: Mapping[str, int],
+    workers: bool = False,
+    of_nodes: bool = False,
+    resting: Collection[str] = (),
 ) -> Table:
-    """A line for each node. Args: lacking: replica → partitions of it that nobody serves."""
-    numbers = ("weight", "heard", "partitions")
-    columns = ("replica", "site", "address", *(["weight"] if weights else []), "state", "heard", "partitions")
-    table = new_table(*columns, numbers=numbers)
+    """A line for each node. Args: lacking: replica → partitions of it that nobody serves; of_nodes: their weight and
+    room, too; resting: nodes that are in maintenance."""
+    numbers = ("weight", "heard", "partitions", "room")
+    weight_column, room_column = (["weight"], ["room"]) if of_nodes else ([], [])
+    columns = ("replica", "site", "address", *weight_column, "state", "heard", "partitions", *room_column)
+    table = new_table(*columns, numbers=numbers, spare=("weight", "room"))
     table.columns[2].no_wrap = True  # in two parts it is no address
     for name, members in _nodes(found):
         first = members[0]
         owned, lacks = sum(r.partitions for r in members), sum(lacking.get(r.name, 0) for r in members)
-        weight = [str(sum(r.weight for r in members))] if weights else []
+        weight = [str(sum(r.weight for r in members))] if of_nodes else []
+        room = [_room(members)] if of_nodes else []
         silent = max(members, key=lambda r: (r.last_heartbeat_s < 0, r.last_heartbeat_s))
-        table.add_row(name, first.site, first.address, *weight, _states(members), heard(silent), _owned(owned, lacks))
+        states = _states(members)
+        if name in resting:
+            plainly = all(r.alive and not r.stopped for r in members)  # the table has to fit 80 columns
+            rests = Text("maintenance", "yellow")
+            states = rests if plainly else Text.assemble(states, ", ", rests)
+        table.add_row(name, first.site, first.address, *weight, states, heard(silent), _owned(owned, lacks), *room)
         for r in members if workers and len(members) > 1 else ():
-            weight = [str(r.weight)] if weights else []
+            weight = [str(r.weight)] if of_nodes else []
+            room = [_room([r])] if of_nodes else []
             of_worker = _owned(r.partitions, lacking.get(r.name, 0))
-            table.add_row(f"  worker {worker_of(r.name)}", "", r.address, *weight, state(r), heard(r), of_worker)
+            table.add_row(f"  worker {worker_of(r.name)}", "", r.address, *weight, state(r), heard(r), of_worker, *room)
+    table.caption, table.caption_justify, table.caption_style = _releases(found), "left", ""
     return table
+
+
+def _releases(found: Sequence[ReplicaStatus]) -> str | None:
+    """While a fleet is upgraded."""
+    of: dict[str, list[str]] = {}
+    for name, members in _nodes(found):
+        if version := members[0].version:
+            of.setdefault(version, []).append(name)
+    if len(of) < 2:
+        return None
+    said = [f"{version}: {', '.join(names[:4])}{' …' * (len(names) > 4)}" for version, names in sorted(of.items())]
+    return "releases of stateflow, " + "; ".join(said)
+
+
+def _room(members: Sequence[ReplicaStatus]) -> str:
+    """The most that one of them may still be given."""
+    known = [r.room_bytes for r in members if r.room_bytes is not None]
+    return size(max(known)) if known else ""
+
+
+def links(found: Sequence[LinkReport]) -> RenderableType:
+    table = new_table("from", "to", "round trip", "bandwidth", numbers=("round trip", "bandwidth"))
+    for each in found:
+        rtt = "" if each.rtt_ms is None else f"{each.rtt_ms:.1f} ms"
+        rate = "" if each.bytes_per_s is None else f"{size(each.bytes_per_s)}/s"
+        table.add_row(each.source, each.target, rtt, rate)
+    return titled("Links", table)
 
 
 def _nodes(replicas: Sequence[ReplicaStatus]) -> list[tuple[str, list[ReplicaStatus]]]:
@@ -197,6 +244,8 @@ def _operator(operator: OperatorStatus) -> RenderableType:
     title = f"{operator.name}: {operator.partitions} partitions, assignment {operator.version}"
     if operator.sites:
         title += f", only at {', '.join(operator.sites)}"
+    if operator.failover != "automatic":
+        title += f", failover {operator.failover}"
     table = new_table("replica", "count", "partitions", numbers=("count",))
     lacking = {partition for each in operator.unserved for partition in each.partitions}
     served = [(owner, p) for p, owner in enumerate(operator.owners) if p not in lacking]
@@ -285,17 +334,33 @@ def _promise(move: MoveReport, max_pause_ms: float) -> str:
     return f"{said} + {move.margin_ms:.1f} ms margin {'≤' if fits else '>'} {max_pause_ms:g} ms allowed"
 
 
-def placement(proposed: Placement) -> RenderableType:
-    """What would move, why, and what would come of it."""
+def proposed(found: Placement, as_json: bool, takeovers: bool = False) -> None:
+    """A dry run."""
+    if as_json:
+        emit(fields_of(found))
+    else:
+        console.print(placement(found, takeovers))
+
+
+def placement(proposed: Placement, takeovers: bool = False) -> RenderableType:
+    """What would move, why, and what would come of it. Args: takeovers: who moves it does not answer."""
     quiet = f"no answer of {', '.join(proposed.silent)}: nothing goes there, and what is there stays"
-    unknown = [Text(quiet, "yellow")] if proposed.silent else []
+    unknown: list[RenderableType] = [Text(quiet, "yellow")] if proposed.silent else []
+    for lack in proposed.lacking:
+        names, free, coming = ", ".join(lack.replicas), size(lack.free_bytes), size(lack.coming_bytes)
+        unknown.append(Text(f"no_room: {names}: {free} free for state, {coming} would come: it is refused", "red"))
+    if proposed.left:
+        unknown.append(_left(proposed.left))
     if not proposed.moves:
-        return Group(*unknown, Text("nothing to move: everything is where the policies want it"))
+        settled = "nothing to move" if proposed.left else "nothing to move: everything is where the policies want it"
+        return Group(*unknown, Text(settled))
     table = new_table(
         "operator", "partition", "from", "to", "state", "because", numbers=("partition", "state"), spare=("state",)
     )
     for move in proposed.moves:
         table.add_row(move.operator, str(move.partition), move.source, move.target, size(move.bytes), move.reason)
+    if takeovers:
+        return Group(table, Text(f"{len(proposed.moves)} take-overs\nnothing was taken over"))
     whole = sum(move.bytes for move in proposed.moves)
     said = Text(
         f"{len(proposed.moves)} moves, {size(whole)}; a pause of {proposed.pause_ms:.0f} ms each is expected, up to "
@@ -304,6 +369,13 @@ def placement(proposed: Placement) -> RenderableType:
         f"bytes {proposed.uneven_bytes:.2f} now, {proposed.uneven_bytes_after:.2f} then\nnothing was moved"
     )
     return Group(table, *unknown, said)
+
+
+def _left(found: Sequence[LeftPartition]) -> RenderableType:
+    table = new_table("operator", "partition", "stays because", numbers=("partition",))
+    for each in found:
+        table.add_row(each.operator, str(each.partition), each.reason)
+    return titled("Left where they are", table)
 
 
 def moves(reports: tuple[MoveReport, ...]) -> RenderableType:

@@ -11,7 +11,29 @@ from stateflow.cli.group import Commands
 from stateflow.cli.options import Json
 from stateflow.cli.output import console, emit
 
-app = Commands("spark", help="Spark streaming queries and their checkpoints.")
+app = Commands("spark", help="Spark queries: their executors and checkpoints.")
+
+
+@app.command()
+def package(
+    out: Annotated[Path, typer.Argument(help="The zip file.")],
+    as_json: Json = False,
+) -> None:
+    """Write stateflow itself as a zip, for `spark-submit --py-files`. What it requires is not in it."""
+    from stateflow.spark.package import package as write_package
+
+    written = write_package(out)
+    if as_json:
+        emit(written.to_dict())
+        return
+    console.print(
+        f"stateflow {written.version}, {written.modules} modules, compiled for Python {written.python}: {written.file}",
+        highlight=False,
+    )
+    console.print(f"spark-submit --py-files {written.file} …", highlight=False)
+    console.print("what executors' Python has to have besides:")
+    for each in written.requires:
+        console.print(f"  {each}", highlight=False, markup=False)
 
 
 @app.command()

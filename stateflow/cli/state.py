@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,9 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Controller, Json
 from stateflow.cli.output import console, emit, errors, size
+from stateflow.cli.waiting import waiting
 from stateflow.client import Cluster
+from stateflow.client.words import keys_meant
 from stateflow.errors import EncodeError, InvalidArgument, StateflowError, UnsupportedKeyType
 from stateflow.private import url_of
 from stateflow.runtime.arrow import read_table
@@ -79,7 +80,7 @@ def get(
     """The entries of one key."""
     rows: list[dict[str, Any]] = []
     lacking: list[StateflowError] | None = [] if incomplete else None
-    for candidate in _keys(key):
+    for candidate in keys_meant(key):
         try:
             pages = _pages(operator, state, controller, url, savepoint, target, lacking, candidate)
             rows = joined([read_table(page) for page in pages]).to_pylist()
@@ -88,16 +89,6 @@ def get(
         if rows:
             break
     _show(rows, lacking, as_json)
-
-
-def _keys(text: str) -> Iterator[Any]:
-    """What a key on the command line may stand for: itself as text, else what it is as JSON."""
-    yield text
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return
-    yield tuple(value) if isinstance(value, list) else value
 
 
 @app.command()
@@ -155,7 +146,8 @@ def export(
     if not out.absolute().parent.is_dir():
         raise InvalidArgument("there is no such directory", remedy="make it first", path=out.parent)
     lacking: list[StateflowError] | None = [] if incomplete else None
-    rows = export_pages(_pages(operator, state, controller, url, savepoint, target, lacking), out)
+    with waiting(f"reading {state} of {operator}", as_json=as_json):
+        rows = export_pages(_pages(operator, state, controller, url, savepoint, target, lacking), out)
     if as_json:
         emit({"rows": rows, "bytes": out.stat().st_size, "path": str(out), **_said(lacking)})
     else:

@@ -21,6 +21,20 @@ USER = 10001
 PORTS = {"controller": 7070, "replica": 7071, "agent": 7072}
 #: a file of secrets that a unit reads where it is there: STATEFLOW_CHECKPOINTS, STATEFLOW_CODE_KEY, STATEFLOW_LEDGER
 SECRETS = "stateflow"
+#: where its certificate is, as `stateflow certs issue` writes it
+TLS = "/etc/stateflow/tls"
+
+
+def _tls(prefix: str = "") -> dict[str, str]:
+    """Args: prefix: of its own two files, where several have theirs in one directory."""
+    return {
+        "STATEFLOW_TLS_CA": f"{TLS}/ca.pem",
+        "STATEFLOW_TLS_CERT": f"{TLS}/{prefix}cert.pem",
+        "STATEFLOW_TLS_KEY": f"{TLS}/{prefix}key.pem",
+        "STATEFLOW_TLS_CRL": f"{TLS}/crl.pem",
+    }
+
+
 _SIZE = re.compile(r"[1-9][0-9]*(?:Ki|Mi|Gi|Ti)")
 _DNS = re.compile(r"[a-z0-9](?:[a-z0-9\-]{0,40}[a-z0-9])?")
 
@@ -99,6 +113,7 @@ def systemd(plan: Plan) -> dict[str, str]:
     # the machine's own name, which others find it by
     advertise = "%H" if plan.role == "agent" else f"%H:{PORTS[plan.role]}"
     command = " ".join([*map(_quoted, words), "--advertise", advertise])
+    environment = _tls() | ({"STATE_DIRECTORY": data_dir} if plan.role == "controller" else {})
     stop_s = {"agent": 60, "replica": 30, "controller": 20}[plan.role]
     lines = [
         "[Unit]",
@@ -109,8 +124,9 @@ def systemd(plan: Plan) -> dict[str, str]:
         "[Service]",
         "Type=exec",
         f"ExecStart={command}",
+        "# the next file comes last: for plain text it sets these to nothing, and STATEFLOW_INSECURE=1",
+        f"Environment={' '.join(f'{name}={value}' for name, value in environment.items())}",
         f"EnvironmentFile=-/etc/stateflow/{SECRETS}.env",
-        *([f"Environment=STATE_DIRECTORY={data_dir}"] if plan.role == "controller" else []),
         f"User={plan.user}",
         f"Group={plan.user}",
         "Restart=always",
@@ -150,6 +166,8 @@ def docker(plan: Plan) -> dict[str, str]:
         f"  && useradd --uid {USER} --no-create-home stateflow && install -d -m 0700 -o {USER} {DATA}",
         f"USER {USER}",
         f"VOLUME {DATA}",
+        f"# mount what `stateflow certs issue` wrote at {TLS}, for user {USER} to read",
+        *(f"ENV {name}={file}" for name, file in _tls().items()),
         f"EXPOSE {PORTS[plan.role]}",
         *([f"ENV STATE_DIRECTORY={DATA}"] if plan.role == "controller" else []),
         "STOPSIGNAL SIGTERM",
@@ -171,7 +189,8 @@ def compose(plan: Plan) -> dict[str, str]:
         "init": True,
         "restart": "unless-stopped",
         "stop_grace_period": f"{60 if plan.role == 'agent' else 30}s",
-        "volumes": [f"{service}:{DATA}"],
+        "volumes": [f"{service}:{DATA}", f"./{service}-tls:{TLS}:ro"],
+        "environment": _tls(),
         "env_file": [{"path": f"{SECRETS}.env", "required": False}],
         "ulimits": {"nofile": 1 << 20},
     }
@@ -231,7 +250,11 @@ def kubernetes(plan: Plan) -> dict[str, str]:
                 "terminationGracePeriodSeconds": plan.grace_s,
                 "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "fsGroup": USER},
                 "containers": [_container(plan, port, host)],
-                "volumes": [{"name": "tmp", "emptyDir": {}}],
+                "volumes": [
+                    {"name": "tmp", "emptyDir": {}},
+                    # ca.pem, crl.pem, and of each pod POD.cert.pem and POD.key.pem
+                    {"name": "tls", "secret": {"secretName": f"{name}-tls", "defaultMode": 0o440}},
+                ],
             },
         },
         "volumeClaimTemplates": [
@@ -253,7 +276,10 @@ def kubernetes(plan: Plan) -> dict[str, str]:
 
 def _container(plan: Plan, port: int, host: str) -> dict[str, Any]:
     def probe(service: str, failures: int) -> dict[str, Any]:
-        return {"grpc": {"port": port, "service": service}, "periodSeconds": 5, "failureThreshold": failures}
+        # from within: a kubelet has no certificate
+        ask = f'stateflow health "{host.replace("$(POD_NAME)", "$POD_NAME")}:{port}" --service {service}'
+        command = {"command": ["sh", "-c", ask]}
+        return {"exec": command, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": failures}
 
     resources: dict[str, dict[str, str]] = {"requests": {"cpu": str(plan.workers)}}
     if plan.memory:
@@ -264,15 +290,22 @@ def _container(plan: Plan, port: int, host: str) -> dict[str, Any]:
         "image": plan.image,
         "command": ["stateflow"],
         "args": plan.arguments("$(POD_NAME)", f"0.0.0.0:{port}", f"{host}:{port}", DATA),
-        "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "env": [
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            *({"name": variable, "value": file} for variable, file in _tls("$(POD_NAME).").items()),
+        ],
         "envFrom": [{"secretRef": {"name": SECRETS, "optional": True}}],
         "ports": [{"name": "grpc", "containerPort": port}],
-        "startupProbe": probe("live", 240),  # it looks what it has first
-        "livenessProbe": probe("live", 6),
+        "startupProbe": probe("live", 120),  # it looks what it has first
+        "livenessProbe": probe("live", 3),
         "readinessProbe": probe("ready", 2),
         "resources": resources,
         "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True},
-        "volumeMounts": [{"name": "data", "mountPath": DATA}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [
+            {"name": "data", "mountPath": DATA},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of a container's own
+            {"name": "tls", "mountPath": TLS, "readOnly": True},
+        ],
     }
     if plan.role == "replica":
         # what cannot be moved away stays in its volume, and is served when the pod is back

@@ -1,7 +1,10 @@
 """Talking to a cluster without Spark: control it, stream rows into it, read its state."""
 
 from stateflow.client.cluster import Cluster
-from stateflow.client.commands import Migration, Spawning
+from stateflow.client.commands import Migration, RollingRestart, Spawning, Sweeping
+from stateflow.client.forwarding import ForwardingClient, Waiting
+from stateflow.client.outbox import Refused
+from stateflow.client.packing import Bundle, pack
 from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
 from stateflow.moves import MoveOptions
@@ -13,38 +16,63 @@ from stateflow.reports import (
     ClusterStatus,
     JobReport,
     JobRun,
+    LackOfRoom,
+    LeftPartition,
+    LinkReport,
     MoveReport,
     OperatorStatus,
+    OperatorVersion,
+    PartitionFault,
     Placement,
     ProposedMove,
     Reconfiguration,
     ReplicaStatistics,
     ReplicaStatus,
     RestoredPartition,
+    Rolling,
+    RollingNode,
     StandbyReport,
+    Sweep,
+    SweepNode,
 )
 
 __all__ = [
     "AgentReport",
     "AutopilotReport",
+    "Bundle",
     "CheckpointReport",
     "ChildReport",
     "Cluster",
     "ClusterStatus",
+    "ForwardingClient",
     "JobReport",
     "JobRun",
+    "LackOfRoom",
+    "LeftPartition",
+    "LinkReport",
     "Migration",
     "MoveOptions",
     "MoveReport",
     "OperatorStatus",
+    "OperatorVersion",
+    "PartitionFault",
     "Placement",
     "ProposedMove",
     "Reconfiguration",
+    "Refused",
     "ReplicaStatistics",
     "ReplicaStatus",
     "RestoredPartition",
+    "Rolling",
+    "RollingNode",
+    "RollingRestart",
     "SourceReport",
     "Spawning",
     "StandbyReport",
     "StreamClient",
+    "Sweep",
+    "SweepNode",
+    "Sweeping",
+    "Waiting",
+    "pack",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from numbers import Integral
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -14,8 +15,10 @@ import pyarrow as pa
 
 from stateflow import moves
 from stateflow.client import sources
-from stateflow.client.commands import Migration, Spawning
+from stateflow.client.commands import POLL_S, Migration, RollingRestart, Spawning, Sweeping
+from stateflow.client.forwarding import ForwardingClient
 from stateflow.client.given import iterable_given
+from stateflow.client.packing import Bundle
 from stateflow.client.sources import SourceReport
 from stateflow.client.stream import StreamClient
 from stateflow.errors import (
@@ -38,6 +41,8 @@ from stateflow.reports import (
     CheckpointReport,
     ClusterStatus,
     JobReport,
+    JobRun,
+    OperatorVersion,
     Placement,
     Reconfiguration,
     ReplicaStatistics,
@@ -70,14 +75,17 @@ class Cluster:
 
     Where nobody listens at its address, or nobody leads, they wait for it, ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s)
     at most.
+
+    Example: ``Cluster("ctl:7070").migrate("DelayByAircraft", [3, 5], to="edge-1", max_pause_ms=50).wait()``
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._client = ClusterClient(address, ClientSettings().connect_timeout_s)
 
-    def status(self) -> ClusterStatus:
-        return self._client.status()
+    def status(self, *, measured: bool = False) -> ClusterStatus:
+        """Args: measured: also what room replicas have, and what is known of links; they are asked first."""
+        return self._client.status(measured)
 
     def deploy(
         self,
@@ -86,6 +94,8 @@ class Cluster:
         *,
         sites: Iterable[str] | None = None,
         name: str | None = None,
+        bundle: Bundle | None = None,
+        failover: str | None = None,
     ) -> None:
         """Create an operator's partitions on the replicas of ``sites`` (all by default). Doing it twice is no error.
 
@@ -93,12 +103,45 @@ class Cluster:
         anybody there answers. Deploying it with others, or with ``()`` for anywhere, changes that, and moves nothing by
         itself; without ``sites`` it stays confined as it is.
 
-        A class of a module is imported where replicas run. Any other, of a script, a notebook or a REPL, goes along as
-        text, with what it uses; replicas run it from their next batch on, also in place of an earlier version.
+        A class of a module is imported where replicas run, or comes in a ``bundle``, see
+        :func:`~stateflow.client.packing.pack`: then it reaches the sites by itself, and versions of it are apart. Any
+        other, of a script, a notebook or a REPL, goes along as text, with what it uses. Replicas run it from their next
+        batch on, also in place of an earlier version.
+
+        ``failover``: with ``"automatic"``, as at first, a partition whose owner does not answer is taken over. With
+        ``"manual"`` its owner serves it on while it is cut off from every controller, also after a restart, and nobody
+        takes it over but by :meth:`take_over`. Without it stays as it is.
 
         Raises OperatorNotImportable, DeclarationError, CodeRefused, AlreadyDeployed; nothing is changed then.
         """
-        self._client.deploy(signed(describe(operator, partitions, name)), sites)
+        spec = describe(operator, partitions, name)
+        if bundle is not None:
+            spec = replace(spec, bundle=bundle.digest)
+            self._client.put_bundle(bundle.digest, bundle.packed)
+        self._client.deploy(signed(spec), sites, failover)
+
+    def take_over(self, operator: str, partitions: Iterable[int] = (), *, accept_loss: bool = False) -> list[Migration]:
+        """Give partitions whose owner does not answer to others, with what standbys and checkpoints have; without
+        partitions all that nobody is known to serve. For operators whose failover is manual.
+
+        Raises LossPossible without ``accept_loss``: what an owner has served since it was heard is lost. Raises
+        InvalidArgument for one whose owner answers, UnknownPartition, OperatorNotDeployed, Unavailable."""
+        numbers = sorted(_numbers(partitions)) if partitions else []
+        return self._migrations(self._client.take_over(operator, numbers, accept_loss))
+
+    def versions(self, operator: str) -> list[OperatorVersion]:
+        """As they were deployed; the last one serves."""
+        return self._client.versions(operator)
+
+    def upgrade(self, operator: str, version: int) -> OperatorVersion:
+        """Serve by a version that was deployed before; it becomes the newest one, and is returned. Replicas run it from
+        their next batch on; states evolve as with a deployment.
+
+        Raises OperatorNotDeployed, VersionUnknown, BundleMissing, and what a replica refuses it with; nothing is
+        changed then.
+        """
+        self._client.upgrade(operator, version)
+        return self.versions(operator)[-1]
 
     def operator(self, name: str) -> OperatorSpec:
         return self._client.deployment(name).spec
@@ -112,13 +155,28 @@ class Cluster:
         acknowledged: int | Callable[[], int | None] | None = None,
         settings: RouterSettings | None = None,
         site: str = "",
+        addresses: Mapping[str, str] | None = None,
     ) -> StreamClient:
         """The newest client of a source, see :class:`~stateflow.client.stream.StreamClient`."""
         if source == INITIAL:
             raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
         return StreamClient(
-            self.address, operator, source, schema=schema, acknowledged=acknowledged, settings=settings, site=site
+            self.address,
+            operator,
+            source,
+            schema=schema,
+            acknowledged=acknowledged,
+            settings=settings,
+            site=site,
+            addresses=addresses,
         )
+
+    def forwarding(self, operator: str, source: str, outbox: str | Path, **options: Any) -> ForwardingClient:
+        """The newest client of a source, which stores what cannot be sent yet, see
+        :class:`~stateflow.client.forwarding.ForwardingClient`."""
+        if source == INITIAL:
+            raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
+        return ForwardingClient(self.address, operator, source, outbox, **options)
 
     def sources(self, operator: str) -> list[SourceReport]:
         """Whoever has sent to an operator, as far as its partitions know; those that sent last come last."""
@@ -232,6 +290,8 @@ class Cluster:
         policies: Iterable[str] = (),
         partitions: Iterable[int] = (),
         to: str = "",
+        coordinator: str = "",
+        workers: str = "",
         options: MoveOptions = moves.DEFAULT,
         **changed: Any,
     ) -> JobReport:
@@ -242,11 +302,17 @@ class Cluster:
                 ``cron 0 18 * * 1-5 Europe/Berlin`` (UTC without a zone).
             do: ``rebalance`` (by ``policies``), ``migrate`` (``partitions`` of ``operator`` to ``to``), ``drain``
                 (``to``: the replica that is drained) or ``checkpoint``.
+            coordinator: which controller may coordinate its runs, ``hard`` or ``soft``, by node, site or label, as
+                ``soft:30 site cloud``; empty: any.
+            workers: which nodes its moves may go to, as ``hard label disk=ssd:2-4``: at least 2 are wanted, 4 at most
+                are used; empty: any.
 
-        Raises InvalidArgument, OperatorNotDeployed.
+        Raises InvalidArgument, also for what nothing there could ever satisfy; OperatorNotDeployed.
         """
         asked, numbers = _asked(options, changed), tuple(_numbers(partitions)) if partitions else ()
-        given = JobReport(name, schedule, do, operator, tuple(policies), numbers, to, False, 0, ())
+        given = JobReport(
+            name, schedule, do, operator, tuple(policies), numbers, to, False, 0, (), coordinator, workers
+        )
         return self._client.create_job(given, asked)
 
     def jobs(self) -> list[JobReport]:
@@ -256,6 +322,18 @@ class Cluster:
     def job(self, name: str) -> JobReport:
         """Raises InvalidArgument where there is none."""
         return self._client.jobs(name)[0]
+
+    def run_job(self, name: str) -> JobRun:
+        """Once, now; what came of it is asked for with :meth:`job_run`. Raises InvalidArgument while it runs."""
+        return self._client.change_job(name, "run").runs[-1]
+
+    def job_run(self, run: str, *, wait: bool = False) -> JobRun:
+        """What came of a run, or how far it is. Args: run: its id; wait: until it has ended.
+
+        Raises InvalidArgument where there is none, or a hundred came after it."""
+        while (found := self._client.job_run(run)).state == "IN_PROCESS" and wait:
+            sleep(POLL_S)
+        return found
 
     def change_job(self, name: str, change: str) -> JobReport:
         """``pause``, ``resume``, ``run`` (now, once) or ``delete`` a job. Raises InvalidArgument."""
@@ -299,6 +377,48 @@ class Cluster:
         """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
         owns nothing."""
         return self._migrations(self._client.drain(replica, _asked(options, changed)))
+
+    def maintain(
+        self,
+        node: str,
+        *,
+        for_s: float = 0.0,
+        one_of: str = "",
+        options: MoveOptions = moves.DEFAULT,
+        **changed: Any,
+    ) -> list[Migration]:
+        """:meth:`drain` a node, which may own nothing, and have nothing given to it from now on: by no command, policy,
+        take-over or deployment. ``status().maintenance`` tells of it.
+
+        Args:
+            for_s: it ends by itself then; 0: with :meth:`end_maintenance`.
+            one_of: a set, by any name, of which no two are to be in maintenance at a time.
+
+        Raises InMaintenance while another one of the set is, InvalidArgument.
+        """
+        return self._migrations(self._client.drain(node, _asked(options, changed), (for_s, one_of)))
+
+    def end_maintenance(self, node: str) -> None:
+        """It may be given partitions again. Raises InvalidArgument where it is not in maintenance."""
+        self._client.end_maintenance(node)
+
+    def would_migrate(self, operator: str, partitions: Iterable[int], to: str) -> Placement:
+        """What :meth:`migrate` would move, what that costs and what pauses are expected; nothing is moved. Raises as it
+        does."""
+        return self._client.would_migrate(operator, list(partitions), to)
+
+    def would_drain(self, replica: str) -> Placement:
+        """As :meth:`would_migrate`."""
+        return self._client.would_drain(replica)
+
+    def would_rebalance(self, operator: str = "") -> Placement:
+        """As :meth:`would_migrate`."""
+        return self._client.would_rebalance(operator)
+
+    def would_take_over(self, operator: str, partitions: Iterable[int] = ()) -> Placement:
+        """As :meth:`would_migrate`: who would get what :meth:`take_over` gives, and from what. Nothing is said of what
+        would be lost: only its owner knows what it served since it was heard."""
+        return self._client.would_take_over(operator, sorted(_numbers(partitions)) if partitions else [])
 
     # -- agents -------------------------------------------------------------------------------------------
 
@@ -356,6 +476,20 @@ class Cluster:
         """Have a replica ended, where it runs, and started by its agent. Raises InvalidArgument, NoRoom."""
         return Spawning(self._client, self._client.restart_replica(replica))
 
+    def restart_all(self, site: str = "", *, limit: int = 1) -> RollingRestart:
+        """Have every replica that an agent runs restarted, ``limit`` nodes at a time, the next one when the one before
+        serves again. Rows for what is away wait meanwhile. After one that does not serve again nothing more is
+        restarted.
+
+        Args: site: or an agent: only there.
+
+        Raises InvalidArgument; MoveConflict while another one is under way."""
+        return RollingRestart(self._client, self._client.restart_all(site, limit))
+
+    def rolling(self, roll: str) -> RollingRestart:
+        """One that was begun before, by its id. Raises MoveUnknown."""
+        return RollingRestart(self._client, self._client.rolling(roll))
+
     def logs(self, replica: str, *, lines: int = 100, follow: bool = False) -> Iterator[bytes]:
         """The newest lines of what a replica of an agent logged, and with ``follow`` what it logs from then on, in
         pieces. Raises InvalidArgument, Unavailable."""
@@ -403,13 +537,52 @@ class Cluster:
     def resume(self, reconfiguration: str) -> Migration:
         return Migration(self._client, self._client.resume(reconfiguration))
 
-    def retry(self, reconfiguration: str) -> Migration:
-        """A new reconfiguration for what failed of this one, with the same options."""
-        return Migration(self._client, self._client.retry(reconfiguration))
+    def edit(
+        self,
+        reconfiguration: str,
+        *,
+        limit: int | None = None,
+        per_node: int | None = None,
+        per_link: int | None = None,
+    ) -> Migration:
+        """So many of its moves go on at a time from now on: altogether, with one node as source or target, between two
+        sites; 0: no limit but the controller's; None: as before. Those under way complete."""
+        limits = {"limit": limit, "per_node": per_node, "per_link": per_link}
+        for name, value in limits.items():
+            if value is not None and not (isinstance(value, int) and 0 <= value < 1 << 31):
+                raise InvalidArgument(f"{name} cannot be {value!r}", remedy="give a number from 0 on")
+        return Migration(self._client, self._client.edit(reconfiguration, limits))
+
+    def retry(self, reconfiguration: str, *, cancelled: bool = False) -> Migration:
+        """A new reconfiguration for what failed of this one, with the same options. Args: cancelled: also for what was
+        cancelled."""
+        return Migration(self._client, self._client.retry(reconfiguration, cancelled))
 
     def checkpoint(self, operator: str = "") -> CheckpointReport:
         """Take a checkpoint of every partition now and wait for it."""
         return self._client.checkpoint(operator).report
+
+    def checkpoint_all(self, operator: str = "", *, site: str = "", limit: int = 1) -> Sweeping:
+        """Have a checkpoint taken of every partition, node by node, ``limit`` at a time. Whoever leads carries it on. A
+        node that fails is said to, and the others go on; what moves between nodes meanwhile is taken in the end.
+
+        Args:
+            operator: only of this one.
+            site: or a node: only of what is there when it begins.
+
+        Raises OperatorNotDeployed, UnknownSite, InvalidArgument; MoveConflict while another one is under way."""
+        return Sweeping(self._client, self._client.begin_sweep("checkpoint", operator, site, limit))
+
+    def verify_all(self, operator: str = "", *, site: str = "", limit: int = 1) -> Sweeping:
+        """Have every partition read by its owner, node by node: every block by its checksum, every cell by its
+        declaration, and its state compared with that of its standby where both are at one sequence. Batches go on, and
+        nothing is changed; ``report.faults()`` names what is damaged, and what could not be read (``undone``). Args and
+        errors as of ``checkpoint_all``."""
+        return Sweeping(self._client, self._client.begin_sweep("verify", operator, site, limit))
+
+    def sweep(self, sweep: str) -> Sweeping:
+        """Checkpoints of everything, or a verification, that were begun before, by their id. Raises MoveUnknown."""
+        return Sweeping(self._client, self._client.sweep(sweep))
 
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
         """Take a checkpoint now and keep it under this name until it is deleted.
@@ -456,6 +629,15 @@ class Cluster:
         """
         return self._client.restore(operator, _numbers(partitions), to=to, url=url, savepoint=savepoint, at=at)
 
+    def cancel_restore(self, restore: str) -> None:
+        """Partitions that have not begun stay as they are, and say so in the report of whoever waits for it.
+
+        Args:
+            restore: its id: ``restores/<id>`` in ``stateflow batch list``.
+
+        Raises MoveUnknown where none is under way."""
+        self._client.cancel_restore(restore)
+
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
         """Entries of one state: columns key, map_key (null for a value), value, partition; of one key, or of all.
 
@@ -465,17 +647,29 @@ class Cluster:
         pages = [read_table(record) for record in self.scan_state(operator, state, key)]
         return joined(pages)
 
-    def scan_state(self, operator: str, state: str, key: Any = None) -> Iterator[bytes]:
-        """The same in pieces, one partition's after the other's: Arrow IPC streams."""
+    def scan_state(
+        self,
+        operator: str,
+        state: str,
+        key: Any = None,
+        *,
+        partitions: Collection[int] | None = None,
+        whole: bool = True,
+    ) -> Iterator[bytes]:
+        """The same in pieces, one partition's after the other's: Arrow IPC streams. Args: partitions: of these only.
+        whole: False: of each its first piece."""
         count = self.operator(operator).partitions
         left = set(range(count)) if key is None else {partition_of(key, count)}
+        if partitions is not None:
+            left &= set(partitions)
         keys = [] if key is None else [encode_row_key(key)]
         for pause in backoff():
             deployed = self._client.deployment(operator)
             for partition in sorted(left):
                 try:
                     address = deployed.owners[partition].address
-                    records = list(ReplicaClient(address).scan(operator, state, [partition], keys))
+                    scan = ReplicaClient(address).scan(operator, state, [partition], keys)
+                    records = list(scan) if whole else [next(scan)]
                 except (NotOwner, Unavailable):  # it moved since the controller was asked, or its owner is starting
                     if pause is None:
                         if (why := deployed.why_unserved().get(partition)) is not None:
@@ -488,9 +682,18 @@ class Cluster:
                 break
             sleep(pause or 0.0)
 
-    def replica_stats(self, address: str, after: int = 0) -> ReplicaStatistics:
-        """What a replica holds and did; of the requests that it served, those behind number ``after``."""
-        return ReplicaClient(address).statistics(after)
+    def replica_stats(
+        self, address: str, after: int = 0, *, newest: int = 0, sizes: bool = False, timeout_s: float | None = None
+    ) -> ReplicaStatistics:
+        """What a replica holds and did.
+
+        Args:
+            after: of the requests that it served, those behind this number.
+            newest: of these so many at most; 0: all.
+            sizes: of partitions, too, for which it looks at its files.
+            timeout_s: it is waited for so long; None: as long as for any call.
+        """
+        return ReplicaClient(address).statistics(after, newest, sizes, timeout_s)
 
 
 def _numbers(partitions: object) -> list[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import sleep
+from typing import Generic, TypeVar
 
 from stateflow.errors import MoveConflict, brief
 from stateflow.fleet import Spawned
-from stateflow.reports import ChildReport, Reconfiguration
+from stateflow.reports import ChildReport, Reconfiguration, Rolling, Sweep
 from stateflow.rpc.cluster_client import ClusterClient
 
 #: whoever waits for agents looks this often
@@ -16,7 +17,10 @@ POLL_S = 0.25
 
 @brief
 class Migration:
-    """A reconfiguration under way."""
+    """A reconfiguration under way.
+
+    Example: ``for report in cluster.migrate("Count", [3], to="edge-1").progress(): print(report.state)``
+    """
 
     def __init__(self, client: ClusterClient, first: Reconfiguration) -> None:
         self._client = client
@@ -40,9 +44,70 @@ class Migration:
         return self.report
 
 
+R = TypeVar("R", bound=Rolling | Sweep)
+
+
+@brief
+class _Batch(Generic[R]):
+    """Under way, whoever leads. ``report``: as it was seen last."""
+
+    def __init__(self, first: R, look: Callable[[str], R], cancel: Callable[[str], R]) -> None:
+        self.report: R = first
+        self._look, self._cancel = look, cancel
+
+    @property
+    def id(self) -> str:
+        return self.report.id
+
+    def progress(self) -> Iterator[R]:
+        """Reports as it goes on; the last one is over. Raises Unavailable when nobody leads any more."""
+        while True:
+            self.report = self._look(self.id)
+            yield self.report
+            if self.report.over:
+                return
+            sleep(POLL_S)
+
+    def wait(self) -> R:
+        """The final report: see its ``state``, and each node's ``error``."""
+        for _ in self.progress():
+            pass
+        return self.report
+
+    def cancel(self) -> R:
+        """What has not begun is left as it is."""
+        self.report = self._cancel(self.id)
+        return self.report
+
+
+@brief
+class RollingRestart(_Batch[Rolling]):
+    """Restarts of nodes, one after another.
+
+    Example: ``for report in cluster.restart_all(limit=2).progress(): print(report.state)``
+    """
+
+    def __init__(self, client: ClusterClient, first: Rolling) -> None:
+        super().__init__(first, client.rolling, client.cancel_rolling)
+
+
+@brief
+class Sweeping(_Batch[Sweep]):
+    """Long work at many nodes: checkpoints of everything, or a verification.
+
+    Example: ``cluster.checkpoint_all("Count").wait().state``
+    """
+
+    def __init__(self, client: ClusterClient, first: Sweep) -> None:
+        super().__init__(first, client.sweep, client.cancel_sweep)
+
+
 @brief
 class Spawning:
-    """A command to agents under way. ``replicas``: by name, as the agents have them by now."""
+    """A command to agents under way. ``replicas``: by name, as the agents have them by now.
+
+    Example: ``cluster.spawn("edge-1", count=3).wait()``
+    """
 
     def __init__(self, client: ClusterClient, wanted: Iterable[Spawned]) -> None:
         self._client = client

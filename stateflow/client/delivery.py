@@ -31,6 +31,7 @@ from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.positions import Batch
 
 log = logging.getLogger(__name__)
+S = TypeVar("S")
 T = TypeVar("T")
 #: what partitions lost is sent again so many times in one call, as they may lose more meanwhile
 REWINDS_MAX = 10
@@ -43,9 +44,10 @@ OUTPUTS_MAX = 16
 @dataclass(frozen=True, slots=True)
 class Open:
     """Have all partitions refuse older clients than ``session``; comes to what they contain, by partition, or
-    SourceTaken."""
+    SourceTaken. ``settled``: of a source whose outputs are kept, those of batches up to this one are wanted no more."""
 
     session: Session
+    settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class _Left(NamedTuple):
     outputs: Mapping[int, bytes] | None
 
 
-def perform(steps: Steps[T], do: Callable[[Step], Any]) -> T:
+def perform(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
     """Run ``steps`` to their end, ``do`` each of them here. Raises what they do."""
     try:
         step = next(steps)
@@ -117,11 +119,18 @@ class Delivery:
     """Args:
     session: proposed; made later than that of a former client whose clock was ahead.
     acknowledged: asked for the newest batch that the application knows of, once no predecessor can be told of more.
+    settled: see :class:`Open`.
     """
 
-    def __init__(self, history: History, session: Session, acknowledged: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        history: History,
+        session: Session,
+        acknowledged: Callable[[], int | None],
+        settled: int | None = None,
+    ) -> None:
         self.history, self.session = history, session
-        self._acknowledged = acknowledged
+        self._acknowledged, self._settled = acknowledged, settled
         self._watermark_us: int | None = None
         self._refused = False  # by a partition that misses something, and not all of them were asked since
         self._rewinds = False  # the last batch was one of a rewind by hand
@@ -134,7 +143,7 @@ class Delivery:
         """Become the newest client of the source at every partition."""
         while True:
             try:
-                found = yield Open(self.session)
+                found = yield Open(self.session, self._settled)
             except SourceTaken as taken:
                 self.session = Session(int(taken.where["generation_us"]) + 1, self.session.id)
             else:
@@ -184,7 +193,7 @@ class Delivery:
             result = read((yield from self._applied(batch, rewind)))
         except BaseException as error:
             if new:
-                self._put_in_doubt(_Doubt(asked, batch, _is_hopeless(error)))
+                self._put_in_doubt(_Doubt(asked, batch, is_hopeless(error)))
             if left is not None and isinstance(error, StaleBatch):
                 raise self._overtaken(number) from error
             raise
@@ -220,7 +229,7 @@ class Delivery:
                 yield from self._prepare(number, False)
                 outputs = yield from self._applied(doubt.sent, False)
             except StateflowError as error:
-                if not _is_hopeless(error):
+                if not is_hopeless(error):
                     error.located(unfinished_batch=number)
                     raise
                 self._doubt = replace(doubt, refused=True)
@@ -341,13 +350,13 @@ class Delivery:
     def _ask(self) -> Steps[None]:
         """As the client that it is: one that another came after must not take what it hears for its own."""
         self._refused = True  # until all of them have answered: those that did not may not know of this client
-        found = yield Open(self.session)
+        found = yield Open(self.session, self._settled)
         others = {p for p, position in found.items() if position.client not in ("", self.session.id)}
         self.history.heard(_contained(found), others)
         self._refused = False
 
 
-def _is_hopeless(error: BaseException) -> bool:
+def is_hopeless(error: BaseException) -> bool:
     """Is a batch refused for what it is, so that it would be again? Else it is for where it was to go."""
     if isinstance(error, OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused):
         return False

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stateflow.errors import InvalidArgument
+from stateflow.runtime.layout import REAL_TIME
 from stateflow.runtime.positions import INITIAL, RESERVED
 from stateflow.types import LABEL, SEQUENCE_MAX, shown
 
@@ -38,7 +39,7 @@ def source_given(source: object) -> str:
     """Raises InvalidArgument, not for the source of first state."""
     if not isinstance(source, str):
         raise InvalidArgument(f"{shown(source)} is no name of a source", remedy=LABEL.how)
-    if source.startswith(RESERVED) and source != INITIAL:
+    if source.startswith((RESERVED, REAL_TIME)) and source != INITIAL:
         raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
     return LABEL.check(source, "name of a source")
 

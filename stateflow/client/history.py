@@ -17,7 +17,7 @@ sent to lost it, and no other followed, only the application can tell that it wa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -82,6 +82,11 @@ class History:
         self.position = max(newest.number, *self._acknowledged, -1 if acknowledged is None else acknowledged)
         self._since = self.position + 1
         self._find_lost()
+
+    @property
+    def contained(self) -> Sequence[int]:
+        """By partition, its newest batch as it said last, or acknowledged since; -1: none."""
+        return self._contained
 
     @property
     def taken(self) -> frozenset[int]:

@@ -24,6 +24,8 @@ class SourceReport(Report):
     ``batch``: the newest that any of ``partitions`` contains, -1: none. ``at_us``: when its last one came, µs.
     ``retired``: no partition has more of it than a tombstone. ``watermark_us``: the least of those it promised; None:
     none that counts. ``holds``: the watermark of some partition would be further without it.
+
+    Example: ``[each.source for each in cluster.sources("Count") if each.holds]``
     """
 
     source: str

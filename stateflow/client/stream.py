@@ -6,32 +6,22 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from datetime import datetime
-from time import sleep
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps, perform
+from stateflow.client.everywhere import look, open_source
 from stateflow.client.given import number_given, rows_given, source_given
 from stateflow.client.history import History
+from stateflow.client.sorting import by_partition
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import (
-    InvalidArgument,
-    KeyColumnMissing,
-    LeaseLost,
-    NotOwner,
-    StandbyMissing,
-    Unavailable,
-    brief,
-)
-from stateflow.partitioner import partition_of
-from stateflow.router import Router, backoff
-from stateflow.rpc.clients import ReplicaClient
+from stateflow.errors import InvalidArgument, brief
+from stateflow.router import Router
 from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.ddl import parse_ddl
-from stateflow.runtime.layout import Position, Session
+from stateflow.runtime.layout import Session
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.timers import to_us
 from stateflow.settings import RouterSettings
@@ -39,51 +29,6 @@ from stateflow.types import check_name
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-def positions(router: Router, source: str) -> dict[int, int]:
-    """Partition → the last batch of ``source`` it contains; those that have seen none are left out."""
-    return {partition: position.batch for partition, position in _positions(router, source).items()}
-
-
-def _positions(router: Router, source: str, session: Session | None = None) -> dict[int, Position]:
-    """Of all partitions. With a session they refuse older clients of the source from now on; raises SourceTaken."""
-    found: dict[int, Position] = {}
-    by_address: dict[str, list[int]] = {}
-    for partition, route in enumerate(router.table.routes):
-        by_address.setdefault(route.address, []).append(partition)
-    for partitions in by_address.values():
-        try:
-            found |= _positions_of(router, source, partitions, session)
-        except (LeaseLost, NotOwner, StandbyMissing, Unavailable):  # some of them are moving, or their owner was away
-            for partition in partitions:
-                found |= _positions_of_moving(router, source, partition, session)
-    return found
-
-
-def _positions_of(
-    router: Router, source: str, partitions: list[int], session: Session | None = None
-) -> dict[int, Position]:
-    """Of partitions of one owner. Raises NotOwner when one of them is not with it, LeaseLost when it was away."""
-    replica = ReplicaClient(router.table.routes[partitions[0]].address)
-    if session is None:
-        return replica.positions(router.operator, source, partitions)
-    return replica.open_source(router.operator, source, partitions, session)
-
-
-def _positions_of_moving(router: Router, source: str, partition: int, session: Session | None) -> dict[int, Position]:
-    for pause in backoff():
-        try:
-            return _positions_of(router, source, [partition], session)
-        except (LeaseLost, NotOwner, StandbyMissing, Unavailable):
-            if pause is None:
-                if (why := router.table.unserved.get(partition)) is not None:
-                    raise why from None
-                raise
-            sleep(pause)
-            with suppress(Unavailable):  # go on with what is known
-                router.refresh()
-    raise AssertionError
 
 
 @brief
@@ -115,6 +60,9 @@ class StreamClient:
             Partitions tell each other's losses; but where all that knew of a batch lost it, only the application can
             tell.
         site: where the rows come from, so that ``autopilot`` may bring their state there.
+        addresses: of replicas, as they advertise themselves → as seen from here: behind NAT or a tunnel.
+
+    Example: ``StreamClient("ctl:7070", "Count", source="gateway-7").send([{"k": "a"}])``
     """
 
     def __init__(
@@ -127,6 +75,7 @@ class StreamClient:
         acknowledged: int | Callable[[], int | None] | None = None,
         settings: RouterSettings | None = None,
         site: str = "",
+        addresses: Mapping[str, str] | None = None,
     ) -> None:
         source_given(source)
         if site:
@@ -136,7 +85,7 @@ class StreamClient:
         settings = settings or RouterSettings()
         if site:
             settings = settings.model_copy(update={"site": site})
-        self._router = Router(controller, operator, settings)
+        self._router = Router(controller, operator, settings, addresses=addresses)
         self.source = source
         self._schema = parse_ddl(schema) if isinstance(schema, str) else schema
         self._output = OutputReader.of(self._router.spec.output_schema, self._router.spec.side_schemas)
@@ -181,10 +130,10 @@ class StreamClient:
         """
         if sequence is not None:
             number_given(sequence)
-        rows = rows_given(rows)
-        batch = self._sorted(rows) if rows else BatchRows.visit([])
-        with self._lock:
-            return self._run(self._delivery.deliver(batch, sequence, rewind, None, self._outputs))
+        with self._router.span(self.source):
+            batch = by_partition(self._router.spec, self._schema, rows_given(rows))
+            with self._lock:
+                return self._run(self._delivery.deliver(batch, sequence, rewind, None, self._outputs))
 
     def advance_watermark(
         self, watermark: datetime | int, *, sequence: int | None = None, rewind: bool = False
@@ -199,7 +148,7 @@ class StreamClient:
             number_given(sequence)
         everywhere = BatchRows.visit(range(self._router.spec.partitions))
         steps = self._delivery.deliver(everywhere, sequence, rewind, to_us(watermark), self._outputs)
-        with self._lock:
+        with self._router.span(self.source), self._lock:
             return self._run(steps)
 
     def verify(self) -> None:
@@ -241,41 +190,12 @@ class StreamClient:
     def _do(self, step: Step) -> Any:
         match step:
             case Open(session):
-                return _positions(self._router, self.source, session)
+                return open_source(self._router, self.source, session)
             case Look():
-                return _positions(self._router, self.source)
+                return look(self._router, self.source)
             case Deliver(batch, rows, after):
                 return self._router.send(batch, rows, after)
 
     def _outputs(self, outputs: Mapping[int, bytes]) -> list[dict[str, Any]]:
         rows, self._thread.side_outputs = self._output.rows(outputs[partition] for partition in sorted(outputs))
         return rows
-
-    def _sorted(self, rows: list[Mapping[str, Any]]) -> BatchRows:
-        key, partitions = self._router.spec.key, self._router.spec.partitions
-        for index, row in enumerate(rows):
-            missing = [column for column in key if column not in row]
-            if missing:
-                raise self._no_key(f"row {index} has no {missing[0]!r}")
-        names = self._schema.names if self._schema is not None else dict.fromkeys(name for row in rows for name in row)
-        for column in key:
-            if column not in names:
-                raise self._no_key(f"the schema has no {column!r}")
-        try:
-            columns = {name: [row.get(name) for row in rows] for name in names}
-            table = pa.RecordBatch.from_pydict(columns, schema=self._schema)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise InvalidArgument(
-                f"the rows do not fit one schema: {str(error).splitlines()[0]}",
-                remedy="give schema=, or mend the rows",
-            ) from error
-        # of the keys as the replica will see them: an int in a double column is a double
-        keys = zip(*(table.column(column).to_pylist() for column in key), strict=True)
-        numbers = [partition_of(values, partitions) for values in keys]
-        order = sorted(range(len(numbers)), key=numbers.__getitem__)
-        ends = {numbers[index]: end for end, index in enumerate(order, 1)}  # the last one's stays
-        batch = table.take(pa.array(order))
-        return BatchRows(batch.schema.serialize().to_pybytes(), batch, list(ends), list(ends.values()))
-
-    def _no_key(self, what: str) -> KeyColumnMissing:
-        return KeyColumnMissing(what, remedy="every row needs the key", operator=self._router.operator)

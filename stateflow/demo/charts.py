@@ -27,7 +27,7 @@ Figure = dict[str, Any]
 
 #: a line is broken where nothing was measured for longer than this, so that a stall is seen as one
 _GAP_S = 4 * LATENCY_WINDOW_S
-_LEGEND = {"orientation": "h", "traceorder": "normal", "x": 0, "font": {"color": "var(--ink)"}}
+LEGEND = {"orientation": "h", "traceorder": "normal", "x": 0, "font": {"color": "var(--ink)"}}
 _REPLICA_COLOURS = ("var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--e)", "var(--f)")
 _INCIDENT_COLOURS = {"SIGKILL": "var(--bad)"}
 
@@ -50,25 +50,25 @@ def timeline(result: DemoResult) -> Figure:
         *_throughput_traces(rates),
     ]
     shapes, notes = _incident_marks(result.incidents, result.duration_s)
-    layout = _layout(
+    layout = styled(
         height=720,
         # what waited behind the stream's end is cut off: it would squeeze all that went before
         xaxis={
-            **_axis("seconds since the stream began"),
+            **axis_of("seconds since the stream began"),
             "anchor": "y3",
             "range": [0, 1.02 * max([result.duration_s, *(each.at_s for each in result.requests), 1.0])],
         },
-        legend2={**_LEGEND, "y": 0.27, "yanchor": "bottom"},
+        legend2={**LEGEND, "y": 0.27, "yanchor": "bottom"},
         yaxis={
-            **_axis("milliseconds"),
+            **axis_of("milliseconds"),
             "type": "log",
             "domain": [0.47, 1.0],
             "dtick": 1,
             "tickformat": ",~g",
             "range": _log_range(traces),
         },
-        yaxis2={**_axis("moves"), "domain": [0.33, 0.43], "showticklabels": False, "showgrid": False},
-        yaxis3={**_axis("rows/s"), "domain": [0.0, 0.27], "rangemode": "tozero"},
+        yaxis2={**axis_of("moves"), "domain": [0.33, 0.43], "showticklabels": False, "showgrid": False},
+        yaxis3={**axis_of("rows/s"), "domain": [0.0, 0.27], "rangemode": "tozero"},
         shapes=shapes,
         annotations=notes,
     )
@@ -123,10 +123,10 @@ def pauses(moves: Sequence[MoveRow]) -> Figure:
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
-    layout = _layout(
+    layout = styled(
         height=340,
         xaxis=_move_axis(len(moves)),
-        yaxis={**_axis("milliseconds"), "rangemode": "tozero"},
+        yaxis={**axis_of("milliseconds"), "rangemode": "tozero"},
         bargap=0.35,
     )
     return {"data": traces, "layout": layout}
@@ -168,10 +168,10 @@ def transferred(moves: Sequence[MoveRow]) -> Figure:
     powers = range(10)
     names = [f"{10 ** (power % 3)} {('B', 'kB', 'MB', 'GB')[power // 3]}" for power in powers]
     ticks = {"tickvals": [10**power for power in powers], "ticktext": names}
-    axis = {**_axis("bytes"), "type": "log", **ticks}
+    axis = {**axis_of("bytes"), "type": "log", **ticks}
     return {
         "data": traces,
-        "layout": _layout(height=340, xaxis=_move_axis(len(moves)), yaxis=axis, hovermode="x unified"),
+        "layout": styled(height=340, xaxis=_move_axis(len(moves)), yaxis=axis, hovermode="x unified"),
     }
 
 
@@ -351,7 +351,8 @@ def outages(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, Incident]
             yield start, end
 
 
-def _layout(**chart: Any) -> dict[str, Any]:
+def styled(**chart: Any) -> dict[str, Any]:
+    """A layout."""
     return {
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -361,7 +362,7 @@ def _layout(**chart: Any) -> dict[str, Any]:
             "color": "var(--soft)",
         },
         "margin": {"l": 56, "r": 12, "t": 8, "b": 44},
-        "legend": {**_LEGEND, "y": 1.02, "yanchor": "bottom"},
+        "legend": {**LEGEND, "y": 1.02, "yanchor": "bottom"},
         "hoverlabel": {
             "bgcolor": "var(--card)",
             "bordercolor": "var(--line)",
@@ -382,7 +383,7 @@ def _log_range(traces: Sequence[dict[str, Any]]) -> list[float]:
     return [math.log10(low), math.log10(high)]
 
 
-def _axis(title: str) -> dict[str, Any]:
+def axis_of(title: str) -> dict[str, Any]:
     return {
         "title": {"text": title, "standoff": 8},
         "gridcolor": "var(--grid)",
@@ -395,7 +396,7 @@ def _axis(title: str) -> dict[str, Any]:
 
 def _move_axis(count: int) -> dict[str, Any]:
     return {
-        **_axis("move, in order of its pause"),
+        **axis_of("move, in order of its pause"),
         "showgrid": False,
         "tickformat": "d",
         "range": [0.4, max(count, 1) + 0.6],

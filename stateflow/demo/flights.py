@@ -96,6 +96,11 @@ def in_event_time_order(table: pa.Table) -> pd.DataFrame:
     return frame.astype(_DTYPES)
 
 
+def bounds(rows: int, slices: int) -> list[int]:
+    """Where slices begin, and the last one ends: they differ by one row at most."""
+    return [rows * index // slices for index in range(slices + 1)]
+
+
 def write_replay(flights: pd.DataFrame, directory: str | os.PathLike[str], files: int) -> list[Path]:
     """Cut ``flights`` into ``files`` consecutive slices, one parquet file each; paths in order.
 
@@ -120,9 +125,8 @@ def write_replay(flights: pd.DataFrame, directory: str | os.PathLike[str], files
             directory=target,
         )
     table = pa.Table.from_pandas(flights[SCHEMA.names], schema=SCHEMA, preserve_index=False)
-    bounds = [len(flights) * index // files for index in range(files + 1)]
     paths = []
-    for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
+    for index, (start, stop) in enumerate(itertools.pairwise(bounds(len(flights), files))):
         path = target / f"flights-{index:05d}.parquet"
         pq.write_table(table.slice(start, stop - start), path)
         os.utime(path, (_FIRST_FILE_S + index, _FIRST_FILE_S + index))

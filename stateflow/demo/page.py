@@ -2,6 +2,27 @@
 
 from stateflow.demo.document import page
 
+
+def moves_of(what: str) -> str:
+    """The table of moves, and below it how all was set. Args: what: it is that moves."""
+    return f"""<section class="panel">
+<h2>Moves</h2>
+<div class="scroll"><table>
+<thead><tr>
+<th class="number">#</th><th class="number">{what}</th><th>from → to</th>
+<th class="number wide">start, s</th><th class="number wide">took, s</th>
+<th class="number wide">warm</th><th class="number wide">reused</th><th class="number wide">delta</th>
+<th class="number wide">rounds</th>
+<th class="number">predicted, ms</th><th class="number">pause, ms</th><th>state</th>
+</tr></thead>
+<tbody>$moves</tbody>
+</table></div>
+</section>
+<details class="panel"><summary>Settings and versions</summary>
+<div class="two"><dl>$settings</dl><dl>$versions</dl></div></details>
+"""
+
+
 _BODY = """<div class="cards">$cards</div>
 $differences
 <section class="panel">
@@ -27,24 +48,9 @@ are only the changes made meanwhile.</p>
 <div id="bytes" role="img" aria-label="Bytes copied warm and as changes per move"></div>
 </section>
 </div>
-<section class="panel">
-<h2>Moves</h2>
-<div class="scroll"><table>
-<thead><tr>
-<th class="number">#</th><th class="number">partition</th><th>from → to</th>
-<th class="number wide">start, s</th><th class="number wide">took, s</th>
-<th class="number wide">warm</th><th class="number wide">reused</th><th class="number wide">delta</th>
-<th class="number wide">rounds</th>
-<th class="number">predicted, ms</th><th class="number">pause, ms</th><th>state</th>
-</tr></thead>
-<tbody>$moves</tbody>
-</table></div>
-</section>
-<details class="panel"><summary>Settings and versions</summary>
-<div class="two"><dl>$settings</dl><dl>$versions</dl></div></details>
 """
 
-_NARROWED = """  function narrowed(figure) {
+NARROWED = """  function narrowed(figure) {
     var layout = figure.layout;
     layout.font.size = 11;
     layout.legend.font.size = 11;
@@ -59,9 +65,9 @@ _NARROWED = """  function narrowed(figure) {
   }
 """
 
-_STYLE = """@media (max-width: 900px) { .card:last-child { grid-column: 1 / -1; } }
+STYLE = """@media (max-width: 900px) { .card:last-child { grid-column: 1 / -1; } }
 @media (max-width: 600px) { .wide, th:first-child, td:first-child { display: none; }
   th, td { padding: 6px 4px; } td.state { min-width: 0; } }
 """
 
-PAGE = page("stateflow demo", _BODY, narrowed=_NARROWED, width="1240px", columns=5, style=_STYLE)
+PAGE = page("stateflow demo", _BODY + moves_of("partition"), narrowed=NARROWED, width="1240px", columns=5, style=STYLE)

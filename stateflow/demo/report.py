@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from stateflow.demo.charts import figures
+from stateflow.demo.charts import Figure, figures
 from stateflow.demo.page import PAGE
 from stateflow.demo.result import DemoResult, MoveRow
 from stateflow.demo.windows import human_bytes, percentile
@@ -49,20 +49,24 @@ def write_report(result: DemoResult, directory: str | os.PathLike[str]) -> tuple
 
 def render(result: DemoResult) -> str:
     """The page. It refers to nothing but the file with plotly beside it."""
-    # "</" could end the script element early; "<\/" is the same string to JSON.
-    data = json.dumps(figures(result), allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     return Template(PAGE).substitute(
         headline=escape(headline(result)),
         verdict="good" if _sound(result) and not result.moves_failed else "bad",
         subtitle=escape(_subtitle(result)),
         cards="".join(_cards(result)),
-        differences=_differences(result),
-        moves="".join(_move_row(number, move) for number, move in enumerate(_in_order(result), start=1)),
-        settings=_facts(result.settings),
-        versions=_facts(result.versions),
-        figures=data,
+        differences=differences(result.differences),
+        moves="".join(move_row(number, move) for number, move in enumerate(_in_order(result), start=1)),
+        settings=facts(result.settings),
+        versions=facts(result.versions),
+        figures=embedded(figures(result)),
         plotly=f'src="{PLOTLY_NAME}">',
     )
+
+
+def embedded(drawn: Mapping[str, Figure]) -> str:
+    """Figures as a script element has them."""
+    # "</" could end the element early; "<\\/" is the same string to JSON.
+    return json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
 
 
 def headline(result: DemoResult) -> str:
@@ -95,37 +99,38 @@ def _subtitle(result: DemoResult) -> str:
 
 
 def _cards(result: DemoResult) -> Iterator[str]:
-    yield _card("State", *_equality(result.state_equal), f"{result.state_keys:,} keys compared")
-    yield _card("Output", *_equality(result.output_equal), f"{result.output_rows:,} rows compared")
+    yield card("State", *_equality(result.state_equal), f"{result.state_keys:,} keys compared")
+    yield card("Output", *_equality(result.output_equal), f"{result.output_rows:,} rows compared")
     failed = f"{result.moves_failed} failed" if result.moves_failed else "none failed"
-    yield _card("Moves completed", str(result.moves_completed), "bad" if result.moves_failed else "good", failed)
+    yield card("Moves completed", str(result.moves_completed), "bad" if result.moves_failed else "good", failed)
     worst, median = result.pause_ms_max, result.pause_ms_median
     if worst is None or median is None:
-        yield _card("Worst pause", "none", "", "no move completed")
+        yield card("Worst pause", "none", "", "no move completed")
     else:
-        yield _card("Worst pause", f"{worst:.1f} ms", "", f"median {median:.1f} ms")
-    yield _card("Throughput", f"{result.rows_per_s:,.0f}", "", "rows/s")
+        yield card("Worst pause", f"{worst:.1f} ms", "", f"median {median:.1f} ms")
+    yield card("Throughput", f"{result.rows_per_s:,.0f}", "", "rows/s")
 
 
 def _equality(equal: bool) -> tuple[str, str]:
     return ("equal", "good") if equal else ("different", "bad")
 
 
-def _card(title: str, value: str, tone: str, note: str) -> str:
+def card(title: str, value: str, tone: str, note: str) -> str:
     return (
         f'<div class="card {tone}"><h2>{escape(title)}</h2>'
         f'<p class="value">{escape(value)}</p><p class="note">{escape(note)}</p></div>'
     )
 
 
-def _differences(result: DemoResult) -> str:
-    if not result.differences:
+def differences(found: Sequence[str]) -> str:
+    """A panel, where there are any."""
+    if not found:
         return ""
-    items = "".join(f"<li><code>{escape(line)}</code></li>" for line in result.differences)
+    items = "".join(f"<li><code>{escape(line)}</code></li>" for line in found)
     return f'<section class="panel bad"><h2>Differences found</h2><ul>{items}</ul></section>'
 
 
-def _move_row(number: int, move: MoveRow) -> str:
+def move_row(number: int, move: MoveRow) -> str:
     pause = f"{move.pause_ms:.1f}" if move.completed else "–"
     cells = [
         (str(number), "number"),
@@ -144,5 +149,5 @@ def _move_row(number: int, move: MoveRow) -> str:
     return "<tr>" + "".join(f'<td class="{kind}">{escape(text)}</td>' for text, kind in cells) + "</tr>"
 
 
-def _facts(facts: Mapping[str, Any]) -> str:
+def facts(facts: Mapping[str, Any]) -> str:
     return "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())

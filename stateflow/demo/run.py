@@ -4,14 +4,12 @@ then every row of state and output compared with an independent computation."""
 from __future__ import annotations
 
 import contextlib
-import platform
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +19,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stateflow import __version__
 from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.demo.flights import load_flights
+from stateflow.demo.flights import bounds, load_flights
+from stateflow.demo.live import live_page
 from stateflow.demo.operator import DelayByAircraft
+from stateflow.demo.pacing import Budget, Stretch, is_refused, stretch_of
 from stateflow.demo.reference import UNKNOWN, Expected, FinalState, compare_outputs, compare_state, expected
 from stateflow.demo.report import write_report
-from stateflow.demo.result import BatchRow, DemoResult, Incident, MoveRow, RequestSample
-from stateflow.demo.source import Read, replay
-from stateflow.demo.telling import Telling
+from stateflow.demo.result import BatchRow, DemoResult, Incident, RequestSample
+from stateflow.demo.source import Replay, replay
+from stateflow.demo.surroundings import fresh, move_row, versions
+from stateflow.demo.telling import Telling, console_of
 from stateflow.demo.windows import human_bytes, percentile
-from stateflow.errors import InvalidArgument, StateflowError
-from stateflow.node.workers import nobody_in
-from stateflow.settings import ReplicaSettings
+from stateflow.errors import StateflowError
 from stateflow.spark import apply_operator, local_session
 from stateflow.testing import LocalCluster
 
@@ -57,19 +55,18 @@ STEPS: tuple[tuple[float, dict[str, int]], ...] = (
     (0.85, {"cloud": 2}),
 )
 CRASH_AT = 0.58
-LOG_WIDTH = 110
 CRASHES = "LGA-0"
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """``rows``: only the first so many flights. ``max_pause_ms``: of every move. ``nats_url``: they come through a
-    JetStream stream of this server, instead of files. ``before_compare`` is handed the cluster when the stream has
-    ended: tests use it to spoil what was computed."""
+    """``rows``: the first so many flights; None: as many as there is time for. ``max_pause_ms``: of every move; None:
+    what this machine can promise. ``nats_url``: they come through a JetStream stream of this server, instead of files.
+    ``before_compare`` is handed the cluster when the stream has ended: tests use it to spoil what was computed."""
 
     out: Path = Path("demo-out")
     rows: int | None = None
-    max_pause_ms: float = 250.0
+    max_pause_ms: float | None = None
     nats_url: str | None = None
     before_compare: Callable[[Cluster], None] | None = None
 
@@ -77,17 +74,8 @@ class DemoOptions:
 def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
     """Tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, DataDirLocked, or what the cluster or
     Spark failed with."""
-    console = Console(stderr=tell_stderr, markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(stderr=tell_stderr, markup=False, emoji=False, width=LOG_WIDTH)
-    work = options.out / "work"
-    if options.out.exists() and not options.out.is_dir():
-        raise InvalidArgument("the report needs a directory", remedy="name another with --out", path=options.out)
-    with contextlib.ExitStack() as claims:  # replicas of a demo that goes on there, or was killed, may be running
-        for node in sorted((work / "cluster").glob("*/NODE")):
-            claims.enter_context(nobody_in(node.parent, ReplicaSettings().stop_timeout_s))
-        shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    began_s, console = SYSTEM_CLOCK.monotonic(), console_of(tell_stderr)
+    work = fresh(options.out)
     console.print(
         Text.assemble(
             ("stateflow demo", "bold"), ": the flights of 2013 out of New York, through stateful operators that move"
@@ -112,18 +100,27 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
     )
     with contextlib.ExitStack() as running:
         with telling.of("writing them where the stream reads"):
-            read = running.enter_context(replay(flights, files, work, options.nats_url))
+            source = running.enter_context(replay(flights, files, work, options.nats_url))
         with telling.of("starting the processes"):
             running.enter_context(local)
+            # who is killed comes back, and has all of it: nobody is to take over from an older checkpoint meanwhile,
+            # however slow this machine is
+            local.cluster.deploy(DelayByAircraft, PARTITIONS, failover="manual")
+        running.enter_context(live_page(local, console))
         with telling.of("starting Spark"):
             spark = local_session("stateflow demo", spark__sql__streaming__numRecentProgressUpdates="10000")
         console.print(f"  five processes: controller, {', '.join(n for n in local.processes if n != 'controller')}")
-        story = _Story(local, options, len(flights), files, via, console, telling)
-        query = _start(spark, local, work, read)
+        with telling.of("starting the stream"):
+            query = _start(spark, local, work, source)
+        stretch = stretch_of(files, began_s, whole=options.rows is not None)
+        story = _Story(local, options, source, stretch, len(flights), via, console, telling)
         try:
             story.tell(query)
         finally:
             query.stop()
+        if story.rows < len(flights):
+            console.print(Text(f"  {story.rows:,} flights were streamed: more would take too long here", "yellow"))
+            flights = flights.head(story.rows)
         if options.before_compare is not None:
             options.before_compare(local.cluster)
         with telling.of("reading the state of all replicas"):
@@ -139,17 +136,17 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
     return result
 
 
-def _start(spark: SparkSession, local: LocalCluster, work: Path, read: Read) -> StreamingQuery:
+def _start(spark: SparkSession, local: LocalCluster, work: Path, source: Replay) -> StreamingQuery:
     from pyspark.sql import functions as F  # noqa: N812
 
-    keyed = read(spark).withColumn("tailnum", F.coalesce("tailnum", F.lit(UNKNOWN)))  # cancelled flights have none
+    keyed = source.read(spark).withColumn(
+        "tailnum", F.coalesce("tailnum", F.lit(UNKNOWN))
+    )  # cancelled flights have none
     statistics = apply_operator(keyed, DelayByAircraft, cluster=local, order_by="seq")
-    return (
-        statistics.writeStream.format("parquet")
-        .option("checkpointLocation", str(work / "spark-checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(work / "output"))
-    )
+    writing = statistics.writeStream.format("parquet").option("checkpointLocation", str(work / "spark-checkpoint"))
+    if source.feed is None:
+        writing = writing.trigger(availableNow=True)
+    return writing.start(str(work / "output"))
 
 
 class _Story:
@@ -159,17 +156,18 @@ class _Story:
         self,
         local: LocalCluster,
         options: DemoOptions,
+        source: Replay,
+        stretch: Stretch,
         rows: int,
-        files: int,
         via: str,
         console: Console,
         telling: Telling,
     ) -> None:
         self._telling = telling
         self._local = local
-        self._max_pause_ms = options.max_pause_ms
-        self._rows = rows
-        self._files = files
+        self._budget = Budget() if options.max_pause_ms is None else Budget(options.max_pause_ms, asked=True)
+        self._source, self._stretch = source, stretch
+        self._bounds = bounds(rows, stretch.slices)
         self._via = via
         self._console = console
         self._started_us = 0
@@ -182,45 +180,68 @@ class _Story:
         self._started_us, started = SYSTEM_CLOCK.now_us(), SYSTEM_CLOCK.monotonic()
         steps = [*((at, self._step(groups)) for at, groups in STEPS), (CRASH_AT, self._crash)]
         steps.sort(key=lambda step: step[0])
-        with self._sampling(), self._telling.of("streaming"):
+        files = self._stretch.slices
+        with self._sampling(), self._feeding(query), self._telling.of("streaming"):
             while query.isActive:
-                done = self._batches(query)
-                self._telling.say(
-                    f"streaming: {done} of {self._files} files" + (", the last batch" * (done >= self._files))
-                )
-                if steps and done >= steps[0][0] * self._files:
+                done, now = _batches(query), SYSTEM_CLOCK.monotonic()
+                self._telling.say(f"streaming: {done} of {files} files" + (", the last batch" * (done >= files)))
+                if steps and self._stretch.share(done, now) >= steps[0][0]:
                     steps.pop(0)[1]()
+                elif self._source.feed is not None and self._stretch.is_over(done):
+                    query.processAllAvailable()  # raises what the query failed with
+                    break
                 else:
                     query.awaitTermination(POLL_S)
-            query.awaitTermination()  # raises what the query failed with
             self._duration_s = SYSTEM_CLOCK.monotonic() - started
+            query.stop()
+            query.awaitTermination()  # raises what the query failed with
         with self._telling.of("moving what the stream was too short for"):
             for _, step in steps:
                 step()
 
-    @staticmethod
-    def _batches(query: StreamingQuery) -> int:
-        progress = query.lastProgress
-        return int(progress["batchId"]) + 1 if progress else 0
+    @property
+    def rows(self) -> int:
+        """That were streamed."""
+        return self._bounds[self._slices]
+
+    @property
+    def _slices(self) -> int:
+        return self._stretch.slices if self._source.feed is None else self._stretch.allowed
 
     def _step(self, groups: dict[str, int]) -> Callable[[], None]:
         def move() -> None:
-            started = [
-                self._local.migrate(OPERATOR, _group(group), to, max_pause_ms=self._max_pause_ms)
-                for to, group in groups.items()
-            ]
-            for to, migration in zip(groups, started, strict=True):
-                for report in migration.progress():
-                    self._telling.say(f"moving partitions to {to}: {_standing(report)}")
-                report = migration.report
-                self._moves += report.moves
-                pauses = [move.pause_ms for move in report.moves if move.state == "COMPLETED"]
-                worst = f", longest pause {max(pauses):.1f} ms" if pauses else ""
-                self._console.print(f"  moved {len(pauses)} of {len(report.moves)} partitions to {to}{worst}")
-                for failed in (m for m in report.moves if m.error):
-                    self._console.print(Text(f"  partition {failed.partition} stayed: {failed.error}", "red"))
+            wanted = {to: _group(group) for to, group in groups.items()}
+            while wanted := self._moved(wanted):
+                pass
 
         return move
+
+    def _moved(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:
+        """Returns what is to be tried again, as the budget became larger."""
+        budget = self._budget
+        started = {
+            to: self._local.migrate(OPERATOR, partitions, to, max_pause_ms=budget.ms, patience_s=budget.patience_s)
+            for to, partitions in wanted.items()
+        }
+        for to, migration in started.items():
+            for report in migration.progress():
+                self._telling.say(f"moving partitions to {to}: {_standing(report)}")
+        reports = {to: migration.report for to, migration in started.items()}
+        learnt = budget.after([move for report in reports.values() for move in report.moves])
+        again: dict[str, list[int]] = {}
+        for to, report in reports.items():
+            refused = [move.partition for move in report.moves if is_refused(move)] if learnt else []
+            self._moves += [move for move in report.moves if move.partition not in refused]
+            pauses = [move.pause_ms for move in report.moves if move.state == "COMPLETED"]
+            worst = f", longest pause {max(pauses):.1f} ms" if pauses else ""
+            self._console.print(f"  moved {len(pauses)} of {len(report.moves)} partitions to {to}{worst}")
+            for failed in (m for m in report.moves if m.error and m.partition not in refused):
+                self._console.print(Text(f"  partition {failed.partition} stayed: {failed.error}", "red"))
+            if refused:
+                again[to] = refused
+        if learnt:
+            self._console.print(Text(f"  {learnt}", "yellow"))
+        return again
 
     def _crash(self) -> None:
         self._telling.say(f"killing {CRASHES} with SIGKILL and starting it again")
@@ -241,14 +262,22 @@ class _Story:
 
     @contextmanager
     def _sampling(self) -> Iterator[None]:
-        stop = threading.Event()
-        thread = threading.Thread(target=self._sample, args=(stop,), daemon=True)
-        thread.start()
-        try:
+        with _beside(self._sample):
             yield
-        finally:
-            stop.set()
-            thread.join()
+
+    @contextmanager
+    def _feeding(self, query: StreamingQuery) -> Iterator[None]:
+        """Moves take their time, and the stream is to go on meanwhile."""
+
+        def go_on(stop: threading.Event) -> None:
+            while not stop.is_set() and query.isActive:
+                self._stretch.look(_batches(query), SYSTEM_CLOCK.monotonic())
+                if self._source.feed is not None:
+                    self._source.feed(self._stretch.allowed)
+                stop.wait(POLL_S / 2)
+
+        with _beside(go_on):
+            yield
 
     def _sample(self, stop: threading.Event) -> None:
         """Collects how long each request took on its replica. What a killed process had not told is gone with it."""
@@ -257,7 +286,7 @@ class _Story:
         while True:
             last = stop.is_set()
             for name, process in self._local.processes.items():
-                if name == "controller" or not process.running:
+                if name in self._local.controllers or not process.running:
                     continue
                 pid = process.pid
                 try:
@@ -277,13 +306,13 @@ class _Story:
     ) -> DemoResult:
         states = compare_state(wanted, state)
         outputs = compare_outputs(wanted, output)
-        moves = [self._move_row(move) for move in self._moves]
+        moves = [move_row(move, self._started_us) for move in self._moves]
         return DemoResult(
-            rows=self._rows,
+            rows=self.rows,
             keys=len(wanted.state),
-            rows_per_s=round(self._rows / self._duration_s, 1) if self._duration_s else 0.0,
+            rows_per_s=round(self.rows / self._duration_s, 1) if self._duration_s else 0.0,
             duration_s=round(self._duration_s, 3),
-            batches=[self._batch_row(progress) for progress in query.recentProgress],
+            batches=[self._batch_row(progress) for progress in query.recentProgress if progress["numInputRows"]],
             requests=self._samples,
             moves=moves,
             incidents=self._incidents,
@@ -295,34 +324,11 @@ class _Story:
             settings={
                 "partitions": PARTITIONS,
                 "sites": ["cloud", *EDGES],
-                "source": f"{self._files} {self._via}",
-                "max_pause_ms": self._max_pause_ms,
+                "source": f"{self._slices} of {self._stretch.slices} {self._via}",
+                "max_pause_ms": str(self._budget),
                 "spark": "local[2], one of them per micro-batch",
             },
-            versions={
-                "python": platform.python_version(),
-                "stateflow": __version__,
-                **{name: metadata.version(name) for name in ("pyspark", "rocksdict", "grpcio", "pyarrow")},
-            },
-        )
-
-    def _move_row(self, move: MoveReport) -> MoveRow:
-        return MoveRow(
-            partition=move.partition,
-            source=move.source,
-            target=move.target,
-            started_s=self._seconds(move.started_us),
-            pause_at_s=self._seconds(move.fenced_us or move.started_us),
-            duration_s=move.duration_s,
-            bytes_warm=move.bytes_warm,
-            bytes_reused=move.bytes_reused,
-            bytes_delta=move.bytes_delta,
-            rounds=move.rounds,
-            predicted_pause_ms=move.predicted_pause_ms,
-            pause_ms=move.pause_ms,
-            state=move.state,
-            error=move.error,
-            margin_ms=move.margin_ms,
+            versions=versions(),
         )
 
     def _batch_row(self, progress: Any) -> BatchRow:
@@ -333,6 +339,24 @@ class _Story:
             rows=progress["numInputRows"],
             duration_ms=progress["durationMs"].get("triggerExecution", 0),
         )
+
+
+@contextmanager
+def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _batches(query: StreamingQuery) -> int:
+    """That are done. One without rows tells that the stream waits: it is numbered as the next one."""
+    progress = query.lastProgress
+    return int(progress["batchId"]) + (progress["numInputRows"] > 0) if progress else 0
 
 
 def _standing(report: Reconfiguration) -> str:

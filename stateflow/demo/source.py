@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,22 +24,44 @@ DDL = (
 )
 
 
-def replay(flights: pd.DataFrame, slices: int, work: Path, nats_url: str | None) -> AbstractContextManager[Read]:
-    """What reads the flights as a stream, in ``slices`` micro-batches. Raises ExtraMissing or Unavailable."""
-    return _files(flights, slices, work / "flights") if nats_url is None else _stream(flights, slices, nats_url)
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """``read``: the flights as a stream, a slice in each micro-batch. ``feed(n)``: the first n slices have come; None:
+    all of them have."""
+
+    read: Read
+    feed: Callable[[int], None] | None = None
+
+
+def replay(flights: pd.DataFrame, slices: int, work: Path, nats_url: str | None) -> AbstractContextManager[Replay]:
+    """The flights as a stream of ``slices`` micro-batches. Raises ExtraMissing, Unavailable, or InvalidArgument where
+    PySpark is too old for a stream."""
+    return _files(flights, slices, work) if nats_url is None else _stream(flights, slices, nats_url)
 
 
 @contextmanager
-def _files(flights: pd.DataFrame, slices: int, directory: Path) -> Iterator[Read]:
-    write_replay(flights, directory, slices)
-    yield lambda spark: spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(directory))
+def _files(flights: pd.DataFrame, slices: int, work: Path) -> Iterator[Replay]:
+    directory, to_come = work / "flights", work / "flights-to-come"
+    directory.mkdir()
+    waiting = deque(write_replay(flights, to_come, slices))
+
+    def feed(count: int) -> None:
+        while waiting and slices - len(waiting) < count:
+            path = waiting.popleft()
+            path.rename(directory / path.name)  # whole, and as old as it was: Spark reads the oldest first
+
+    yield Replay(
+        lambda spark: spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(directory)), feed
+    )
 
 
 @contextmanager
-def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Read]:
+def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Replay]:
     """A stream of its own, which goes when the demonstration ends."""
     from stateflow.spark import register_jetstream
+    from stateflow.spark.versions import JETSTREAM, require
 
+    require(JETSTREAM)
     try:
         from stateflow.demo.publish import deleted, published
     except ImportError as error:
@@ -55,6 +79,6 @@ def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Read]:
 
     try:
         published(url, name, payloads)
-        yield read
+        yield Replay(read)
     finally:
         deleted(url, name)

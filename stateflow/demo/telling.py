@@ -14,6 +14,15 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 
 #: where nothing can be drawn, what goes on is said this often
 SAY_EVERY_S = 3.0
+LOG_WIDTH = 110
+
+
+def console_of(tell_stderr: bool) -> Console:
+    """Of stdout, or of stderr."""
+    console = Console(stderr=tell_stderr, markup=False, emoji=False)
+    if console.is_terminal:
+        return console
+    return Console(stderr=tell_stderr, markup=False, emoji=False, width=LOG_WIDTH)
 
 
 class Telling:

@@ -3,11 +3,11 @@
 ::
 
     batch   WAITING_FOR_JOB → NEW → GENERATE_IID → IN_PROGRESS → DONE | FAILED | CANCELLED | PAUSED
-    entity  WAITING → COMPLETED | FAILED
+    entity  WAITING → IN_PROGRESS → COMPLETED | FAILED | CANCELLED
     job     WAITING → IN_PROCESS → PROCESSED | FAILED | TERMINATED
 
 GENERATE_IID lists what there is to do. FAILED is a failure of the batch itself: a failed entity is counted, and the
-batch goes on.
+batch goes on. An entity need not be said to be IN_PROGRESS before it ends.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 
 from stateflow.errors import InvalidArgument, InvalidTransition
 from stateflow.ledger.records import RecordState
+from stateflow.pace import Remaining
 
 
 class BatchStatus(StrEnum):
@@ -35,8 +36,14 @@ class BatchStatus(StrEnum):
 
 class EntityStatus(StrEnum):
     WAITING = "WAITING"
+    IN_PROGRESS = "IN_PROGRESS"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def over(self) -> bool:
+        return self not in (EntityStatus.WAITING, EntityStatus.IN_PROGRESS)
 
 
 class JobStatus(StrEnum):
@@ -60,8 +67,10 @@ BATCH: Mapping[BatchStatus, frozenset[BatchStatus]] = {
     _B.CANCELLED: frozenset({_B.GENERATE_IID, _B.IN_PROGRESS}),
 }
 ENTITY: Mapping[EntityStatus, frozenset[EntityStatus]] = {
-    _E.WAITING: frozenset({_E.COMPLETED, _E.FAILED}),
+    _E.WAITING: frozenset({_E.IN_PROGRESS, _E.COMPLETED, _E.FAILED, _E.CANCELLED}),
+    _E.IN_PROGRESS: frozenset({_E.WAITING, _E.COMPLETED, _E.FAILED, _E.CANCELLED}),
     _E.FAILED: frozenset({_E.WAITING}),
+    _E.CANCELLED: frozenset({_E.WAITING}),
     _E.COMPLETED: frozenset(),
 }
 JOB: Mapping[JobStatus, frozenset[JobStatus]] = {
@@ -84,8 +93,10 @@ RECORD_STATE: Mapping[StrEnum, RecordState] = {
 }
 ENTITY_RECORD_STATE: Mapping[EntityStatus, RecordState] = {
     _E.WAITING: RecordState.RESOLVED,
+    _E.IN_PROGRESS: RecordState.PROCESSING,
     _E.COMPLETED: RecordState.PROCESSED,
     _E.FAILED: RecordState.FAILED,
+    _E.CANCELLED: RecordState.FAILED,
 }
 JOB_RECORD_STATE: Mapping[JobStatus, RecordState] = {
     _J.WAITING: RecordState.RESOLVED,
@@ -99,7 +110,7 @@ JOB_RECORD_STATE: Mapping[JobStatus, RecordState] = {
 S = TypeVar("S", bound=StrEnum)
 
 
-def check_ready(bid: str, to: BatchStatus, *, listed: bool, waiting: int) -> None:
+def check_ready(bid: str, to: BatchStatus, *, listed: bool, open: int) -> None:
     """What a status asks of a batch's entities. Raises InvalidTransition."""
     if to is BatchStatus.IN_PROGRESS and not listed:
         raise InvalidTransition(
@@ -107,9 +118,9 @@ def check_ready(bid: str, to: BatchStatus, *, listed: bool, waiting: int) -> Non
             remedy="list the rest in GENERATE_IID, with complete=True",
             batch=bid,
         )
-    if to is BatchStatus.DONE and waiting:
+    if to is BatchStatus.DONE and open:
         raise InvalidTransition(
-            f"{waiting} entities of the batch have not ended",
+            f"{open} entities of the batch have not ended",
             remedy="end them, or pause or cancel the batch",
             batch=bid,
         )
@@ -137,11 +148,11 @@ class RetryPlan:
 
 def plan_retry(bid: str, status: BatchStatus, *, listed: bool, allow_cancelled: bool = False) -> RetryPlan:
     """What a retry of this batch does. Raises InvalidTransition when there is nothing to retry."""
-    unfinished = frozenset({EntityStatus.WAITING, EntityStatus.FAILED})
+    cancelled = frozenset({EntityStatus.CANCELLED} if allow_cancelled else ())
     if status is BatchStatus.DONE:
-        return RetryPlan(False, frozenset({EntityStatus.FAILED}))
+        return RetryPlan(False, cancelled | {EntityStatus.FAILED})
     if status in (BatchStatus.PAUSED, BatchStatus.FAILED) or (status is BatchStatus.CANCELLED and allow_cancelled):
-        return RetryPlan(not listed, unfinished)
+        return RetryPlan(not listed, cancelled | {EntityStatus.WAITING, EntityStatus.IN_PROGRESS, EntityStatus.FAILED})
     remedy = "pass allow_cancelled" if status is BatchStatus.CANCELLED else "wait until it has ended"
     raise InvalidTransition(f"a batch that is {status} is not retried", remedy=remedy, batch=bid)
 
@@ -158,13 +169,12 @@ def worked_us(worked: int | None, resumed_us: int | None, now_us: int) -> int:
     return (worked or 0) + (0 if resumed_us is None else max(0, now_us - resumed_us))
 
 
-def pace_per_s(finished: int, worked: int) -> float | None:
-    """Entities per second of work, µs; None before one has finished."""
-    return finished / (worked / 1e6) if finished and worked > 0 else None
-
-
-def eta_us(total: int, finished: int, pace: float | None, now_us: int) -> int | None:
-    return None if pace is None else now_us + round((total - finished) / pace * 1e6)
+def eta_us(now_us: int, remaining: Remaining | None) -> tuple[int, int, int] | None:
+    """When a batch will have ended: expected, and no sooner and no later than, with 95 % confidence."""
+    if remaining is None:
+        return None
+    expected, low, high = (now_us + round(each * 1e6) for each in (remaining.s, remaining.low_s, remaining.high_s))
+    return expected, low, high
 
 
 # -- where a job may run, and when ----------------------------------------------------------------------------

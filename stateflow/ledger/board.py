@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from stateflow.ledger.schema import BATCH, ENTITY, JOB
 from stateflow.ledger.times import is_time
 from stateflow.ledger.views import VIEWS
 from stateflow.ledger.writing import unchanged
+from stateflow.pace import pace_per_s, remaining
 from stateflow.schedule import Schedule
 from stateflow.types import shown
 
@@ -61,7 +62,8 @@ class Board:
         return bid
 
     def batch(self, bid: str) -> dict[str, Any]:
-        """Its columns, the counts of its entities, its pace, when it will end, and its slowest entities."""
+        """Its columns, the counts of its entities, its pace, when it will end (``eta``; with 95 % confidence between
+        ``eta_sooner`` and ``eta_later``), and its slowest entities."""
         with self.ledger.database.reading() as connection:
             found = select(BATCH).where(BATCH.c.bid == bid)
             row = connection.execute(found).mappings().first() if rules.is_item_id(bid) else None
@@ -69,15 +71,22 @@ class Board:
                 raise IllegalRecord("there is no such batch", remedy="see the list of batches", batch=bid)
             counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted(bid))}
             slow = connection.execute(slowest(bid)).mappings().all()
-        done, failed = counts.get(EntityStatus.COMPLETED, 0), counts.get(EntityStatus.FAILED, 0)
+        ended = sum(count for status, count in counts.items() if EntityStatus(status).over)
         total, now = sum(counts.values()), self.ledger.clock.now_us()
-        pace = batches.pace_per_s(done + failed, batches.worked_us(row["worked_us"], row["resumed_us"], now))
+        worked_s = batches.worked_us(row["worked_us"], row["resumed_us"], now) / 1e6
+        left = None if row["resumed_us"] is None else remaining(total, ended, worked_s)
+        eta, sooner, later = batches.eta_us(now, left) or (None, None, None)
         return dict(row) | {
             "total_entities": total,
-            "succeeded": done,
-            "failed": failed,
-            "pace": pace,
-            "eta": None if row["resumed_us"] is None else batches.eta_us(total, done + failed, pace, now),
+            "waiting": counts.get(EntityStatus.WAITING, 0),
+            "in_progress": counts.get(EntityStatus.IN_PROGRESS, 0),
+            "succeeded": counts.get(EntityStatus.COMPLETED, 0),
+            "failed": counts.get(EntityStatus.FAILED, 0),
+            "cancelled": counts.get(EntityStatus.CANCELLED, 0),
+            "pace": pace_per_s(ended, worked_s),
+            "eta": eta,
+            "eta_sooner": sooner,
+            "eta_later": later,
             "extra_stats": {
                 "slowest": [_slow(each) for each in slow],
             },
@@ -100,8 +109,8 @@ class Board:
         batches.check_transition("batch", bid, batches.BATCH, BatchStatus(row["status"]), to)
         with self.ledger.database.reading() as connection:
             counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted(bid))}
-        waiting = counts.get(EntityStatus.WAITING, 0)
-        batches.check_ready(bid, to, listed=bool(row["listed"]), waiting=waiting)
+        left = sum(count for status, count in counts.items() if not EntityStatus(status).over)
+        batches.check_ready(bid, to, listed=bool(row["listed"]), open=left)
         now = self.ledger.clock.now_us()
         columns: dict[str, Any] = {"status": to.value} | _worked(row, to, now)
         if to in (BatchStatus.GENERATE_IID, BatchStatus.IN_PROGRESS):
@@ -128,7 +137,8 @@ class Board:
     def end_entity(
         self, bid: str, entity: str, status: EntityStatus | str, *, ms: int | None = None, result: Any = None
     ) -> bool:
-        """COMPLETED or FAILED. False when it was completed already: a late duplicate is counted once.
+        """IN_PROGRESS, COMPLETED, FAILED or CANCELLED. False when it was completed already, or is so: a late duplicate
+        is counted once.
 
         Raises InvalidTransition when it failed already, and is not to be done again; Locked when it is another's.
         """
@@ -151,6 +161,37 @@ class Board:
             else:
                 return True
 
+    def begin_entity(self, bid: str, entity: str) -> bool:
+        """IN_PROGRESS. False when it is so already, or completed. Raises as :meth:`end_entity` does."""
+        return self.end_entity(bid, entity, EntityStatus.IN_PROGRESS)
+
+    def run(self, bid: str, work: Callable[[str], Any]) -> dict[str, Any]:
+        """Do what a listed batch has to do, entity after entity in the order of listing, and end it. What
+        ``work(entity)`` returns, which is JSON, becomes the entity's result; when it raises, the entity has FAILED, and
+        the others go on. Returns :meth:`batch`.
+
+        After a crash, or when the batch was paused and is to go on, run it again: what has ended is not done again, and
+        what was under way is. One process at a time runs a batch. Where another one pauses or cancels it, it stops
+        behind the entity in hand. Raises InvalidTransition for one that has ended, or has no complete list.
+        """
+        if self._seen(Kind.BATCH, bid).row["status"] != BatchStatus.IN_PROGRESS:
+            self.move_batch(bid, BatchStatus.IN_PROGRESS)
+        for each in self.entities(bid):
+            if EntityStatus(each["status"]).over:
+                continue
+            if self._seen(Kind.BATCH, bid).row["status"] != BatchStatus.IN_PROGRESS:
+                return self.batch(bid)
+            entity, began = each["entity"], self.ledger.clock.monotonic()
+            self.begin_entity(bid, entity)
+            try:
+                result, status = work(entity), EntityStatus.COMPLETED
+            except Exception as error:  # noqa: BLE001 - it is kept as the entity's
+                result, status = {"error": f"{type(error).__name__}: {error}"}, EntityStatus.FAILED
+            self.end_entity(bid, entity, status, ms=round(1e3 * (self.ledger.clock.monotonic() - began)), result=result)
+        if self._seen(Kind.BATCH, bid).row["status"] == BatchStatus.IN_PROGRESS:
+            self.move_batch(bid, BatchStatus.DONE)
+        return self.batch(bid)
+
     def entities(self, bid: str, status: EntityStatus | str | None = None) -> list[dict[str, Any]]:
         """In the order of listing."""
         with self.ledger.database.reading() as connection:
@@ -163,14 +204,16 @@ class Board:
         plan = batches.plan_retry(
             bid, BatchStatus(seen.row["status"]), listed=bool(seen.row["listed"]), allow_cancelled=allow_cancelled
         )
-        failed = self.entities(bid, EntityStatus.FAILED) if EntityStatus.FAILED in plan.entities else []
-        waiting = self.entities(bid, EntityStatus.WAITING) if EntityStatus.WAITING in plan.entities else []
-        items = {item.item_id: item for item in self.ledger.items(each["item_id"] for each in failed)}
-        again = [_Seen(items[each["item_id"]], each).to(RecordState.RESOLVED, {"status": "WAITING"}) for each in failed]
+        found = {status: self.entities(bid, status) for status in plan.entities}
+        waiting = found.pop(EntityStatus.WAITING, [])
+        stopped = [each for several in found.values() for each in several]  # under way, failed or cancelled
+        items = {item.item_id: item for item in self.ledger.items(each["item_id"] for each in stopped)}
+        waits = {"status": EntityStatus.WAITING.value}
+        again = [_Seen(items[each["item_id"]], each).to(RecordState.RESOLVED, waits) for each in stopped]
         to = BatchStatus.GENERATE_IID if plan.relist else BatchStatus.IN_PROGRESS
         columns = {"status": to.value, "ended_us": None} | _worked(seen.row, to, self.ledger.clock.now_us())
         self._append([*again, seen.to(batches.RECORD_STATE[to], columns)])
-        ordered = sorted([*failed, *waiting], key=lambda each: int(each["first_record_id"]))
+        ordered = sorted([*stopped, *waiting], key=lambda each: int(each["first_record_id"]))
         return plan, [each["entity"] for each in ordered]
 
     # -- jobs ---------------------------------------------------------------------------------------------
@@ -260,6 +303,14 @@ class Board:
 
     def _append(self, changes: Sequence[_Change], fresh: Sequence[Entry] = ()) -> None:
         """All of it, or Locked when one of the items has changed since it was seen."""
+        for change in changes:
+            theirs = change.item.records[0].app.name
+            if theirs != APP.name:
+                raise IllegalRecord(
+                    f"it is {theirs}'s, which decides what becomes of it",
+                    remedy="use `stateflow batch cancel`; a reconfiguration is changed by `stateflow reconfig`",
+                    item=change.item.item_id,
+                )
         seen = {change.item.item_id: change.item.records[-1].seq for change in changes}
         self.ledger.append([*fresh, *(entry for change in changes for entry in change.entries)], unchanged(seen))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random  # noqa: TID251 - the default of an argument
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, Literal, TypeVar
@@ -22,8 +22,8 @@ from stateflow.errors import (
     LeaseLost,
     Locked,
 )
+from stateflow.ledger import bundles, payloads, queries, reading, rules, writing
 from stateflow.ledger import hold as holding
-from stateflow.ledger import payloads, queries, reading, rules, writing
 from stateflow.ledger.archive import archive
 from stateflow.ledger.database import Database
 from stateflow.ledger.hold import Hold, Holder
@@ -146,16 +146,23 @@ class Ledger:
         return self.append(ordered, None if check is None else lambda _: check(), term)
 
     def append(
-        self, entries: Sequence[Entry], guard: writing.Guard | None = None, term: int | None = None
+        self,
+        entries: Sequence[Entry],
+        guard: writing.Guard | None = None,
+        term: int | None = None,
+        author: str = "",
     ) -> list[Record]:
-        """``put_many`` for the views of this package, whose kinds of items are their own."""
+        """``put_many`` for the views of this package, whose kinds of items are their own.
+
+        Args: author: of these records; empty: this ledger's.
+        """
         for entry in entries:
             rules.check_item_id(entry.item_id)
             if entry.lease_s is not None:
                 _lease(entry.lease_s)
         if not entries:
             return []
-        stamp = writing.Stamp(self._author, self.run_id, self._clock.now_us(), self.lease_s)
+        stamp = writing.Stamp(author or self._author, self.run_id, self._clock.now_us(), self.lease_s)
         return self._write(lambda connection: writing.append(connection, entries, stamp, guard), term)
 
     def _write(self, work: Callable[[Any], T], term: int | None = None) -> T:
@@ -176,16 +183,26 @@ class Ledger:
 
     def resolve(self, item_id: str, note: str) -> Record:
         """A person dealt with what blocks the item. Raises IllegalRecord when nothing does."""
-        blocking = self._known(item_id).blocking
-        if blocking is None:
+        item = self._known(item_id)
+        if item.blocking is None:
             raise IllegalRecord("nothing blocks the item", remedy="leave it as it is", item=item_id)
-        return self.put(item_id, SELF, RecordState.RESOLVED, blocking, {"note": note})
+        return self._put_by_hand(item, SELF, RecordState.RESOLVED, item.blocking, note)
 
     def skip(self, item_id: str, app: App | str = "*", note: str | None = None) -> Record:
         """From now on this application (``*``: every one) must leave the item alone."""
-        self._known(item_id)
+        item = self._known(item_id)
         who = App(app) if isinstance(app, str) else app
-        return self.put(item_id, who, RecordState.SKIPPED, None, None if note is None else {"note": note})
+        return self._put_by_hand(item, who, RecordState.SKIPPED, None, note)
+
+    def _put_by_hand(
+        self, item: Item, who: App, state: RecordState, previous: Record | None, note: str | None
+    ) -> Record:
+        """Whatever kind of item it is; it changes no column of a view."""
+        payload: dict[str, Any] = {} if note is None else {"note": note}
+        schema = None
+        if item.kind is not Kind.ITEM:
+            payload, schema = payload | {"set": {}}, item.kind.payload_schema
+        return self.append([Entry(item.item_id, who, state, previous, payload or None, schema)])[0]
 
     def renew(self, lock: Record, lease_s: float | None = None) -> bool:
         """Hold a lock for its lease from now on. False when it is no longer held, or has no lease."""
@@ -464,6 +481,22 @@ class Ledger:
     def rebuild(self) -> int:
         """Make the projections anew from the records. Returns the number of items. Raises LedgerCorrupt."""
         return self.database.write(rebuild)
+
+    # -- bundles ------------------------------------------------------------------------------------------
+
+    def put_bundle_part(self, digest: str, number: int, count: int, body: bytes) -> None:
+        """Of code that an operator came in, see :mod:`stateflow.ledger.bundles`."""
+        self.database.write(lambda connection: bundles.put(connection, digest, number, count, body))
+
+    def bundle_part(self, digest: str, number: int) -> tuple[bytes, int] | None:
+        """(a part of it, how many there are). None: it is not here."""
+        with self.database.reading() as connection:
+            return bundles.part(connection, digest, number)
+
+    def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
+        """All but these. Returns how many parts."""
+        older_us = round(older_than / timedelta(microseconds=1))
+        return self.database.write(lambda connection: bundles.drop_others(connection, digests, older_us))
 
     def archive(self, older_than: timedelta | datetime) -> int:
         """Put away the records of items that are done and whose newest record is older; returns how many items.

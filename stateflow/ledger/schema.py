@@ -4,6 +4,7 @@
 ``ledger_verdict`` and the tables of stages, batches, entities and jobs are projections: written in the transaction that
 writes the records, and derivable from them. ``ledger_lease`` says until when a lock holds, by the database's clock.
 ``ledger_identity`` has the id of this ledger, ``ledger_hold`` says who decides by it; each is one row.
+``ledger_bundle`` has code that operators came in: records name it by its digest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sqlalchemy import (
     Dialect,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -32,7 +34,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from stateflow.ledger.records import ITEM_ID_MAX
 
 #: what a fresh ledger has, and what this program reads and writes
-REVISION = "0003"
+REVISION = "0004"
 VERSION_TABLE = "ledger_version"
 
 METADATA = MetaData()
@@ -75,6 +77,10 @@ class ItemId(TypeDecorator[str]):
 
 def long_text() -> TypeEngine[str]:
     return Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql").with_variant(mssql.NVARCHAR(), "mssql")
+
+
+def long_bytes() -> TypeEngine[bytes]:
+    return LargeBinary().with_variant(mysql.LONGBLOB(), "mysql")
 
 
 def big_key() -> TypeEngine[int]:
@@ -211,6 +217,18 @@ HOLD = Table(
     Column("since_us", BigInteger, nullable=False),
     Column("until_us", BigInteger, nullable=False),
     Column("lease_us", BigInteger, nullable=False),
+    **OPTIONS,
+)
+#: code that operators came in, in parts; ``body`` of all parts has the SHA-256 ``digest``
+BUNDLE = Table(
+    "ledger_bundle",
+    METADATA,
+    Column("digest", text_id(64)),
+    Column("number", Integer, autoincrement=False),
+    Column("count", Integer, nullable=False),
+    Column("stored_us", BigInteger, nullable=False),
+    Column("body", long_bytes(), nullable=False),
+    _key("digest", "number"),
     **OPTIONS,
 )
 

@@ -15,7 +15,7 @@ from stateflow.ledger.database import Database
 from stateflow.ledger.rebuild import rebuild
 from stateflow.ledger.schema import HOLD, IDENTITY, METADATA, RECORD, REVISION, VERSION_TABLE
 
-_KNOWN = ("0001", "0002", REVISION)
+_KNOWN = ("0001", "0002", "0003", REVISION)
 _LOCK = 0x73666C6F77  # 'sflow'
 _LOCK_WAIT_S = 60
 
@@ -72,7 +72,7 @@ def prepare(database: Database, *, create: bool) -> Opened:
 def _version(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a name of ours
     return None if found is None else str(found)
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,8 +31,8 @@ from stateflow.errors import (
     PortInUse,
     StateflowError,
     Unavailable,
-    from_wire,
 )
+from stateflow.launching import Listening, heard
 from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.wire import reached_at
@@ -54,15 +53,16 @@ PORT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """``listen`` and ``advertise``: of the first worker. ``arguments``: of a worker, by its number, where it
-    listens and what it advertises."""
+    """``listen``, ``advertise`` and ``metrics``: of the first worker; empty ``metrics``: they have none. ``arguments``:
+    of a worker, by its number, where it listens, what it advertises and where its figures are."""
 
     name: str
     data_dir: Path
     controller: str
     listen: str
     advertise: str | None
-    arguments: Callable[[int, str, str | None], Sequence[str]]
+    metrics: str
+    arguments: Callable[[int, str, str | None, str], Sequence[str]]
     stop_timeout_s: float
 
 
@@ -149,10 +149,11 @@ class Workers:
         self._node, self._count, self._clock = node, count, clock
         self._numbers = [*range(count), *left_behind(node.data_dir, count)]
         for number in self._numbers:
-            behind(node.listen, number), behind(node.advertise or "", number)
+            behind(node.listen, number), behind(node.advertise or "", number), behind(node.metrics, number)
         self._supervision, self._balance = Supervision(count), Balance()
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._addresses: dict[int, str] = {}
+        self._pages: dict[int, str] = {}  # where its figures are
         self._errors: dict[int, StateflowError] = {}  # what a worker ended with, last
         self._lives: dict[int, asyncio.Task[None]] = {}
         self._tried: set[int] = set()
@@ -160,9 +161,9 @@ class Workers:
         self._changed = asyncio.Event()
         self._said: dict[str, str] = {}
 
-    async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+    async def run(self, stop: asyncio.Event, ready: Callable[[Listening], None]) -> None:
         """Until ``stop``. To be called with the node claimed; ``ready`` is told the first worker's address when each
-        was started, and that one is.
+        was started, and that one is, and again when figures are elsewhere.
 
         Raises DataDirLocked where workers of a former node do not end, Unavailable when no worker starts, however
         often.
@@ -175,15 +176,16 @@ class Workers:
             for number in self._numbers:
                 self._begin(number)
             looking = asyncio.create_task(self._look_again_and_again())
-            said = False
+            said: Mapping[str, str] | None = None
             while not stop.is_set():
                 for number in self._supervision.due(self._clock.monotonic()):
                     self._begin(number)
                 if self._supervision.is_hopeless():
                     raise self._hopeless()
-                if not said and 0 in self._addresses and self._tried.issuperset(self._numbers):
-                    said = True
-                    ready(self._addresses[0])
+                pages = {worker_name(self._node.name, number): page for number, page in sorted(self._pages.items())}
+                if said != pages and 0 in self._addresses and self._tried.issuperset(self._numbers):
+                    said = pages
+                    ready(Listening(self._addresses[0], pages))
                 changed = asyncio.ensure_future(self._changed.wait())
                 await asyncio.wait([changed, stopping], timeout=0.25, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
@@ -242,7 +244,8 @@ class Workers:
 
     async def _run_process(self, number: int) -> int:
         listen = self._addresses.get(number) or behind(self._node.listen, number)
-        arguments = self._node.arguments(number, listen, self._advertised(number))
+        figures = self._pages.get(number) or behind(self._node.metrics, number)
+        arguments = self._node.arguments(number, listen, self._advertised(number), figures)
         assert self._lock is not None
         lock = self._lock.fileno()
         process = self._processes[number] = await asyncio.create_subprocess_exec(
@@ -259,18 +262,19 @@ class Workers:
     def _hear(self, number: int, line: bytes) -> None:
         """Where it listens, or why it does not."""
         self._errors.pop(number, None)
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            said = json.loads(line)
-            if "error" in said:
-                error = self._errors[number] = from_wire(said["error"])
-                if isinstance(error, PortInUse):  # of the free one that it had; another will do
-                    self._addresses.pop(number, None)
-                log.error("worker %s: %s", worker_name(self._node.name, number), error)
-                return
-            self._addresses[number] = said["address"]
+        name, said = worker_name(self._node.name, number), heard(line)
+        if isinstance(said, Listening):
+            self._addresses[number] = said.address
+            self._pages |= {number: said.metrics[name]} if name in said.metrics else {}
             self._supervision.ready(number, self._clock.monotonic())
             self._tried.add(number)
             self._changed.set()
+        elif said is not None:
+            self._errors[number] = said
+            if isinstance(said, PortInUse):  # of the free ones that it had; others will do
+                self._addresses.pop(number, None)
+                self._pages.pop(number, None)
+            log.error("worker %s: %s", name, said)
 
     async def _stop(self, number: int) -> None:
         process = self._processes[number]
@@ -349,6 +353,7 @@ class Workers:
         number = worker_of(worker.name)
         self._lives[number].cancel()
         self._supervision.ended(number)
+        self._pages.pop(number, None)
         await self._stop(number)
         log.warning("worker %s owns nothing any more and has ended", worker.name)
         directory = directory_of(self._node.data_dir, number)
@@ -400,7 +405,7 @@ def _is_moving(status: ClusterStatus, replicas: Collection[str]) -> bool:
     return any(
         move.source in replicas or move.target in replicas
         for each in status.reconfigurations
-        if each.state in ("RUNNING", "PAUSED")
+        if not each.over
         for move in each.moves
         if move.state not in ("COMPLETED", "ABORTED")
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from stateflow.about import Ids, about, begin_about
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.replica.confirmations import Confirmations
 from stateflow.replica.lane import LeftBehind
 from stateflow.replica.samples import Samples
+from stateflow.replica.spans import BatchSpan, answers_seen
 from stateflow.replica.turns import Turns, stops
 from stateflow.replica.watching import BEAT_S, Watch
 from stateflow.rpc.wire import unexpected
@@ -20,14 +22,18 @@ from stateflow.runtime.acknowledging import held_up, late, moved
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.host import Applied
 from stateflow.runtime.outcomes import Outcome as Came
+from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.shares import Frame, Shares
 from stateflow.runtime.waiting import Waiting
+from stateflow.tracing import Tracing
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 #: when the replica stops, for a thread whose batch was interrupted
 LAST_S = 0.5
+#: a call that takes longer lets others go first, between two of its partitions
+SLICE_S = 0.005
 #: what comes of a share; None: its partition is on its way here
 Outcome: TypeAlias = Applied | ReplicaInfo | StateflowError | None
 #: what its sender is told
@@ -36,6 +42,11 @@ Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
 
 class Exchange(Protocol):
     """One call."""
+
+    @property
+    def caller(self) -> Hashable:
+        """Whose it is: of several who want the thread for batches each has a turn after the other."""
+        ...
 
     async def receive(self, patience_s: float | None = None) -> Piece | None:
         """What comes next; None: that was all. Raises InvalidArgument; TimeoutError when its sender was silent for
@@ -73,29 +84,54 @@ class Piece(Protocol):
 @dataclass(slots=True)
 class _Call:
     """An exchange under way. ``begun``: shares whose rows are not whole, and their pieces. ``waiting``: bytes of these,
-    and of shares whose partition is on its way. ``rows``: that were applied."""
+    of those that became whole (``joined``) until they were applied, and of shares whose partition is on its way.
+    ``rows``: that were applied. ``span``: where somebody follows the batch."""
 
     exchange: Exchange
     operator: str = ""
     begun: Frame | None = None
     pieces: list[bytes] = field(default_factory=list)
     waiting: int = 0
+    joined: int = 0
     rows: int = 0
+    batch: Batch | None = None
+    span: BatchSpan | None = None
+
+    def ids(self) -> Ids:
+        return _ids_of(self.operator, self.batch, self.span)
 
 
 @dataclass(slots=True)
 class _Turn:
     """Of a call in the thread for batches. ``shares``: None until they are read. ``outcomes``: by part. ``begun_with``:
-    the last part. ``over``: nobody waits for what comes of it any more."""
+    the last part. ``over``: nobody waits for what comes of it any more. ``until``: monotonic seconds, then others who
+    wait go first."""
 
     turns: Turns
+    caller: Hashable
+    clock: Clock
     shares: Shares | None = None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     begun_with: int = 0
+    until: float | None = None
     over: bool = False
+    span: BatchSpan | None = None
 
     def begun(self, number: int) -> None:
         self.begun_with = number
+        if self.until is None:
+            self.until = self.clock.monotonic() + SLICE_S
+
+    def committing(self) -> None:
+        if self.span is not None and not self.over:
+            self.span.committing()
+
+    def ids(self) -> Ids:
+        """Of the part in hand, for lines that are logged meanwhile, by the operator for one."""
+        if self.shares is None:
+            return {}
+        partition = self.shares.parts[self.begun_with].partition
+        return {**_ids_of(self.shares.operator, self.shares.batch, self.span), "partition": partition}
 
     def told(self, number: int, outcome: Came) -> None:
         if isinstance(outcome, StateflowError):
@@ -105,9 +141,15 @@ class _Turn:
             outcome = unexpected(outcome)
         if not self.over:
             self.outcomes[number] = outcome
+            if self.span is not None and isinstance(outcome, Applied) and not outcome.replayed:
+                self.span.committed()
 
     def goes_on(self) -> bool:
-        return not (self.over or self.turns.stopping)
+        return not (self.over or self.turns.stopping or self._gives_way())
+
+    def _gives_way(self) -> bool:
+        is_over = self.until is not None and self.clock.monotonic() > self.until
+        return is_over and self.turns.others_wait(self.caller)
 
 
 class Applier:
@@ -118,6 +160,7 @@ class Applier:
         changed: an event that is set at the next change of a partition's lifecycle.
         ask: told of each partition that a batch waits for.
         garbage: collected between batches.
+        tracing: of this process, where it has any.
     """
 
     def __init__(
@@ -127,6 +170,7 @@ class Applier:
         changed: Callable[[PartitionId], asyncio.Event],
         ask: Callable[[PartitionId], None],
         garbage: Garbage | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.node = node
         self.turns = Turns(clock)
@@ -134,28 +178,44 @@ class Applier:
         self.samples = Samples(clock)
         self.confirmations = Confirmations(node, clock, changed)
         self._clock, self._changed, self._ask, self._garbage = clock, changed, ask, garbage
+        self._tracing = tracing
         self._waiting = Waiting(node.settings.waiting_bytes_max)
 
     async def run(self, exchange: Exchange) -> None:
         """Raises what is wrong with the batch as a whole; what is wrong with a partition is its answer."""
-        call = _Call(exchange)
+        call, error = _Call(exchange), None
+        begin_about(call.ids)
         try:
             await self._run(call)
+        except BaseException as caught:
+            error = caught
+            raise
         finally:
             self._waiting.let_go(call.waiting)
+            if call.span is not None:
+                call.span.end(error)
 
     async def _run(self, call: _Call) -> None:
         started = self._clock.monotonic()
         early: list[Shares] = []
         while (came := await self._next(call)) is not None:
             frame = self._whole(call, came)
-            if frame is not None:
-                frame = await self._pass_over(call, frame)
-            if frame is not None and frame.partitions and (left := await self._apply_all(call, frame)) is not None:
+            if frame is None:
+                continue
+            if call.batch is None:
+                call.operator, call.batch = frame.operator, frame.batch
+                call.span = BatchSpan.begun(self._tracing, frame, started, self._clock)
+            frame = await self._pass_over(call, frame)
+            left = await self._apply_all(call, frame) if frame.partitions else None
+            self._let_go(call, call.joined)
+            call.joined = 0
+            if left is not None:
                 self._keep(call, left.bytes, left.batch.source)
                 early.append(left)
         held_from = self._clock.monotonic() if early else None
         if early:
+            if call.span is not None:
+                call.span.held(len(_partitions(early)))
             await self._apply_early(call, early)
         self.samples.add(call.operator, call.rows, started, held_from)
 
@@ -184,7 +244,7 @@ class Applier:
         if not came.is_whole:
             self._keep(call, len(came.rows), frame.batch.source)
             return None
-        self._let_go(call, sum(map(len, call.pieces[:-1])))
+        call.joined = sum(map(len, call.pieces[:-1]))
         whole = frame._replace(message=b"".join(call.pieces))
         call.begun, call.pieces = None, []
         return whole
@@ -207,20 +267,20 @@ class Applier:
             return frame
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
-                places = await self.turns.run(self.node.batches.pass_over, frame)
+                places = await self.turns.run(self.node.batches.pass_over, frame, of=call.exchange.caller)
             except LeftBehind:  # they are visited, and perhaps are past it
                 places = []
         await caller.said()
         if not places:
             return frame
-        call.operator = frame.operator
+        if call.span is not None:
+            call.span.passed(len(places))
         await call.exchange.passed([frame.partitions[place] for place in places])
         return frame.without(places)
 
     async def _apply_all(self, call: _Call, came: Frame | Shares) -> Shares | None:
         """Apply and answer; returns the shares whose partition is still on its way here. Raises InvalidArgument for
         rows that cannot be read."""
-        call.operator = came.operator
         numbers = came.partitions if isinstance(came, Frame) else [part.partition for part in came.parts]
         partitions = [PartitionId(came.operator, number) for number in numbers]
         shares = None if isinstance(came, Frame) else came
@@ -230,7 +290,7 @@ class Applier:
                 by_place |= {place: stops(partitions[place]) for place in left}
                 break
             some = came if shares is None else shares if len(left) == len(partitions) else shares.only(left)
-            turn = _Turn(self.turns)
+            turn = _Turn(self.turns, call.exchange.caller, self._clock, span=call.span)
             found = await self._in_thread(call, some, [partitions[place] for place in left], turn)
             by_place |= {left[place]: outcome for place, outcome in found.items()}
             shares = shares or turn.shares
@@ -249,6 +309,7 @@ class Applier:
             else:
                 answers.append((partition, outcome))
                 call.rows += outcome.rows if isinstance(outcome, Applied) else 0
+        answers_seen(call.span, answers)
         if answers:
             await call.exchange.answer(answers)
         return shares.only(early) if early and shares is not None else None
@@ -256,10 +317,10 @@ class Applier:
     async def _in_thread(
         self, call: _Call, came: Frame | Shares, partitions: list[PartitionId], turn: _Turn
     ) -> dict[int, Outcome]:
-        """Of some shares, by place: of all, where the thread comes back and goes on."""
+        """Of some shares, by place: of all, where the thread comes back, goes on and gives nobody way."""
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
-                await self.turns.run(self._apply, came, turn)
+                await self.turns.run(self._apply, came, turn, of=turn.caller)
                 outcomes = turn.outcomes
             except LeftBehind:
                 turn.over = True
@@ -274,8 +335,9 @@ class Applier:
         return outcomes
 
     def _apply(self, came: Frame | Shares, turn: _Turn) -> None:
-        turn.shares = shares = came.read() if isinstance(came, Frame) else came
-        self.node.batches.apply(shares, turn)
+        with about(turn.ids):
+            turn.shares = shares = came.read() if isinstance(came, Frame) else came
+            self.node.batches.apply(shares, turn)
 
     async def _replicated(self, partitions: list[PartitionId], outcomes: list[Outcome]) -> list[Outcome]:
         """When a standby has durably what was applied, or it is not said."""
@@ -298,7 +360,9 @@ class Applier:
             early = [later for shares in early if (later := await self._apply_all(call, shares)) is not None]
             left = deadline - self._clock.monotonic()
             if early and left <= 0:
-                await call.exchange.answer([(partition, late(partition)) for partition in _partitions(early)])
+                refused: list[Answer] = [(partition, late(partition)) for partition in _partitions(early)]
+                answers_seen(call.span, refused)
+                await call.exchange.answer(refused)
                 return
             if early:
                 waits = [asyncio.ensure_future(event.wait()) for event in events]
@@ -318,6 +382,14 @@ class Applier:
             return
         await self.watch.end_all()
         await self.turns.is_over(LAST_S)
+
+
+def _ids_of(operator: str, batch: Batch | None, span: BatchSpan | None) -> Ids:
+    if batch is None:
+        return {}
+    trace = {"trace_id": batch.traceparent[3:35]} if batch.traceparent else {}
+    trace |= {"span_id": span.id} if span is not None else {}
+    return {"operator": operator, "source": batch.source, "batch": batch.number, **trace}
 
 
 def _partitions(several: list[Shares]) -> list[PartitionId]:

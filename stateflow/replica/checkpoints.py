@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random  # noqa: TID251 - the type; which one is handed in
 
 from stateflow.checkpoint import CheckpointStore, Codec
-from stateflow.checkpoint.codec import key_from_environment
+from stateflow.checkpoint.codec import configured_key
 from stateflow.checkpoint.collecting import Retention, collect, whose_turn
 from stateflow.checkpoint.store import Saved
 from stateflow.clock import Clock
@@ -172,7 +172,7 @@ class CheckpointShell:
 
     def _named(self, url: str) -> CheckpointStore:
         settings = self._node.settings
-        codec = Codec(settings.checkpoint_compression, key_from_environment())
+        codec = Codec(settings.checkpoint_compression, configured_key())
         cache = self.store.cache if self.store is not None else None
         return CheckpointStore(url, codec=codec, cache=cache, create=False, timeout_s=settings.checkpoint_timeout_s)
 

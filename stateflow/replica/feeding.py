@@ -31,9 +31,8 @@ class Feeder:
     async def file(self, snapshot_id: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, int]]:
         """(piece, its checksum) of a base file, from ``offset`` on. Raises MoveUnknown."""
         with self._node.sender.reading(snapshot_id):
-            path = self._node.sender.snapshot_file(snapshot_id, name)
             size = min(PIECE_BYTES, self._node.settings.chunk_bytes)
-            with path.open("rb") as file:
+            with self._node.sender.open_file(snapshot_id, name) as file:
                 file.seek(offset)
                 while True:
                     began = self._clock.monotonic()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import grpc.aio
 
 from stateflow.clock import Clock
-from stateflow.errors import ForeignLedger, StaleTerm, StateflowError
+from stateflow.errors import BundleDamaged, ForeignLedger, HoldLost, StaleTerm, StateflowError, Unavailable
+from stateflow.replica.bundles import Bundles
 from stateflow.replica.peers import Controller, Directory, Heartbeat, Pulse, Unanswered
 from stateflow.replica.pulls import Pulls
 from stateflow.replica.threads import Threads
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 #: while there are controllers and none leads, so many heartbeats in the time of one: the lease runs out, and who leads
 #: next decides nothing that needs this replica before it has been heard
 UNLED = 3
+#: what is said of a controller that does not answer as one that decides for this replica
+SILENT = (Unavailable, HoldLost, StaleTerm, ForeignLedger)
 #: copies that a heartbeat names
 INCOMING_MAX = 1000
 
@@ -39,6 +42,7 @@ class Member:
     connect: Callable[[str], grpc.aio.Channel]
     threads: Threads
     pulls: Pulls
+    bundles: Bundles
 
 
 async def say_opening(member: Member, controller: str) -> None:
@@ -69,13 +73,14 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
 
     Args: controller: its address, or those of several, with commas: the one that leads is asked.
     """
-    node, info = member.node, member.info
+    node, info, threads = member.node, member.info, member.threads
     troubles, registered = Troubles(log, "what the controller said cannot be carried out"), False
     free = ""  # the ledger that it belonged to, where nothing is here that a controller could want back
     beats = -1
     claimed: Holding | None = None  # what the controller was told that its ledger does not know of
     addresses = addresses_of(controller)
     turn = Round(addresses, addresses[0])
+    refused = False  # by a controller of this round
     controllers: dict[str, Controller] = {}
     async with contextlib.AsyncExitStack() as stack:
         while True:
@@ -95,14 +100,18 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                         incarnation if registered else "",
                         _some(member.pulls.incoming(), beats),
                         node.authority.seen[1],
+                        alone=node.alone,
                     )
                 )
                 adopted = pulse.adopted or (free if free and node.is_empty else "")
                 if node.authority.seen[0] not in ("", pulse.ledger, adopted):
                     claimed = await _claim(member, controllers[asked], _held(node), claimed if pulse.claimed else None)
                 node.authority.check_answer(pulse.ledger, pulse.term, adopted)
+                member.bundles.controller = controllers[asked]
                 if pulse.known and (pulse.ledger, pulse.term) == node.authority.seen:
                     node.lease.granted(sent_at, pulse.lease_s)
+                    if pulse.alone != node.alone:
+                        await threads.in_files(node.serve_alone, *pulse.alone)
                     for partition, move_id in pulse.ended:
                         await member.pulls.end(partition, move_id)
                     troubles.over()
@@ -129,8 +138,14 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                 failed = error
             except Exception as error:  # noqa: BLE001 - which is said, and the next round may go better
                 troubles.met(error)
+            refused |= failed is not None and not isinstance(failed, SILENT)
             if failed is not None and turn.go_on(failed):
                 continue  # none was asked twice: who leads by now is found at once
+            if refused:
+                node.lease.cut_off = False
+            elif failed is not None:
+                node.lease.unanswered()
+            refused = False
             await asyncio.sleep(node.settings.heartbeat_interval_s / (UNLED if turn.unled else 1))
             turn = Round(addresses, turn.asked)
 
@@ -152,6 +167,8 @@ async def _register(
     if unknown:
         await _claim(member, controller, unknown, None)
     for spec in told.operators:
+        with contextlib.suppress(BundleDamaged):  # it is not served then, and says why
+            await member.bundles.ensure(spec)
         await threads.in_files(node.follow, spec)
     for gone in told.superseded:
         if await threads.in_files(node.successor.supersede, gone.partition, gone.epoch, gone.owner, gone.burnt):

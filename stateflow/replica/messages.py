@@ -37,6 +37,8 @@ def batch_of(header: rpb.ApplyHeader) -> Batch:
         session_of(header.session) if header.HasField("session") else None,
         header.known,
         header.site,
+        header.site_column,
+        header.traceparent,
     )
 
 

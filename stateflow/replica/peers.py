@@ -13,6 +13,7 @@ from typing import Any
 import grpc.aio
 
 from stateflow.errors import StateflowError, TransferCorrupt, Unavailable
+from stateflow.release import VERSION
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
@@ -36,6 +37,7 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 #: of a controller, for a heartbeat; twice as long for what is here
 CALL_TIMEOUT_S = 5.0
+PART_TIMEOUT_S = 120.0
 
 
 @contextmanager
@@ -160,7 +162,8 @@ class Directory:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """``incarnation``: empty while it is not registered. ``incoming``: (partition, move) of copies under way to it.
-    ``term``: the greatest it has heard of. ``opening``: it is starting, and registers when it knows what it has."""
+    ``term``: the greatest it has heard of. ``opening``: it is starting, and registers when it knows what it has.
+    ``alone``: (order, operators) that it may serve without a controller."""
 
     replica: ReplicaInfo
     directory: Directory
@@ -168,13 +171,15 @@ class Heartbeat:
     incoming: Sequence[tuple[PartitionId, str]] = ()
     term: int = 0
     opening: bool = False
+    alone: tuple[int, frozenset[str]] = (0, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """The answer to a heartbeat. ``lease_s``: from when that was sent. ``ended``: of the copies it named, those whose
     moves are over. ``ticket``: for one registration. ``claimed``: what is here of other ledgers was said already.
-    ``adopted``: the ledger that this one has taken over."""
+    ``adopted``: the ledger that this one has taken over. ``alone``: (order, operators) that may be served while no
+    controller answers."""
 
     known: bool
     lease_s: float
@@ -184,6 +189,7 @@ class Pulse:
     ended: tuple[tuple[PartitionId, str], ...] = ()
     claimed: bool = False
     adopted: str = ""
+    alone: tuple[int, frozenset[str]] = (0, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +231,9 @@ class Controller:
             replica=replica_to_pb(beat.replica),
             opening=beat.opening,
             term=beat.term,
+            alone=sorted(beat.alone[1]),
+            alone_order=beat.alone[0],
+            version=VERSION,
         )
         reply: cpb.HeartbeatReply = await self._call(self._stub.Heartbeat, request, CALL_TIMEOUT_S)
         return Pulse(
@@ -236,6 +245,7 @@ class Controller:
             tuple((PartitionId(each.operator, each.partition), each.move_id) for each in reply.ended),
             reply.claimed,
             reply.adopted,
+            (reply.alone_order, frozenset(reply.alone)),
         )
 
     async def register(
@@ -288,6 +298,12 @@ class Controller:
                 last=number == len(pieces) - 1,
             )
             await self._call(self._stub.Claim, request, 2 * CALL_TIMEOUT_S)
+
+    async def bundle_part(self, digest: str, number: int) -> tuple[bytes, int]:
+        """(a part of a bundle, how many there are). Parts have a MB, and the link may be slow."""
+        request = cpb.BundlePartRequest(bundle=digest, number=number)
+        reply: cpb.BundlePart = await self._call(self._stub.GetBundlePart, request, PART_TIMEOUT_S)
+        return reply.data, reply.count
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 from stateflow.clock import Clock
+from stateflow.metrics.figures import BATCH_BUCKETS, Histogram
 
 SAMPLES_KEPT = 100_000
+OPERATORS_MAX, OTHERS = 500, "(others)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,15 @@ class Sample:
     held_ms: float
 
 
+@dataclass(slots=True)
+class OfOperator:
+    """What its requests were, all together. ``held_s``: waiting for partitions to come here."""
+
+    rows: int = 0
+    held_s: float = 0.0
+    took: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
+
+
 class Samples:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -30,6 +42,7 @@ class Samples:
         self._number = 0
         #: of all requests
         self.rows = 0
+        self.by_operator: dict[str, OfOperator] = {}
 
     def add(self, operator: str, rows: int, started: float, held_from: float | None) -> None:
         """A request has ended. Monotonic seconds; ``held_from``: since when it waited for partitions, None: it did
@@ -37,9 +50,18 @@ class Samples:
         now = self._clock.monotonic()
         self._number += 1
         self.rows += rows
+        of = self.by_operator.get(operator)
+        if of is None:
+            if len(self.by_operator) >= OPERATORS_MAX:  # whoever asks can make up names
+                operator = OTHERS
+            of = self.by_operator.setdefault(operator, OfOperator())
+        of.rows += rows
+        of.took.observe(now - started)
+        of.held_s += 0.0 if held_from is None else now - held_from
         held_ms = 0.0 if held_from is None else (now - held_from) * 1e3
         self._samples.append(Sample(self._number, self._clock.now_us(), operator, rows, (now - started) * 1e3, held_ms))
 
-    def after(self, number: int) -> list[Sample]:
-        """Those with a larger number."""
-        return [sample for sample in self._samples if sample.number > number]
+    def after(self, number: int, newest: int = 0) -> list[Sample]:
+        """Those with a larger number, oldest first; ``newest``: so many of them at most, 0: all."""
+        found = list(islice(takewhile(lambda each: each.number > number, reversed(self._samples)), newest or None))
+        return found[::-1]

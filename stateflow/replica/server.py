@@ -10,22 +10,27 @@ from collections.abc import Coroutine
 from random import Random  # noqa: TID251 - the type; which one is handed in
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import REPORT_LOG, StateflowError
+from stateflow.launching import Listening
+from stateflow.replica.figures import Figures
 from stateflow.replica.membership import say_opening, stay_registered
 from stateflow.replica.service import ReplicaService
 from stateflow.replica.threads import Threads
 from stateflow.replica.troubles import Troubles
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.controllers import addresses_of
 from stateflow.rpc.health import add_health
-from stateflow.rpc.wire import OPTIONS, RPCS_MAX, bind, reached_at, unexpected
+from stateflow.rpc.limits import CallLimits
+from stateflow.rpc.secure import check_reach
+from stateflow.rpc.serving import new_server
+from stateflow.rpc.wire import bind, reached_at, unexpected
 from stateflow.runtime.allocator import keep_buffers
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.settings import ServerSettings
+from stateflow.tracing import begin_tracing, end_tracing
 from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -41,33 +46,44 @@ async def serve(
     advertise: str | None = None,
     random: Random,
     checkpoints: CheckpointStore | None = None,
+    metrics: str = "",
     clock: Clock = SYSTEM_CLOCK,
-    ready: asyncio.Future[str] | None = None,
+    ready: asyncio.Future[Listening] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run a replica until ``stop``, or until one of its duties ends by itself. Then it stops, and raises that error:
     without its lease, or with nobody who looks after stuck batches, it would only seem to be there.
 
-    Raises PortInUse, InvalidArgument.
+    Raises PortInUse, InvalidArgument, InsecureRefused, BadCertificate, ExtraMissing.
 
     Args:
         random: spreads the periodic checkpoints of replicas that were started together.
+        metrics: where its figures are served; empty: nowhere.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_buffers()
     stop = stop or asyncio.Event()
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
-    service = ReplicaService(node, checkpoints, clock, random=random, garbage=Garbage(lambda: node.cache.objects))
+    limits = CallLimits(ServerSettings())
+    tracing = begin_tracing("replica", node.info.name, node.info.site)
+    server, page = new_server(limits), None
+    garbage = Garbage(lambda: node.cache.objects)
+    service = ReplicaService(node, checkpoints, clock, random=random, garbage=garbage, tracing=tracing)
     replica_pb2_grpc.add_ReplicaServiceServicer_to_server(service, server)
-    add_health(server, lambda: node.lease.holds(clock.monotonic()))
+    add_health(server, lambda: node.lease.serves_some(clock.monotonic()))
     try:
-        address = bind(server, listen)
+        check_reach(addresses_of(controller))
+        address = bind(server, listen, advertise)
         info = ReplicaInfo(node.info.name, node.info.site, reached_at(advertise, address), node.info.weight)
         if not await recover(service, info, controller, stop):
             return
         await server.start()
+        if metrics:
+            from stateflow.metrics.page import Page  # what only who wants it pays for
+
+            figures = Figures(service, info, limits, clock)
+            page = Page(metrics, figures, asyncio.get_running_loop(), node.batches.figures)
         if ready is not None:
-            ready.set_result(address)
+            ready.set_result(Listening(address, {} if page is None else {info.name: page.address}))
         tasks = [
             asyncio.create_task(duty, name=getattr(duty, "__qualname__", None))
             for duty in duties(service, info, controller, uuid.uuid4().hex)
@@ -79,7 +95,11 @@ async def serve(
         service.end_streams()  # else they last for as long as their clients
         await stopping
     finally:
+        if page is not None:
+            await asyncio.to_thread(page.close)
         await service.close()
+        if tracing is not None:
+            await asyncio.to_thread(end_tracing)
     if ended is not None:
         raise ended
 

@@ -12,6 +12,7 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError
 from stateflow.replica.applying import Applier
+from stateflow.replica.bundles import Bundles
 from stateflow.replica.changed import Changed
 from stateflow.replica.checkpoints import CheckpointShell
 from stateflow.replica.commands import commanded
@@ -20,14 +21,18 @@ from stateflow.replica.fencing import Fencer
 from stateflow.replica.membership import Member
 from stateflow.replica.messages import frames_of, sample_to_pb
 from stateflow.replica.pulls import Pulls
+from stateflow.replica.round_trips import RoundTrips
 from stateflow.replica.sources import Sources
+from stateflow.replica.spans import followed
 from stateflow.replica.streams import CallStream
 from stateflow.replica.succession import Succession
 from stateflow.replica.threads import Threads
 from stateflow.replica.turns import free_caches
+from stateflow.replica.verifying import VerifyShell
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.admission import caller
 from stateflow.rpc.control import (
     cancellation_of,
     cancelled_to_pb,
@@ -41,7 +46,9 @@ from stateflow.rpc.control import (
     taken_over_to_pb,
     taken_to_pb,
     takeover_of,
+    verification_to_pb,
 )
+from stateflow.rpc.matching import message_of
 from stateflow.rpc.wire import (
     abort,
     connect,
@@ -59,6 +66,8 @@ from stateflow.runtime.control import Fenced
 from stateflow.runtime.garbage import Garbage
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import Kept
+from stateflow.runtime.view import DiskView
+from stateflow.tracing import Tracing
 from stateflow.types import PartitionId, ReplicaInfo
 
 SOURCES_PER_REPLY = 1000
@@ -68,6 +77,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     """Args:
     checkpoints: where periodic and on-demand checkpoints go; None switches them off.
     garbage: this process's, when nobody else looks after it.
+    tracing: where its spans go; None: it makes none.
     """
 
     def __init__(
@@ -78,17 +88,21 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         connect: Callable[[str], grpc.aio.Channel] = connect,
         random: Random | None = None,
         garbage: Garbage | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        self.node = node
+        self.node, self.tracing = node, tracing
         self.threads = Threads()
+        self.bundles = Bundles(node.bundles, self.threads)
         self.checkpointing = CheckpointShell(node, checkpoints, clock, random or Random(0))
+        self._verifying = VerifyShell(node, self.threads)
         self._clock, self._connect = clock, connect
         changed = Changed(node, self._free_caches)
         self._feeder = Feeder(node, clock, self.threads)
         self._fencer = Fencer(node, clock, self.threads, changed)
         self._pulls = Pulls(node, checkpoints, clock, connect, self.threads)
         self._succession = Succession(node, checkpoints, self.threads, self._pulls)
-        self.applier = Applier(node, clock, changed.next, self._pulls.ask, garbage)
+        self.applier = Applier(node, clock, changed.next, self._pulls.ask, garbage, tracing)
+        self._round_trips = RoundTrips(connect, clock)
         self._sources = Sources(node, self.threads, self.applier.turns, self.applier.confirmations)
         self._streams: set[CallStream] = set()
         self._freeing: asyncio.Task[None] | None = None
@@ -96,12 +110,13 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     def member(self, info: ReplicaInfo) -> Member:
         """As its cluster is to know it."""
-        return Member(self.node, info, self._clock, self._connect, self.threads, self._pulls)
+        return Member(self.node, info, self._clock, self._connect, self.threads, self._pulls, self.bundles)
 
     # -- batches ------------------------------------------------------------------------------------------
 
     async def Apply(self, requests: AsyncIterator[rpb.ApplyRequest], context: grpc.aio.ServicerContext) -> None:
-        stream = CallStream(self.applier, context.write, self.node.settings.chunk_bytes)
+        whose, bytes_max = caller() or context.peer(), self.node.settings.chunk_bytes
+        stream = CallStream(self.applier, context.write, bytes_max, whose, self._streams.__len__)
         self._streams.add(stream)
         try:
             await stream.run(requests)
@@ -116,6 +131,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @commanded
     async def Create(self, request: rpb.CreateRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
         spec = spec_of(request.spec)
+        await self.bundles.ensure(spec)
         if request.asked:
             await self.threads.in_files(self.node.check, spec, request.total)
         elif not request.partitions:
@@ -150,6 +166,15 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         return restored_to_pb(await (shell.own(restore, command) if request.own else shell.prepare(restore)))
 
     @streaming
+    @commanded
+    async def Verify(
+        self, request: rpb.VerifyRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rpb.VerifyPage]:
+        standby_of = request.standby_of if request.HasField("standby_of") else None
+        async for page in self._verifying.verify(PartitionId(request.operator, request.partition), standby_of):
+            yield verification_to_pb(page)
+
+    @streaming
     async def Scan(self, request: rpb.ScanRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.ScanPage]:
         for number in request.partitions:
             scan = self.node.reader.scan_pages(PartitionId(request.operator, number), request.state, request.keys)
@@ -160,13 +185,24 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @unary
     async def Stats(self, request: rpb.StatsRequest, context: grpc.aio.ServicerContext) -> rpb.StatsReply:
-        samples = self.applier.samples
-        return rpb.StatsReply(
-            samples=map(sample_to_pb, samples.after(request.after)),
-            partitions=map(view_to_pb, self.node.views(sizes=request.sizes)),
+        samples, views, disk = self.applier.samples, self.node.views(), DiskView()
+        if request.sizes:
+            views, disk = await self.threads.in_sizes(self.node.sized, views)
+        return message_of(
+            rpb.StatsReply,
+            disk,
+            samples=map(sample_to_pb, samples.after(request.after, request.newest)),
+            partitions=map(view_to_pb, views),
             rows=samples.rows,
             checkpoints=self.checkpointing.taken,
         )
+
+    @unary
+    @commanded
+    async def RoundTrips(
+        self, request: rpb.RoundTripsRequest, context: grpc.aio.ServicerContext
+    ) -> rpb.RoundTripsReply:
+        return rpb.RoundTripsReply(milliseconds=await self._round_trips.measure(request.addresses))
 
     @unary
     async def Positions(self, request: rpb.PositionsRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
@@ -177,8 +213,19 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     async def OpenSource(self, request: rpb.OpenSourceRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
         asked = request.asked
-        found = await self._sources.open(asked.operator, asked.source, asked.partitions, session_of(request.session))
+        settled = request.settled if request.HasField("settled") else None
+        session = session_of(request.session)
+        found = await self._sources.open(asked.operator, asked.source, asked.partitions, session, settled)
         return positions_to_pb(found)
+
+    @streaming
+    async def Outputs(
+        self, request: rpb.OutputsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rpb.OutputsReply]:
+        kept = self._sources.outputs(request.operator, request.source, request.partitions, request.after)
+        async for partition, batch, output in kept:
+            for piece, last in pieces(output, self.node.settings.chunk_bytes):
+                yield rpb.OutputsReply(partition=partition, batch=batch, output=piece, more=not last)
 
     @streaming
     async def Sources(
@@ -199,6 +246,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @streaming
     @commanded
+    @followed("stateflow.prepare")
     async def Prepare(
         self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.MoveProgress]:
@@ -207,6 +255,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @unary
     @commanded
+    @followed("stateflow.take_over")
     async def TakeOver(self, request: rpb.TakeOverRequest, context: grpc.aio.ServicerContext) -> rpb.TakeOverReply:
         return taken_over_to_pb(await self._succession.take_over(takeover_of(request)))
 
@@ -214,6 +263,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @unary
     @commanded
+    @followed("stateflow.fence")
     async def Fence(self, request: rpb.FenceRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
         try:
             return fenced_to_pb(Fenced(await self._fencer.fence(fence_of(request))))
@@ -228,6 +278,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @unary
     @commanded
+    @followed("stateflow.cancel")
     async def Cancel(self, request: rpb.CancelRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
         cancellation = cancellation_of(request)
         cancelled = await self._fencer.cancel(cancellation)
@@ -295,4 +346,5 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         await self._pulls.close()
         self.threads.close()
         self.checkpointing.close()
+        self._verifying.close()
         self.node.close()

@@ -37,14 +37,17 @@ class Sources:
         return found
 
     async def open(
-        self, operator: str, source: str, partitions: Collection[int], session: Session
+        self, operator: str, source: str, partitions: Collection[int], session: Session, settled: int | None = None
     ) -> Position | dict[int, Position]:
         """Refuse older clients of it from now on. What its client is told now that partitions contain, it takes for
-        acknowledged: so it waits like an answer where that takes a standby. Raises SourceTaken, StandbyMissing."""
+        acknowledged: so it waits like an answer where that takes a standby. Raises SourceTaken, StandbyMissing,
+        SourceRetired. Args: settled: see :meth:`~stateflow.runtime.sources.Sources.open`."""
         at: dict[PartitionId, int] = {}
         for number in partitions:
             partition = PartitionId(operator, number)
-            at[partition] = await self._turns.in_turn(self._node.batches.open_source, partition, source, session)
+            at[partition] = await self._turns.in_turn(
+                self._node.batches.open_source, partition, source, session, settled
+            )
         if self._confirmations.is_needed:
             deadline = self._confirmations.deadline()
             for partition, sequence in at.items():
@@ -52,6 +55,15 @@ class Sources:
                 if missing is not None:
                     raise left(partition) if isinstance(missing, ReplicaInfo) else missing
         return await self.positions(operator, source, partitions)
+
+    async def outputs(
+        self, operator: str, source: str, partitions: Collection[int], after: int
+    ) -> AsyncIterator[tuple[int, int, bytes]]:
+        """(partition, batch, what is kept of it), of batches behind ``after``."""
+        for number in partitions:
+            partition = PartitionId(operator, number)
+            for batch, output in await self._threads.in_files(self._node.reader.outputs, partition, source, after):
+                yield number, batch, output
 
     async def views(self, operator: str, partitions: Collection[int]) -> AsyncIterator[tuple[int, list[SourceView]]]:
         """(partition, who has sent to it)."""

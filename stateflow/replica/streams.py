@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 
 from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.replica.applying import Answer, Applier
@@ -15,8 +15,13 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import fault_of, unexpected
 
 log = logging.getLogger(__name__)
-#: of requests that were read and not taken up; then no more are read, until some are
+#: of requests that were read and not taken up, of one stream; then no more are read, until some are
 READ_BYTES_MAX = 8 << 20
+#: … of all streams together, of which each has its part, and no less than the least
+ALL_READ_BYTES_MAX = 256 << 20
+READ_BYTES_MIN = 64 << 10
+#: of answers that its sender has not taken: then none of its calls is begun, until it has
+UNTAKEN_BYTES_MAX = 8 << 20
 #: what a request takes beside its bytes
 REQUEST_BYTES = 1_000
 #: of one stream at a time
@@ -29,15 +34,27 @@ class CallStream:
     Args:
         write: sends a response; one at a time.
         bytes_max: of outputs in one response.
+        caller: whose stream it is; see :meth:`Exchange.caller`.
+        streams: how many there are.
     """
 
-    def __init__(self, applier: Applier, write: Callable[[rpb.ApplyResponse], Awaitable[None]], bytes_max: int) -> None:
-        self._applier, self._write, self.bytes_max = applier, write, bytes_max
+    def __init__(
+        self,
+        applier: Applier,
+        write: Callable[[rpb.ApplyResponse], Awaitable[None]],
+        bytes_max: int,
+        caller: Hashable = None,
+        streams: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._applier, self._write, self.bytes_max, self.caller = applier, write, bytes_max, caller
+        self._streams = streams
         self._writing = asyncio.Lock()
         self._calls: dict[int, _Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._newest = 0
-        self._unread = 0  # bytes
+        self._unread = self._untaken = 0  # bytes
+        self._taken = asyncio.Event()
+        self._taken.set()
         self._room = asyncio.Event()
         self._room.set()
         self._loop = asyncio.get_running_loop()
@@ -80,7 +97,7 @@ class CallStream:
             size = request.ByteSize() + REQUEST_BYTES
             self._unread += size
             call.put(request, size)
-            if self._unread > READ_BYTES_MAX:
+            if self._unread > self._read_bytes_max():
                 self._room.clear()
                 await self._room.wait()
                 self._read_at = self._loop.time()
@@ -107,8 +124,11 @@ class CallStream:
     def taken(self, size: int) -> None:
         """So many bytes that were read are taken up."""
         self._unread -= size
-        if self._unread <= READ_BYTES_MAX:
+        if self._unread <= self._read_bytes_max():
             self._room.set()
+
+    def _read_bytes_max(self) -> int:
+        return min(READ_BYTES_MAX, max(READ_BYTES_MIN, ALL_READ_BYTES_MAX // max(1, self._streams())))
 
     def silent_s(self) -> float:
         """For how long nothing came although it was read."""
@@ -121,6 +141,7 @@ class CallStream:
             if is_one_too_many:
                 what = f"{CALLS_MAX} batches of this stream are under way"
                 raise Unavailable(what, remedy="it is tried again")
+            await self._taken.wait()
             await self._applier.run(call)
             error = None
         except StateflowError as caught:
@@ -139,11 +160,19 @@ class CallStream:
     async def say(self, response: rpb.ApplyResponse) -> None:
         """Raises Unavailable when its sender is gone."""
         self._said_at = self._loop.time()
-        async with self._writing:
-            try:
+        size = response.ByteSize()
+        self._untaken += size
+        if self._untaken > UNTAKEN_BYTES_MAX:
+            self._taken.clear()
+        try:
+            async with self._writing:
                 await self._write(response)
-            except Exception as error:
-                raise Unavailable("who sent the batch is gone", remedy="nobody waits for it") from error
+        except Exception as error:
+            raise Unavailable("who sent the batch is gone", remedy="nobody waits for it") from error
+        finally:
+            self._untaken -= size
+            if self._untaken <= UNTAKEN_BYTES_MAX:
+                self._taken.set()
 
     async def give_sign_of_life(self) -> None:
         """Whatever was said of one call tells of all of them."""
@@ -163,6 +192,10 @@ class _Call:
         self._size = 0  # of the request in hand
         self._all_came = False
         self._unanswered = 0  # shares
+
+    @property
+    def caller(self) -> Hashable:
+        return self._stream.caller
 
     def put(self, request: rpb.ApplyRequest, size: int) -> None:
         self._came.put_nowait((request, size))

@@ -11,11 +11,13 @@ T = TypeVar("T")
 
 
 class Threads:
-    """``files``: for long work on files; ``quick``: for what a pause waits for."""
+    """``files``: for long work on files; ``quick``: for what a pause waits for; ``sizes``: for looks at the disk, which
+    somebody waits for who takes a replica without an answer for one without room."""
 
     def __init__(self) -> None:
         self.files = ThreadPoolExecutor(4, thread_name_prefix="files")
         self.quick = ThreadPoolExecutor(4, thread_name_prefix="moves")
+        self.sizes = ThreadPoolExecutor(1, thread_name_prefix="sizes")
         self._loop = asyncio.get_running_loop()
 
     async def in_files(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -24,6 +26,9 @@ class Threads:
     async def in_quick(self, work: Callable[..., T], *arguments: Any) -> T:
         return await self._loop.run_in_executor(self.quick, work, *arguments)
 
+    async def in_sizes(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self.sizes, work, *arguments)
+
     def close(self) -> None:
-        for pool in (self.files, self.quick):  # a thread may wait for a partition that never comes back
+        for pool in (self.files, self.quick, self.sizes):  # a thread may wait for a partition that never comes back
             pool.shutdown(wait=False, cancel_futures=True)

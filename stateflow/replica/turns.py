@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from stateflow.clock import Clock
 from stateflow.errors import Unavailable
-from stateflow.replica.lane import Lane, LeftBehind
+from stateflow.replica.lane import Lane, LeftBehind, Place
 from stateflow.state import CachePool
 from stateflow.types import PartitionId
 
@@ -29,9 +29,13 @@ class Turns:
         self._loop = asyncio.get_running_loop()
         self.stopping = False
 
-    async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Raises LeftBehind when the thread does not come back."""
-        return await self._loop.run_in_executor(self._lane, work, *arguments)
+    async def run(self, work: Callable[..., T], *arguments: object, of: Hashable = None) -> T:
+        """Args: of: the caller whose turn it takes. Raises LeftBehind when the thread does not come back."""
+        return await self._loop.run_in_executor(Place(self._lane, of), work, *arguments)
+
+    def others_wait(self, caller: Hashable) -> bool:
+        """For their turns."""
+        return self._lane.others_wait(caller)
 
     async def in_turn(self, work: Callable[..., T], *arguments: object) -> T:
         """Between two batches. Raises Unavailable when the thread does not come back, and when the replica stops before

@@ -6,20 +6,25 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import StateflowError
-from stateflow.router.session import BatchSession, Delivery, Refresh, RoutingTable, Send, Wait, table_of
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.reports import Deployment
+from stateflow.router.figures import SENT
+from stateflow.router.session import SILENCE_S_MIN, BatchSession, Delivery, Refresh, RoutingTable, Send, Wait, table_of
 from stateflow.rpc.batches import PASSED, Answers
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
 from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.positions import Batch
 from stateflow.settings import ClientSettings, RouterSettings
-from stateflow.types import OperatorSpec
+from stateflow.tracing import Made, Tracing, tracing
+from stateflow.types import ADDRESS
 
 log = logging.getLogger(__name__)
-READ_ATTEMPTS = 20
+#: how long a read waits for partitions that are on the move
+READ_TIMEOUT_S = 8.0
 #: a batch that waits for an owner says so this often
 SAY_EVERY_S = 5.0
 #: who answers what
@@ -35,6 +40,10 @@ class Router:
     Args:
         controller: its address.
         operator: name of a deployed operator.
+        addresses: of replicas, as they advertise themselves → as seen from here, where that is another. Raises
+            InvalidArgument.
+        known: as it was once; gone by where no controller answers.
+        silence_s: an owner that took a batch and said nothing for so long, and for the time-out, has lost it.
     """
 
     def __init__(
@@ -43,18 +52,43 @@ class Router:
         operator: str,
         settings: RouterSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        known: Deployment | None = None,
+        silence_s: float = SILENCE_S_MIN,
+        addresses: Mapping[str, str] | None = None,
     ) -> None:
+        self._addresses = {ADDRESS.check(each): ADDRESS.check(here) for each, here in (addresses or {}).items()}
         self._controller = ControllerClient(controller)
         self.settings = settings or RouterSettings()
         self.clock = clock
         self.operator = operator
-        self.spec, self.table = self._ask(
-            ControllerClient(controller, connect_timeout_s=ClientSettings().connect_timeout_s)
-        )
+        self._silence_s = silence_s
+        #: of this process, by what it was when this was made
+        self.tracing = tracing()
+        self._sent = SENT.of(operator)
+        self.deployment = self._first(controller, known)
+        self.spec, self.table = self.deployment.spec, self._table(self.deployment)
 
-    def _ask(self, controller: ControllerClient) -> tuple[OperatorSpec, RoutingTable]:
-        found = controller.deployment(self.operator)
-        return found.spec, table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved())
+    def _first(self, controller: str, known: Deployment | None) -> Deployment:
+        waiting = ControllerClient(controller, connect_timeout_s=ClientSettings().connect_timeout_s)
+        try:
+            return waiting.deployment(self.operator)
+        except Unavailable as error:
+            if known is None:
+                raise
+            log.warning("owners of %s are taken to be as they were: %s", self.operator, error.what)
+            return known
+
+    def _ask(self) -> RoutingTable:
+        return self._table(self._controller.deployment(self.operator))
+
+    def _table(self, found: Deployment) -> RoutingTable:
+        return table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved(), self._addresses)
+
+    def span(self, source: str) -> AbstractContextManager[object]:
+        """Of a client's call, where there are any: what is sent meanwhile is below it."""
+        if self.tracing is None:
+            return nullcontext()
+        return self.tracing.span("stateflow.send", operator=self.operator, source=source)
 
     def send(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> dict[int, bytes]:
         """Apply a batch everywhere it belongs, exactly once; returns when every partition has committed.
@@ -70,6 +104,25 @@ class Router:
 
     def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
         """:meth:`send`, and what it took of replicas."""
+        with self._sent.measured(self.clock, rows) as done:
+            if self.tracing is None:
+                delivery = self._deliver(batch, rows, after, None)
+            else:
+                delivery = self._traced(batch, rows, after, self.tracing)
+            done(delivery.replayed)
+            return delivery
+
+    def _traced(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None, tracing: Tracing) -> Delivery:
+        said = {"operator": self.operator, "source": batch.source, "batch": batch.number}
+        with tracing.span("stateflow.deliver", kind="client", partitions=len(rows), **said) as made:
+            if not made.is_recorded:
+                return self._deliver(batch, rows, after, None)
+            delivery = self._deliver(replace(batch, traceparent=made.traceparent), rows, after, made)
+            made.tell(replayed=delivery.replayed)
+            return delivery
+
+    def _deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None, made: Made | None) -> Delivery:
+        """Args: made: the span that it is in, where that is recorded."""
         settings = self.settings
         session = BatchSession(
             self.table,
@@ -77,6 +130,7 @@ class Router:
             settings.unavailable_timeout_s,
             settings.backoff_initial_s,
             settings.backoff_max_s,
+            self._silence_s,
         )
         arrived: _Arrived = queue.SimpleQueue()
         said_at = self.clock.monotonic()
@@ -85,8 +139,12 @@ class Router:
             for instruction in session.poll(self.clock.monotonic()):
                 match instruction:
                     case Send():
+                        if made is not None:
+                            made.happened("sent", address=instruction.address, partitions=len(instruction.parts))
                         self._send(instruction, batch, rows, after, arrived)
                     case Refresh():
+                        if made is not None:
+                            made.happened("asked for owners")
                         self._refresh(session)
                         wait = 0.0
                     case Wait(seconds):
@@ -95,22 +153,24 @@ class Router:
                 return session.delivery()
             said_at = self._say_what_it_waits_for(session, batch, said_at)
             try:
-                self._hear(session, *arrived.get(timeout=settings.stall_s if wait is None else wait))
+                self._hear(session, made, *arrived.get(timeout=settings.stall_s if wait is None else wait))
             except queue.Empty:
                 self._look_who_is_silent(session)
                 if wait is None:  # an owner that hangs, or was stopped, may have been replaced
                     self._refresh(session)
                     session.reroute(self.clock.monotonic())
             while not arrived.empty():
-                self._hear(session, *arrived.get())
+                self._hear(session, made, *arrived.get())
 
-    def _hear(self, session: BatchSession, address: str, answers: Answers) -> None:
+    def _hear(self, session: BatchSession, made: Made | None, address: str, answers: Answers) -> None:
         now = self.clock.monotonic()
         session.passed([partition for partition, outcome in answers if outcome is PASSED], address)
         for partition, outcome in answers:
             if outcome is PASSED or not session.awaits(partition, address):
                 continue
             if isinstance(outcome, StateflowError):
+                if made is not None:
+                    made.happened("refused", address=address, partition=partition, code=outcome.code)
                 session.refused(partition, outcome, now)
             else:
                 session.answered(partition, outcome.output, outcome.replayed, outcome.operator_us, outcome.commit_us)
@@ -143,11 +203,11 @@ class Router:
 
     def refresh(self) -> None:
         """Take over what the controller says. Raises Unavailable."""
-        self.table.merge(self._ask(self._controller)[1])
+        self.table.merge(self._ask())
 
     def _refresh(self, session: BatchSession) -> None:
         try:
-            session.refreshed(self._ask(self._controller)[1])
+            session.refreshed(self._ask())
         except StateflowError as error:
             session.not_refreshed(error)
 
@@ -160,13 +220,15 @@ class Router:
             arrived.put((address, answers))
 
         replica = ReplicaClient(address)
-        if self.settings.site and not batch.site:
+        if self.settings.site and not (batch.site or batch.site_column):
             batch = replace(batch, site=self.settings.site)
         replica.apply(self.operator, batch, rows, send.parts, chunk_bytes, after, tell)
 
 
-def backoff(attempts: int = READ_ATTEMPTS, initial_s: float = 0.01, longest_s: float = 0.5) -> Iterator[float | None]:
-    """How long to wait after each attempt to read something that is on the move; None after the last."""
-    for attempt in range(attempts - 1):
-        yield min(longest_s, initial_s * 2**attempt)
+def backoff(timeout_s: float = READ_TIMEOUT_S, clock: Clock = SYSTEM_CLOCK) -> Iterator[float | None]:
+    """How long to wait after each attempt to ask for something that is on the move; None when the time is over."""
+    over_at, pause = clock.monotonic() + timeout_s, 0.01
+    while clock.monotonic() < over_at:
+        yield pause
+        pause = min(0.5, 2 * pause)
     yield None

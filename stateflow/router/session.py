@@ -35,12 +35,17 @@ class Route:
 @dataclass(slots=True)
 class RoutingTable:
     """Partition → route, as last heard. ``version`` is the assignment's; ``unserved``: why nobody serves it, of
-    those."""
+    those. ``addresses``: of owners, as they say → as seen from here, where that is another."""
 
     operator: str
     version: int
     routes: list[Route]
     unserved: dict[int, StateflowError] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+    def route(self, owner: str, address: str, epoch: int) -> Route:
+        """To an owner at the address that it says of itself, and is reached at from here."""
+        return Route(owner, self.addresses.get(address, address), epoch)
 
     def update(self, partition: int, route: Route) -> None:
         """A newer epoch replaces an older one, never the reverse."""
@@ -130,7 +135,8 @@ class BatchSession:
     partitions: Iterable[int]
     timeout_s: float
     backoff_initial_s: float = 0.02
-    backoff_max_s: float = 1.0
+    backoff_max_s: float = 0.25
+    silence_s_min: float = SILENCE_S_MIN
     outputs: dict[int, bytes] = field(default_factory=dict)
     replayed: int = 0
     _spent_us: dict[str, tuple[int, int]] = field(default_factory=dict)  # address → in operator, in commit
@@ -215,7 +221,7 @@ class BatchSession:
             return
         if isinstance(error, Moved):
             where = error.where
-            self.table.update(partition, Route(where["owner"], where["address"], int(where["epoch"])))
+            self.table.update(partition, self.table.route(where["owner"], where["address"], int(where["epoch"])))
             leads_on = self.table.routes[partition] != sent
             self._refresh_wanted |= not leads_on  # it told of nothing newer: whoever knows is asked
             self._again(partition, error, now, at_once=leads_on and self._tries.get(partition, 0) == 0)
@@ -251,7 +257,7 @@ class BatchSession:
     def check_silence(self, now: float) -> dict[str, float]:
         """Replicas that take longer say so every few seconds. One that says nothing has lost the batch. Returns since
         when, by address."""
-        silence_s = max(self.timeout_s, SILENCE_S_MIN)
+        silence_s = max(self.timeout_s, self.silence_s_min)
         silent: dict[str, float] = {}
         for partition, sent in list(self._outstanding.items()):
             since = self._heard[sent.address]
@@ -297,6 +303,8 @@ def table_of(
     owners: Iterable[ReplicaInfo],
     epochs: Iterable[int],
     unserved: Mapping[int, StateflowError] | None = None,
+    addresses: Mapping[str, str] | None = None,
 ) -> RoutingTable:
-    routes = [Route(info.name, info.address, epoch) for info, epoch in zip(owners, epochs, strict=True)]
-    return RoutingTable(operator, version, routes, dict(unserved or {}))
+    table = RoutingTable(operator, version, [], dict(unserved or {}), addresses or {})
+    table.routes = [table.route(info.name, info.address, epoch) for info, epoch in zip(owners, epochs, strict=True)]
+    return table

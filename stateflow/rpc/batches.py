@@ -75,6 +75,8 @@ def header_of(operator: str, batch: Batch, schema: bytes) -> rpb.ApplyHeader:
         session=None if batch.session is None else session_to_pb(batch.session),
         known=batch.known,
         site=batch.site,
+        site_column=batch.site_column,
+        traceparent=batch.traceparent,
     )
 
 

@@ -25,6 +25,7 @@ from stateflow.rpc.controllers import Round, Seen, addresses_of
 from stateflow.rpc.link import Link
 from stateflow.rpc.reports import deployment_of, statistics_of
 from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.secure import blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,
     CHANNEL_OPTIONS,
@@ -46,14 +47,16 @@ Stub = TypeVar("Stub")
 #: a stream that has no deadline says something more often than this
 SILENCE_S = 60.0
 #: changes nothing, and may be asked of any controller
-READS = frozenset({"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration", "ListAgents"})
+READS = frozenset(
+    {"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration", "ListAgents", "ListJobs", "GetJobRun"}
+)
 READ_TIMEOUT_S = 3.0
 #: people are told after so long that a controller is waited for, which is asked again so often
 TOLD_AFTER_S = 1.0
 ASKED_AGAIN_S = 0.1
 _LOCK = threading.Lock()
-_STUBS: dict[tuple[str, object], Any] = {}
-_LINKS: dict[str, Link] = {}
+_STUBS: dict[tuple[str, object], tuple[int, Any]] = {}
+_LINKS: dict[str, tuple[int, Link]] = {}
 #: the threads of a stream stay with the process that opened it
 os.register_at_fork(after_in_child=_LINKS.clear)
 #: of thousands of partitions on a slow disk; a controller that has gone away is noticed by the connection
@@ -63,11 +66,14 @@ _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
 
 
 def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
-    """One channel per address and process: a Spark worker keeps its connections from batch to batch."""
+    """One channel per address and process: a Spark worker keeps its connections from batch to batch. Another one where
+    the files of TLS have changed: calls that have begun go on on theirs."""
+    number = own_certificate()
     with _LOCK:
-        if (address, kind) not in _STUBS:
-            _STUBS[address, kind] = kind(grpc.insecure_channel(address, options=_OPTIONS))
-        stub: Stub = _STUBS[address, kind]
+        known = _STUBS.get((address, kind))
+        if known is None or known[0] != number:
+            known = _STUBS[address, kind] = number, kind(blocking_channel(address, _OPTIONS))
+        stub: Stub = known[1]
         return stub
 
 
@@ -194,7 +200,7 @@ class ControllerClient:
             return self._seen.takes(term, record)
 
     def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Iterator[Any]:
-        """From the one that leads, until that changes; what one that does not lead tells of is read of one."""
+        """Only what is read is streamed: by the one that leads, until that changes, or by one that does not lead."""
         begun, attempts, following = False, self._attempts(), False
         turn = Round(self._addresses, self._asked)
         while True:
@@ -208,7 +214,7 @@ class ControllerClient:
                 self._is_new(call)
                 return
             except Unavailable as error:
-                if begun or not (isinstance(error.__cause__, grpc.RpcError) and _not_begun(error, error.__cause__)):
+                if begun:
                     raise
                 if not turn.go_on(error):
                     following = turn.unled and not following
@@ -241,11 +247,11 @@ class ControllerClient:
             sleep(ASKED_AGAIN_S)
             yield True
 
-    def deploy(self, spec: OperatorSpec, sites: Iterable[str] | None = None) -> Deployment:
+    def deploy(self, spec: OperatorSpec, sites: Iterable[str] | None = None, failover: str | None = None) -> Deployment:
         """Returns when every partition is there, however long that takes."""
         named = list(sites or ())
         anywhere = sites is not None and not named
-        request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=named, anywhere=anywhere)
+        request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=named, anywhere=anywhere, failover=failover or "")
         return deployment_of(self.call("Deploy", request, DEPLOY_TIMEOUT_S))
 
     def deployment(self, operator: str) -> Deployment:
@@ -253,13 +259,16 @@ class ControllerClient:
 
 
 def _link(address: str) -> Link:
-    """One Apply stream per address and process."""
+    """One Apply stream per address and process. Another one where this process shows another certificate, as the one
+    that a stream was opened with expires while that is open: what was sent is answered on the former one, which is
+    closed when nobody has used it for a while."""
+    number = own_certificate()
     with _LOCK:
-        if address not in _LINKS:
-            _LINKS[address] = Link(
-                address, lambda requests: _stub(replica_pb2_grpc.ReplicaServiceStub, address).Apply(requests)
-            )
-        return _LINKS[address]
+        known = _LINKS.get(address)
+        if known is None or known[0] != number:
+            stub = replica_pb2_grpc.ReplicaServiceStub
+            known = _LINKS[address] = number, Link(address, lambda requests: _stub(stub, address).Apply(requests))
+        return known[1]
 
 
 class ReplicaClient:
@@ -296,13 +305,40 @@ class ReplicaClient:
         return result
 
     def open_source(
-        self, operator: str, source: str, partitions: Iterable[int], session: Session
+        self,
+        operator: str,
+        source: str,
+        partitions: Iterable[int],
+        session: Session,
+        timeout_s: float = OPEN_TIMEOUT_S,
+        settled: int | None = None,
     ) -> dict[int, Position]:
         """Refuse older clients of ``source`` from now on, and say how far it has come. Raises SourceTaken, and
-        StandbyMissing where it waited for one in vain."""
+        StandbyMissing where it waited for one in vain.
+
+        Args:
+            settled: of a source whose outputs are kept: those of batches up to this one are wanted no more. Raises
+                SourceRetired where later ones are gone.
+        """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
-        request = rpb.OpenSourceRequest(asked=asked, session=session_to_pb(session))
-        return positions_of(self.call("OpenSource", request, OPEN_TIMEOUT_S))
+        request = rpb.OpenSourceRequest(asked=asked, session=session_to_pb(session), settled=settled)
+        return positions_of(self.call("OpenSource", request, timeout_s))
+
+    def outputs(
+        self, operator: str, source: str, partitions: Iterable[int], after: int
+    ) -> Iterator[tuple[int, int, bytes]]:
+        """(partition, batch, output) of batches of a source behind ``after`` whose outputs are kept; of each partition
+        in order. Raises NotOwner, LeaseLost, Unavailable."""
+        stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
+        request = rpb.OutputsRequest(operator=operator, source=source, partitions=list(partitions), after=after)
+        begun: list[bytes] = []
+        for page in _heard(stub.Outputs(request), self.address, SILENCE_S):
+            begun.append(page.output)
+            if not page.more:
+                yield page.partition, page.batch, b"".join(begun)
+                begun.clear()
+        if begun:  # less than was said would come
+            raise Unavailable("an output ended in the middle", remedy="ask again", address=self.address)
 
     def sources(self, operator: str, partition: int) -> list[SourceView]:
         """Whoever has sent to a partition."""
@@ -317,9 +353,12 @@ class ReplicaClient:
         request = rpb.PositionsRequest(operator=operator, source=source, partitions=[partition])
         return bool(self.call("RetireSource", request).retired)
 
-    def statistics(self, after: int) -> ReplicaStatistics:
-        """What it holds and did; of the requests that it served, those behind number ``after``."""
-        return statistics_of(self.call("Stats", rpb.StatsRequest(after=after)))
+    def statistics(
+        self, after: int, newest: int = 0, sizes: bool = False, timeout_s: float | None = None
+    ) -> ReplicaStatistics:
+        """What it holds and did; of the requests that it served, those behind number ``after``, and of these the
+        ``newest`` so many, 0: all. ``sizes``: of partitions, too, for which it looks at its files."""
+        return statistics_of(self.call("Stats", rpb.StatsRequest(after=after, newest=newest, sizes=sizes), timeout_s))
 
     def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
         """Arrow IPC streams of one state's entries, of these stored keys or of all."""

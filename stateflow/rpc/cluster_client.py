@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,14 @@ from stateflow.reports import (
     ClusterStatus,
     Deployment,
     JobReport,
+    JobRun,
+    OperatorVersion,
     Placement,
     Reconfiguration,
     RestoredPartition,
+    Rolling,
     StandbyReport,
+    Sweep,
     Taken,
 )
 from stateflow.rpc import agent_pb2 as apb
@@ -38,9 +42,13 @@ from stateflow.rpc.reports import (
     placement_of,
     reconfiguration_of,
     restored_of,
+    rolling_of,
+    run_of,
     standby_of,
+    sweep_of,
+    version_of,
 )
-from stateflow.types import OperatorSpec
+from stateflow.types import BUNDLE_PART, OperatorSpec
 
 #: of calls that plan, and ask replicas for that
 PLAN_TIMEOUT_S = 120.0
@@ -55,16 +63,35 @@ class ClusterClient:
     def __init__(self, address: str, connect_timeout_s: float = 0.0) -> None:
         self._controller = ControllerClient(address, connect_timeout_s=connect_timeout_s)
 
-    def status(self) -> ClusterStatus:
-        return cluster_of(self._controller.call("Status", cpb.StatusRequest())).status()
+    def status(self, measured: bool = False) -> ClusterStatus:
+        return cluster_of(self._controller.call("Status", cpb.StatusRequest(measured=measured))).status()
 
     # -- operators ----------------------------------------------------------------------------------------
 
-    def deploy(self, spec: OperatorSpec, sites: Iterable[str] | None) -> None:
-        self._controller.deploy(spec, sites)
+    def deploy(self, spec: OperatorSpec, sites: Iterable[str] | None, failover: str | None = None) -> None:
+        self._controller.deploy(spec, sites, failover)
+
+    def take_over(self, operator: str, partitions: Sequence[int], accept_loss: bool) -> list[Reconfiguration]:
+        request = cpb.TakeOverLostRequest(operator=operator, partitions=partitions, accept_loss=accept_loss)
+        return self._begun("TakeOver", request)
 
     def deployment(self, operator: str) -> Deployment:
         return self._controller.deployment(operator)
+
+    def put_bundle(self, digest: str, packed: bytes) -> None:
+        count = -(-len(packed) // BUNDLE_PART)
+        for number in range(count):
+            data = packed[number * BUNDLE_PART : (number + 1) * BUNDLE_PART]
+            part = cpb.BundlePart(bundle=digest, number=number, count=count, data=data)
+            self._controller.call("PutBundlePart", part, LONG_TIMEOUT_S)
+
+    def versions(self, operator: str) -> list[OperatorVersion]:
+        reply = self._controller.call("ListVersions", cpb.VersionsRequest(operator=operator))
+        return [version_of(each) for each in reply.versions]
+
+    def upgrade(self, operator: str, version: int) -> None:
+        request = cpb.UpgradeRequest(operator=operator, version=version)
+        self._controller.call("Upgrade", request, LONG_TIMEOUT_S)
 
     def undeploy(self, operator: str, delete_state: bool) -> list[str]:
         """Returns the replicas that did not answer."""
@@ -102,6 +129,26 @@ class ClusterClient:
 
     def restart_replica(self, replica: str) -> list[Spawned]:
         return self._commanded("RestartReplica", cpb.RestartReplicaRequest(replica=replica))
+
+    def restart_all(self, site: str, limit: int) -> Rolling:
+        request = cpb.RestartAllRequest(site=site, limit=limit)
+        return rolling_of(self._controller.call("RestartAll", request, PLAN_TIMEOUT_S))
+
+    def rolling(self, roll_id: str) -> Rolling:
+        return rolling_of(self._controller.call("GetRolling", cpb.RollingRequest(id=roll_id)))
+
+    def cancel_rolling(self, roll_id: str) -> Rolling:
+        return rolling_of(self._controller.call("CancelRolling", cpb.RollingRequest(id=roll_id)))
+
+    def begin_sweep(self, chore: str, operator: str, site: str, limit: int) -> Sweep:
+        request = cpb.BeginSweepRequest(chore=chore, operator=operator, site=site, limit=limit)
+        return sweep_of(self._controller.call("BeginSweep", request, PLAN_TIMEOUT_S))
+
+    def sweep(self, sweep_id: str) -> Sweep:
+        return sweep_of(self._controller.call("GetSweep", cpb.SweepRequest(id=sweep_id)))
+
+    def cancel_sweep(self, sweep_id: str) -> Sweep:
+        return sweep_of(self._controller.call("CancelSweep", cpb.SweepRequest(id=sweep_id)))
 
     def _commanded(self, method: str, request: Any) -> list[Spawned]:
         return [spawned_of(each) for each in self._controller.call(method, request, PLAN_TIMEOUT_S).spawned]
@@ -145,15 +192,45 @@ class ClusterClient:
         )
 
     def jobs(self, name: str = "") -> list[JobReport]:
-        return [job_of(message) for message in self._controller.call("ListJobs", cpb.ListJobsRequest(name=name)).jobs]
+        reply = self._controller.call("ListJobs", cpb.ListJobsRequest(name=name))
+        return [replace(job_of(message), follower=follower_of(reply)) for message in reply.jobs]
+
+    def job_run(self, run_id: str) -> JobRun:
+        return run_of(self._controller.call("GetJobRun", cpb.JobRunRequest(id=run_id)))
 
     def autopilot(self, orders: AutopilotReport | None) -> AutopilotReport:
         """Args: orders: from now on; None: only ask."""
         message = None if orders is None else autopilot_to_pb(orders)
         return autopilot_of(self._controller.call("Autopilot", cpb.AutopilotRequest(orders=message), PLAN_TIMEOUT_S))
 
-    def drain(self, replica: str, options: MoveOptions) -> list[Reconfiguration]:
-        return self._begun("Drain", cpb.DrainRequest(replica=replica, options=message_of(cpb.MoveOptions, options)))
+    def drain(
+        self, replica: str, options: MoveOptions, maintenance: tuple[float, str] | None = None
+    ) -> list[Reconfiguration]:
+        """Args: maintenance: for so many seconds (0: until it is ended), and one of which set."""
+        request = cpb.DrainRequest(replica=replica, options=message_of(cpb.MoveOptions, options))
+        if maintenance is not None:
+            request.maintenance.CopyFrom(cpb.Maintenance(for_s=maintenance[0], one_of=maintenance[1]))
+        return self._begun("Drain", request)
+
+    def end_maintenance(self, node: str) -> None:
+        self._controller.call("EndMaintenance", cpb.EndMaintenanceRequest(node=node))
+
+    def would_migrate(self, operator: str, partitions: Collection[int], to: str) -> Placement:
+        request = cpb.MigrateRequest(operator=operator, partitions=partitions, to=to)
+        return self._proposed(cpb.ProposeRequest(migrate=request))
+
+    def would_drain(self, replica: str) -> Placement:
+        return self._proposed(cpb.ProposeRequest(drain=cpb.DrainRequest(replica=replica)))
+
+    def would_rebalance(self, operator: str) -> Placement:
+        return self._proposed(cpb.ProposeRequest(rebalance=cpb.RebalanceRequest(operator=operator)))
+
+    def would_take_over(self, operator: str, partitions: Collection[int]) -> Placement:
+        request = cpb.TakeOverLostRequest(operator=operator, partitions=partitions)
+        return self._proposed(cpb.ProposeRequest(take_over=request))
+
+    def _proposed(self, request: cpb.ProposeRequest) -> Placement:
+        return placement_of(self._controller.call("Propose", request, PLAN_TIMEOUT_S))
 
     def _begun(self, method: str, request: Any) -> list[Reconfiguration]:
         reply = self._controller.call(method, request, PLAN_TIMEOUT_S)
@@ -184,8 +261,13 @@ class ClusterClient:
     def resume(self, reconfiguration: str) -> Reconfiguration:
         return self._of("ResumeReconfiguration", reconfiguration)
 
-    def retry(self, reconfiguration: str) -> Reconfiguration:
-        return self._of("RetryReconfiguration", reconfiguration)
+    def edit(self, reconfiguration: str, limits: Mapping[str, int | None]) -> Reconfiguration:
+        request = cpb.EditRequest(id=reconfiguration, **limits)
+        return reconfiguration_of(self._controller.call("EditReconfiguration", request))
+
+    def retry(self, reconfiguration: str, cancelled: bool) -> Reconfiguration:
+        request = cpb.ReconfigurationRequest(id=reconfiguration, cancelled=cancelled)
+        return reconfiguration_of(self._controller.call("RetryReconfiguration", request))
 
     def _of(self, method: str, reconfiguration: str) -> Reconfiguration:
         request = cpb.ReconfigurationRequest(id=reconfiguration)
@@ -224,3 +306,6 @@ class ClusterClient:
         )
         report = self._controller.call("Restore", request, LONG_TIMEOUT_S)
         return [restored_of(each) for each in report.partitions]
+
+    def cancel_restore(self, restore_id: str) -> None:
+        self._controller.call("CancelRestore", cpb.CancelRestoreRequest(id=restore_id))

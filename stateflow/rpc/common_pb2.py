@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1astateflow/rpc/common.proto\x12\rstateflow.rpc\"\x91\x01\n\x05\x46\x61ult\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12.\n\x05where\x18\x04 \x03(\x0b\x32\x1f.stateflow.rpc.Fault.WhereEntry\x1a,\n\nWhereEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x07\n\x05\x45mpty\"\xad\x03\n\x0cOperatorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x01(\r\x12\x0b\n\x03key\x18\x04 \x03(\t\x12\x15\n\routput_schema\x18\x05 \x01(\x0c\x12\x14\n\x0cstate_schema\x18\x06 \x01(\t\x12\x42\n\x0cside_schemas\x18\x07 \x03(\x0b\x32,.stateflow.rpc.OperatorSpec.SideSchemasEntry\x12\x39\n\x07\x64ropped\x18\x08 \x03(\x0b\x32(.stateflow.rpc.OperatorSpec.DroppedEntry\x12\x0e\n\x06source\x18\t \x01(\t\x12\x15\n\rsource_digest\x18\n \x01(\t\x12\x12\n\nsource_mac\x18\x0b \x01(\t\x12\x13\n\x0brecorded_us\x18\x0c \x01(\x03\x1a\x32\n\x10SideSchemasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"F\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06weight\x18\x04 \x01(\r\"8\n\x07\x43ommand\x12\x0e\n\x06ledger\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07session\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1astateflow/rpc/common.proto\x12\rstateflow.rpc\"\x91\x01\n\x05\x46\x61ult\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12.\n\x05where\x18\x04 \x03(\x0b\x32\x1f.stateflow.rpc.Fault.WhereEntry\x1a,\n\nWhereEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x07\n\x05\x45mpty\"\xbd\x03\n\x0cOperatorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x01(\r\x12\x0b\n\x03key\x18\x04 \x03(\t\x12\x15\n\routput_schema\x18\x05 \x01(\x0c\x12\x14\n\x0cstate_schema\x18\x06 \x01(\t\x12\x42\n\x0cside_schemas\x18\x07 \x03(\x0b\x32,.stateflow.rpc.OperatorSpec.SideSchemasEntry\x12\x39\n\x07\x64ropped\x18\x08 \x03(\x0b\x32(.stateflow.rpc.OperatorSpec.DroppedEntry\x12\x0e\n\x06source\x18\t \x01(\t\x12\x15\n\rsource_digest\x18\n \x01(\t\x12\x12\n\nsource_mac\x18\x0b \x01(\t\x12\x0e\n\x06\x62undle\x18\r \x01(\t\x12\x13\n\x0brecorded_us\x18\x0c \x01(\x03\x1a\x32\n\x10SideSchemasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"F\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06weight\x18\x04 \x01(\r\"8\n\x07\x43ommand\x12\x0e\n\x06ledger\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07session\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,13 +44,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMPTY']._serialized_start=193
   _globals['_EMPTY']._serialized_end=200
   _globals['_OPERATORSPEC']._serialized_start=203
-  _globals['_OPERATORSPEC']._serialized_end=632
-  _globals['_OPERATORSPEC_SIDESCHEMASENTRY']._serialized_start=534
-  _globals['_OPERATORSPEC_SIDESCHEMASENTRY']._serialized_end=584
-  _globals['_OPERATORSPEC_DROPPEDENTRY']._serialized_start=586
-  _globals['_OPERATORSPEC_DROPPEDENTRY']._serialized_end=632
-  _globals['_REPLICA']._serialized_start=634
-  _globals['_REPLICA']._serialized_end=704
-  _globals['_COMMAND']._serialized_start=706
-  _globals['_COMMAND']._serialized_end=762
+  _globals['_OPERATORSPEC']._serialized_end=648
+  _globals['_OPERATORSPEC_SIDESCHEMASENTRY']._serialized_start=550
+  _globals['_OPERATORSPEC_SIDESCHEMASENTRY']._serialized_end=600
+  _globals['_OPERATORSPEC_DROPPEDENTRY']._serialized_start=602
+  _globals['_OPERATORSPEC_DROPPEDENTRY']._serialized_end=648
+  _globals['_REPLICA']._serialized_start=650
+  _globals['_REPLICA']._serialized_end=720
+  _globals['_COMMAND']._serialized_start=722
+  _globals['_COMMAND']._serialized_end=778
 # @@protoc_insertion_point(module_scope)

@@ -30,7 +30,7 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class OperatorSpec(_message.Message):
-    __slots__ = ("name", "target", "partitions", "key", "output_schema", "state_schema", "side_schemas", "dropped", "source", "source_digest", "source_mac", "recorded_us")
+    __slots__ = ("name", "target", "partitions", "key", "output_schema", "state_schema", "side_schemas", "dropped", "source", "source_digest", "source_mac", "bundle", "recorded_us")
     class SideSchemasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class OperatorSpec(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SOURCE_MAC_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
     RECORDED_US_FIELD_NUMBER: _ClassVar[int]
     name: str
     target: str
@@ -68,8 +69,9 @@ class OperatorSpec(_message.Message):
     source: str
     source_digest: str
     source_mac: str
+    bundle: str
     recorded_us: int
-    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., partitions: _Optional[int] = ..., key: _Optional[_Iterable[str]] = ..., output_schema: _Optional[bytes] = ..., state_schema: _Optional[str] = ..., side_schemas: _Optional[_Mapping[str, bytes]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., source_mac: _Optional[str] = ..., recorded_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., partitions: _Optional[int] = ..., key: _Optional[_Iterable[str]] = ..., output_schema: _Optional[bytes] = ..., state_schema: _Optional[str] = ..., side_schemas: _Optional[_Mapping[str, bytes]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., source_mac: _Optional[str] = ..., bundle: _Optional[str] = ..., recorded_us: _Optional[int] = ...) -> None: ...
 
 class Replica(_message.Message):
     __slots__ = ("name", "site", "address", "weight")

@@ -24,10 +24,11 @@ from stateflow.runtime.control import (
     Restored,
     TakenOver,
     TakeOver,
+    Verification,
     Wanted,
 )
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.view import PartitionView
+from stateflow.runtime.view import DiskView, PartitionView
 from stateflow.types import How, PartitionId, shown
 
 
@@ -189,7 +190,19 @@ def restored_of(message: rpb.RestoreReply) -> Restored:
     return value_of(Restored, message, passed_over=list(map(error_of, message.passed_over)))
 
 
+def verification_to_pb(found: Verification) -> rpb.VerifyPage:
+    return message_of(rpb.VerifyPage, found, faults=map(fault_of, found.faults))
+
+
+def verification_of(message: rpb.VerifyPage) -> Verification:
+    return value_of(Verification, message, faults=list(map(error_of, message.faults)))
+
+
 # -- partitions -------------------------------------------------------------------------------------------
+
+
+def disk_of(message: rpb.StatsReply) -> DiskView:
+    return value_of(DiskView, message)
 
 
 def view_of(message: rpb.PartitionView) -> PartitionView:
@@ -201,4 +214,6 @@ def view_of(message: rpb.PartitionView) -> PartitionView:
             f"{shown(message.state)} is no state of a partition", remedy="see which version runs there"
         ) from None
     partition = PartitionId(message.operator, message.partition)
-    return value_of(PartitionView, message, partition=partition, state=state, origins=dict(message.origins))
+    entries = message.entries if message.HasField("entries") else None
+    origins = dict(message.origins)
+    return value_of(PartitionView, message, partition=partition, state=state, origins=origins, entries=entries)

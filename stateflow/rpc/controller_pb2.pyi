@@ -86,7 +86,7 @@ class Incoming(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., move_id: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("name", "incarnation", "incoming", "directory", "replica", "opening", "term")
+    __slots__ = ("name", "incarnation", "incoming", "directory", "replica", "opening", "term", "alone", "alone_order", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INCOMING_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,9 @@ class HeartbeatRequest(_message.Message):
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    ALONE_ORDER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     incoming: _containers.RepeatedCompositeFieldContainer[Incoming]
@@ -101,10 +104,13 @@ class HeartbeatRequest(_message.Message):
     replica: _common_pb2.Replica
     opening: bool
     term: int
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., incoming: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., directory: _Optional[_Union[Directory, _Mapping]] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., opening: _Optional[bool] = ..., term: _Optional[int] = ...) -> None: ...
+    alone: _containers.RepeatedScalarFieldContainer[str]
+    alone_order: int
+    version: str
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., incoming: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., directory: _Optional[_Union[Directory, _Mapping]] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., opening: _Optional[bool] = ..., term: _Optional[int] = ..., alone: _Optional[_Iterable[str]] = ..., alone_order: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "lease_s", "ended", "ticket", "ledger", "term", "claimed", "adopted")
+    __slots__ = ("known", "lease_s", "ended", "ticket", "ledger", "term", "claimed", "adopted", "alone", "alone_order")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +119,8 @@ class HeartbeatReply(_message.Message):
     TERM_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    ALONE_ORDER_FIELD_NUMBER: _ClassVar[int]
     known: bool
     lease_s: float
     ended: _containers.RepeatedCompositeFieldContainer[Incoming]
@@ -121,20 +129,24 @@ class HeartbeatReply(_message.Message):
     term: int
     claimed: bool
     adopted: str
-    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., ticket: _Optional[str] = ..., ledger: _Optional[str] = ..., term: _Optional[int] = ..., claimed: _Optional[bool] = ..., adopted: _Optional[str] = ...) -> None: ...
+    alone: _containers.RepeatedScalarFieldContainer[str]
+    alone_order: int
+    def __init__(self, known: _Optional[bool] = ..., lease_s: _Optional[float] = ..., ended: _Optional[_Iterable[_Union[Incoming, _Mapping]]] = ..., ticket: _Optional[str] = ..., ledger: _Optional[str] = ..., term: _Optional[int] = ..., claimed: _Optional[bool] = ..., adopted: _Optional[str] = ..., alone: _Optional[_Iterable[str]] = ..., alone_order: _Optional[int] = ...) -> None: ...
 
 class DeployRequest(_message.Message):
-    __slots__ = ("spec", "sites", "anywhere")
+    __slots__ = ("spec", "sites", "anywhere", "failover")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     SITES_FIELD_NUMBER: _ClassVar[int]
     ANYWHERE_FIELD_NUMBER: _ClassVar[int]
+    FAILOVER_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.OperatorSpec
     sites: _containers.RepeatedScalarFieldContainer[str]
     anywhere: bool
-    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., sites: _Optional[_Iterable[str]] = ..., anywhere: _Optional[bool] = ...) -> None: ...
+    failover: str
+    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., sites: _Optional[_Iterable[str]] = ..., anywhere: _Optional[bool] = ..., failover: _Optional[str] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("spec", "version", "replicas", "owners", "epochs", "unserved", "sites", "follower")
+    __slots__ = ("spec", "version", "replicas", "owners", "epochs", "unserved", "sites", "follower", "failover")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +155,7 @@ class Deployment(_message.Message):
     UNSERVED_FIELD_NUMBER: _ClassVar[int]
     SITES_FIELD_NUMBER: _ClassVar[int]
     FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    FAILOVER_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.OperatorSpec
     version: int
     replicas: _containers.RepeatedCompositeFieldContainer[_common_pb2.Replica]
@@ -151,7 +164,8 @@ class Deployment(_message.Message):
     unserved: _containers.RepeatedCompositeFieldContainer[Unserved]
     sites: _containers.RepeatedScalarFieldContainer[str]
     follower: Follower
-    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ..., sites: _Optional[_Iterable[str]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
+    failover: str
+    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ..., sites: _Optional[_Iterable[str]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ..., failover: _Optional[str] = ...) -> None: ...
 
 class Follower(_message.Message):
     __slots__ = ("address", "leader", "age_s")
@@ -182,27 +196,33 @@ class GetDeploymentRequest(_message.Message):
     def __init__(self, operator: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("measured",)
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    measured: bool
+    def __init__(self, measured: _Optional[bool] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("replica", "alive", "last_heartbeat_s", "partitions", "opening", "stopped")
+    __slots__ = ("replica", "alive", "last_heartbeat_s", "partitions", "opening", "stopped", "room_bytes", "version")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     LAST_HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
+    ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     replica: _common_pb2.Replica
     alive: bool
     last_heartbeat_s: float
     partitions: int
     opening: bool
     stopped: bool
-    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., alive: _Optional[bool] = ..., last_heartbeat_s: _Optional[float] = ..., partitions: _Optional[int] = ..., opening: _Optional[bool] = ..., stopped: _Optional[bool] = ...) -> None: ...
+    room_bytes: int
+    version: str
+    def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., alive: _Optional[bool] = ..., last_heartbeat_s: _Optional[float] = ..., partitions: _Optional[int] = ..., opening: _Optional[bool] = ..., stopped: _Optional[bool] = ..., room_bytes: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("replicas", "deployments", "reconfigurations", "standbys", "refused", "deploying", "follower")
+    __slots__ = ("replicas", "deployments", "reconfigurations", "standbys", "refused", "deploying", "follower", "maintenance", "links", "damaged")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +230,9 @@ class StatusReply(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     DEPLOYING_FIELD_NUMBER: _ClassVar[int]
     FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
     deployments: _containers.RepeatedCompositeFieldContainer[Deployment]
     reconfigurations: _containers.RepeatedCompositeFieldContainer[Reconfiguration]
@@ -217,7 +240,10 @@ class StatusReply(_message.Message):
     refused: _containers.RepeatedCompositeFieldContainer[Refused]
     deploying: _containers.RepeatedCompositeFieldContainer[Deploying]
     follower: Follower
-    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., standbys: _Optional[_Iterable[_Union[StandbyView, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., deploying: _Optional[_Iterable[_Union[Deploying, _Mapping]]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
+    maintenance: _containers.RepeatedCompositeFieldContainer[Maintenance]
+    links: _containers.RepeatedCompositeFieldContainer[Link]
+    damaged: _containers.RepeatedCompositeFieldContainer[PartitionFault]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., standbys: _Optional[_Iterable[_Union[StandbyView, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., deploying: _Optional[_Iterable[_Union[Deploying, _Mapping]]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ..., maintenance: _Optional[_Iterable[_Union[Maintenance, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., damaged: _Optional[_Iterable[_Union[PartitionFault, _Mapping]]] = ...) -> None: ...
 
 class Deploying(_message.Message):
     __slots__ = ("operator", "partitions", "created")
@@ -256,6 +282,70 @@ class ReplaceReply(_message.Message):
     directory: str
     partitions: int
     def __init__(self, directory: _Optional[str] = ..., partitions: _Optional[int] = ...) -> None: ...
+
+class TakeOverLostRequest(_message.Message):
+    __slots__ = ("operator", "partitions", "accept_loss")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_LOSS_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    accept_loss: bool
+    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., accept_loss: _Optional[bool] = ...) -> None: ...
+
+class BundlePart(_message.Message):
+    __slots__ = ("bundle", "number", "count", "data")
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    bundle: str
+    number: int
+    count: int
+    data: bytes
+    def __init__(self, bundle: _Optional[str] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class BundlePartRequest(_message.Message):
+    __slots__ = ("bundle", "number")
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    bundle: str
+    number: int
+    def __init__(self, bundle: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class VersionsRequest(_message.Message):
+    __slots__ = ("operator",)
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    def __init__(self, operator: _Optional[str] = ...) -> None: ...
+
+class Version(_message.Message):
+    __slots__ = ("number", "target", "bundle", "source_digest", "recorded_us")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_US_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    target: str
+    bundle: str
+    source_digest: str
+    recorded_us: int
+    def __init__(self, number: _Optional[int] = ..., target: _Optional[str] = ..., bundle: _Optional[str] = ..., source_digest: _Optional[str] = ..., recorded_us: _Optional[int] = ...) -> None: ...
+
+class VersionList(_message.Message):
+    __slots__ = ("versions",)
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedCompositeFieldContainer[Version]
+    def __init__(self, versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
+
+class UpgradeRequest(_message.Message):
+    __slots__ = ("operator", "version")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    version: int
+    def __init__(self, operator: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class UndeployRequest(_message.Message):
     __slots__ = ("operator", "delete_state")
@@ -306,18 +396,24 @@ class MigrateRequest(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ...) -> None: ...
 
 class MoveOptions(_message.Message):
-    __slots__ = ("max_pause_ms", "max_bandwidth", "patience_s", "strategy", "order")
+    __slots__ = ("max_pause_ms", "max_bandwidth", "patience_s", "strategy", "order", "limit", "per_node", "per_link")
     MAX_PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PER_NODE_FIELD_NUMBER: _ClassVar[int]
+    PER_LINK_FIELD_NUMBER: _ClassVar[int]
     max_pause_ms: float
     max_bandwidth: float
     patience_s: float
     strategy: str
     order: str
-    def __init__(self, max_pause_ms: _Optional[float] = ..., max_bandwidth: _Optional[float] = ..., patience_s: _Optional[float] = ..., strategy: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
+    limit: int
+    per_node: int
+    per_link: int
+    def __init__(self, max_pause_ms: _Optional[float] = ..., max_bandwidth: _Optional[float] = ..., patience_s: _Optional[float] = ..., strategy: _Optional[str] = ..., order: _Optional[str] = ..., limit: _Optional[int] = ..., per_node: _Optional[int] = ..., per_link: _Optional[int] = ...) -> None: ...
 
 class RebalanceRequest(_message.Message):
     __slots__ = ("operator", "options")
@@ -328,12 +424,46 @@ class RebalanceRequest(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("replica", "options")
+    __slots__ = ("replica", "options", "maintenance")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
     replica: str
     options: MoveOptions
-    def __init__(self, replica: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ...) -> None: ...
+    maintenance: Maintenance
+    def __init__(self, replica: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ..., maintenance: _Optional[_Union[Maintenance, _Mapping]] = ...) -> None: ...
+
+class Maintenance(_message.Message):
+    __slots__ = ("node", "for_s", "one_of", "since_us", "until_us")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    ONE_OF_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_US_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    for_s: float
+    one_of: str
+    since_us: int
+    until_us: int
+    def __init__(self, node: _Optional[str] = ..., for_s: _Optional[float] = ..., one_of: _Optional[str] = ..., since_us: _Optional[int] = ..., until_us: _Optional[int] = ...) -> None: ...
+
+class EndMaintenanceRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class ProposeRequest(_message.Message):
+    __slots__ = ("migrate", "drain", "rebalance", "take_over")
+    MIGRATE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    REBALANCE_FIELD_NUMBER: _ClassVar[int]
+    TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
+    migrate: MigrateRequest
+    drain: DrainRequest
+    rebalance: RebalanceRequest
+    take_over: TakeOverLostRequest
+    def __init__(self, migrate: _Optional[_Union[MigrateRequest, _Mapping]] = ..., drain: _Optional[_Union[DrainRequest, _Mapping]] = ..., rebalance: _Optional[_Union[RebalanceRequest, _Mapping]] = ..., take_over: _Optional[_Union[TakeOverLostRequest, _Mapping]] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
     __slots__ = ("operator", "policies", "options", "dry_run")
@@ -364,7 +494,7 @@ class ProposedMove(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., reason: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class PlaceReply(_message.Message):
-    __slots__ = ("moves", "uneven_rows", "uneven_rows_after", "uneven_bytes", "uneven_bytes_after", "pause_ms", "pause_ms_at_most", "reconfigurations", "silent")
+    __slots__ = ("moves", "uneven_rows", "uneven_rows_after", "uneven_bytes", "uneven_bytes_after", "pause_ms", "pause_ms_at_most", "reconfigurations", "silent", "left", "lacking")
     MOVES_FIELD_NUMBER: _ClassVar[int]
     UNEVEN_ROWS_FIELD_NUMBER: _ClassVar[int]
     UNEVEN_ROWS_AFTER_FIELD_NUMBER: _ClassVar[int]
@@ -374,6 +504,8 @@ class PlaceReply(_message.Message):
     PAUSE_MS_AT_MOST_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
     moves: _containers.RepeatedCompositeFieldContainer[ProposedMove]
     uneven_rows: float
     uneven_rows_after: float
@@ -383,7 +515,9 @@ class PlaceReply(_message.Message):
     pause_ms_at_most: float
     reconfigurations: _containers.RepeatedCompositeFieldContainer[Reconfiguration]
     silent: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, moves: _Optional[_Iterable[_Union[ProposedMove, _Mapping]]] = ..., uneven_rows: _Optional[float] = ..., uneven_rows_after: _Optional[float] = ..., uneven_bytes: _Optional[float] = ..., uneven_bytes_after: _Optional[float] = ..., pause_ms: _Optional[float] = ..., pause_ms_at_most: _Optional[float] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+    left: _containers.RepeatedCompositeFieldContainer[Left]
+    lacking: _containers.RepeatedCompositeFieldContainer[Lacking]
+    def __init__(self, moves: _Optional[_Iterable[_Union[ProposedMove, _Mapping]]] = ..., uneven_rows: _Optional[float] = ..., uneven_rows_after: _Optional[float] = ..., uneven_bytes: _Optional[float] = ..., uneven_bytes_after: _Optional[float] = ..., pause_ms: _Optional[float] = ..., pause_ms_at_most: _Optional[float] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., left: _Optional[_Iterable[_Union[Left, _Mapping]]] = ..., lacking: _Optional[_Iterable[_Union[Lacking, _Mapping]]] = ...) -> None: ...
 
 class AutopilotRequest(_message.Message):
     __slots__ = ("orders",)
@@ -404,7 +538,7 @@ class AutopilotOrders(_message.Message):
     def __init__(self, policies: _Optional[_Iterable[str]] = ..., max_pause_ms: _Optional[float] = ..., cool_down_s: _Optional[float] = ..., moves_per_minute: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "schedule", "do", "operator", "policies", "partitions", "to", "options", "paused", "next_us", "runs")
+    __slots__ = ("name", "schedule", "do", "operator", "policies", "partitions", "to", "options", "paused", "next_us", "runs", "coordinator", "workers", "follower")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     DO_FIELD_NUMBER: _ClassVar[int]
@@ -416,6 +550,9 @@ class Job(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     NEXT_US_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     name: str
     schedule: str
     do: str
@@ -427,23 +564,48 @@ class Job(_message.Message):
     paused: bool
     next_us: int
     runs: _containers.RepeatedCompositeFieldContainer[JobRun]
-    def __init__(self, name: _Optional[str] = ..., schedule: _Optional[str] = ..., do: _Optional[str] = ..., operator: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ..., paused: _Optional[bool] = ..., next_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[JobRun, _Mapping]]] = ...) -> None: ...
+    coordinator: str
+    workers: str
+    follower: Follower
+    def __init__(self, name: _Optional[str] = ..., schedule: _Optional[str] = ..., do: _Optional[str] = ..., operator: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ..., paused: _Optional[bool] = ..., next_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[JobRun, _Mapping]]] = ..., coordinator: _Optional[str] = ..., workers: _Optional[str] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
 
 class JobRun(_message.Message):
-    __slots__ = ("at_us", "began_us", "ended_us", "state", "reconfigurations", "note")
+    __slots__ = ("at_us", "began_us", "ended_us", "state", "reconfigurations", "note", "id", "stages", "follower")
     AT_US_FIELD_NUMBER: _ClassVar[int]
     BEGAN_US_FIELD_NUMBER: _ClassVar[int]
     ENDED_US_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     at_us: int
     began_us: int
     ended_us: int
     state: str
     reconfigurations: _containers.RepeatedScalarFieldContainer[str]
     note: str
-    def __init__(self, at_us: _Optional[int] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., state: _Optional[str] = ..., reconfigurations: _Optional[_Iterable[str]] = ..., note: _Optional[str] = ...) -> None: ...
+    id: str
+    stages: _containers.RepeatedCompositeFieldContainer[JobStage]
+    follower: Follower
+    def __init__(self, at_us: _Optional[int] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., state: _Optional[str] = ..., reconfigurations: _Optional[_Iterable[str]] = ..., note: _Optional[str] = ..., id: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[JobStage, _Mapping]]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
+
+class JobStage(_message.Message):
+    __slots__ = ("operator", "reconfigurations", "error")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    RECONFIGURATIONS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    reconfigurations: _containers.RepeatedScalarFieldContainer[str]
+    error: str
+    def __init__(self, operator: _Optional[str] = ..., reconfigurations: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class JobRunRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class ChangeJobRequest(_message.Message):
     __slots__ = ("name", "change")
@@ -460,10 +622,12 @@ class ListJobsRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class JobList(_message.Message):
-    __slots__ = ("jobs",)
+    __slots__ = ("jobs", "follower")
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[Job]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+    follower: Follower
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
 
 class StandbyRequest(_message.Message):
     __slots__ = ("operator", "count")
@@ -523,6 +687,12 @@ class RestoredPartition(_message.Message):
     fault: _common_pb2.Fault
     def __init__(self, partition: _Optional[int] = ..., replica: _Optional[str] = ..., result: _Optional[_Union[_replica_pb2.RestoreReply, _Mapping]] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ...) -> None: ...
 
+class CancelRestoreRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
 class RestoreReport(_message.Message):
     __slots__ = ("id", "partitions")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -540,10 +710,12 @@ class ResolveRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ..., how: _Optional[str] = ...) -> None: ...
 
 class ReconfigurationRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "cancelled")
     ID_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
     id: str
-    def __init__(self, id: _Optional[str] = ...) -> None: ...
+    cancelled: bool
+    def __init__(self, id: _Optional[str] = ..., cancelled: _Optional[bool] = ...) -> None: ...
 
 class Move(_message.Message):
     __slots__ = ("id", "partition", "source", "target", "phase", "bytes_warm", "bytes_reused", "bytes_delta", "rounds", "predicted_pause_ms", "pause_ms", "duration_s", "digest", "strategy", "fault", "epoch", "started_us", "fenced_us", "lag_bytes", "change_rate", "bandwidth", "rtt_ms", "margin_ms", "bytes_stored", "base_bytes", "note", "reason")
@@ -604,7 +776,7 @@ class Move(_message.Message):
     def __init__(self, id: _Optional[str] = ..., partition: _Optional[int] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., phase: _Optional[str] = ..., bytes_warm: _Optional[int] = ..., bytes_reused: _Optional[int] = ..., bytes_delta: _Optional[int] = ..., rounds: _Optional[int] = ..., predicted_pause_ms: _Optional[float] = ..., pause_ms: _Optional[float] = ..., duration_s: _Optional[float] = ..., digest: _Optional[str] = ..., strategy: _Optional[str] = ..., fault: _Optional[_Union[_common_pb2.Fault, _Mapping]] = ..., epoch: _Optional[int] = ..., started_us: _Optional[int] = ..., fenced_us: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., change_rate: _Optional[float] = ..., bandwidth: _Optional[float] = ..., rtt_ms: _Optional[float] = ..., margin_ms: _Optional[float] = ..., bytes_stored: _Optional[int] = ..., base_bytes: _Optional[int] = ..., note: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Reconfiguration(_message.Message):
-    __slots__ = ("id", "operator", "state", "moves", "max_pause_ms", "created_us", "kind", "strategy", "follower")
+    __slots__ = ("id", "operator", "state", "moves", "max_pause_ms", "created_us", "kind", "strategy", "follower", "limit", "per_node", "per_link", "worked_s", "by")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +786,11 @@ class Reconfiguration(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PER_NODE_FIELD_NUMBER: _ClassVar[int]
+    PER_LINK_FIELD_NUMBER: _ClassVar[int]
+    WORKED_S_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
     id: str
     operator: str
     state: str
@@ -623,7 +800,24 @@ class Reconfiguration(_message.Message):
     kind: str
     strategy: str
     follower: Follower
-    def __init__(self, id: _Optional[str] = ..., operator: _Optional[str] = ..., state: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., max_pause_ms: _Optional[float] = ..., created_us: _Optional[int] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
+    limit: int
+    per_node: int
+    per_link: int
+    worked_s: float
+    by: str
+    def __init__(self, id: _Optional[str] = ..., operator: _Optional[str] = ..., state: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., max_pause_ms: _Optional[float] = ..., created_us: _Optional[int] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ..., limit: _Optional[int] = ..., per_node: _Optional[int] = ..., per_link: _Optional[int] = ..., worked_s: _Optional[float] = ..., by: _Optional[str] = ...) -> None: ...
+
+class EditRequest(_message.Message):
+    __slots__ = ("id", "limit", "per_node", "per_link")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PER_NODE_FIELD_NUMBER: _ClassVar[int]
+    PER_LINK_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    limit: int
+    per_node: int
+    per_link: int
+    def __init__(self, id: _Optional[str] = ..., limit: _Optional[int] = ..., per_node: _Optional[int] = ..., per_link: _Optional[int] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
     __slots__ = ("replica", "directory", "operators", "partitions", "first", "last")
@@ -831,6 +1025,122 @@ class StopReplicaRequest(_message.Message):
     force: bool
     def __init__(self, replica: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
+class RestartAllRequest(_message.Message):
+    __slots__ = ("site", "limit")
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    site: str
+    limit: int
+    def __init__(self, site: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class RollingRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class RollingNode(_message.Message):
+    __slots__ = ("node", "status", "error", "ms")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    status: str
+    error: str
+    ms: int
+    def __init__(self, node: _Optional[str] = ..., status: _Optional[str] = ..., error: _Optional[str] = ..., ms: _Optional[int] = ...) -> None: ...
+
+class Rolling(_message.Message):
+    __slots__ = ("id", "state", "site", "limit", "nodes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    state: str
+    site: str
+    limit: int
+    nodes: _containers.RepeatedCompositeFieldContainer[RollingNode]
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., site: _Optional[str] = ..., limit: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[RollingNode, _Mapping]]] = ...) -> None: ...
+
+class BeginSweepRequest(_message.Message):
+    __slots__ = ("chore", "site", "limit", "operator")
+    CHORE_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    chore: str
+    site: str
+    limit: int
+    operator: str
+    def __init__(self, chore: _Optional[str] = ..., site: _Optional[str] = ..., limit: _Optional[int] = ..., operator: _Optional[str] = ...) -> None: ...
+
+class SweepRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class PartitionFault(_message.Message):
+    __slots__ = ("operator", "partition", "replica", "error", "undone")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    UNDONE_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    replica: str
+    error: str
+    undone: bool
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., replica: _Optional[str] = ..., error: _Optional[str] = ..., undone: _Optional[bool] = ...) -> None: ...
+
+class SweepNode(_message.Message):
+    __slots__ = ("node", "status", "error", "ms", "partitions", "bytes_new", "bytes_total", "bytes_read", "cells", "compared", "faults")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_NEW_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    status: str
+    error: str
+    ms: int
+    partitions: int
+    bytes_new: int
+    bytes_total: int
+    bytes_read: int
+    cells: int
+    compared: int
+    faults: _containers.RepeatedCompositeFieldContainer[PartitionFault]
+    def __init__(self, node: _Optional[str] = ..., status: _Optional[str] = ..., error: _Optional[str] = ..., ms: _Optional[int] = ..., partitions: _Optional[int] = ..., bytes_new: _Optional[int] = ..., bytes_total: _Optional[int] = ..., bytes_read: _Optional[int] = ..., cells: _Optional[int] = ..., compared: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[PartitionFault, _Mapping]]] = ...) -> None: ...
+
+class Sweep(_message.Message):
+    __slots__ = ("id", "chore", "state", "operator", "site", "limit", "nodes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CHORE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    chore: str
+    state: str
+    operator: str
+    site: str
+    limit: int
+    nodes: _containers.RepeatedCompositeFieldContainer[SweepNode]
+    def __init__(self, id: _Optional[str] = ..., chore: _Optional[str] = ..., state: _Optional[str] = ..., operator: _Optional[str] = ..., site: _Optional[str] = ..., limit: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[SweepNode, _Mapping]]] = ...) -> None: ...
+
 class RestartReplicaRequest(_message.Message):
     __slots__ = ("replica",)
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -842,3 +1152,35 @@ class ForgetAgentRequest(_message.Message):
     AGENT_FIELD_NUMBER: _ClassVar[int]
     agent: str
     def __init__(self, agent: _Optional[str] = ...) -> None: ...
+
+class Link(_message.Message):
+    __slots__ = ("source", "target", "rtt_ms", "bytes_per_s")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    target: str
+    rtt_ms: float
+    bytes_per_s: float
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+
+class Left(_message.Message):
+    __slots__ = ("operator", "partition", "reason")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    reason: str
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Lacking(_message.Message):
+    __slots__ = ("replicas", "free_bytes", "coming_bytes")
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedScalarFieldContainer[str]
+    free_bytes: int
+    coming_bytes: int
+    def __init__(self, replicas: _Optional[_Iterable[str]] = ..., free_bytes: _Optional[int] = ..., coming_bytes: _Optional[int] = ...) -> None: ...

@@ -77,6 +77,16 @@ class ControllerServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.DrainRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
                 _registered_method=True)
+        self.EndMaintenance = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/EndMaintenance',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.EndMaintenanceRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+                _registered_method=True)
+        self.Propose = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Propose',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.ProposeRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.PlaceReply.FromString,
+                _registered_method=True)
         self.Place = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/Place',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.PlaceRequest.SerializeToString,
@@ -102,6 +112,11 @@ class ControllerServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.ListJobsRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.JobList.FromString,
                 _registered_method=True)
+        self.GetJobRun = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/GetJobRun',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.JobRunRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.JobRun.FromString,
+                _registered_method=True)
         self.Standby = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/Standby',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.StandbyRequest.SerializeToString,
@@ -125,6 +140,11 @@ class ControllerServiceStub:
         self.CancelReconfiguration = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/CancelReconfiguration',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+                _registered_method=True)
+        self.EditReconfiguration = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/EditReconfiguration',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.EditRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
                 _registered_method=True)
         self.ResolveReconfiguration = channel.unary_unary(
@@ -157,6 +177,11 @@ class ControllerServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.RestoreOperatorRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.RestoreReport.FromString,
                 _registered_method=True)
+        self.CancelRestore = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/CancelRestore',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.CancelRestoreRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+                _registered_method=True)
         self.Replace = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/Replace',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.ReplaceRequest.SerializeToString,
@@ -171,6 +196,31 @@ class ControllerServiceStub:
                 '/stateflow.rpc.ControllerService/Adopt',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.AdoptRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.AdoptReply.FromString,
+                _registered_method=True)
+        self.TakeOver = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/TakeOver',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.TakeOverLostRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
+                _registered_method=True)
+        self.PutBundlePart = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/PutBundlePart',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.BundlePart.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+                _registered_method=True)
+        self.GetBundlePart = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/GetBundlePart',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.BundlePartRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.BundlePart.FromString,
+                _registered_method=True)
+        self.ListVersions = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/ListVersions',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.VersionsRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.VersionList.FromString,
+                _registered_method=True)
+        self.Upgrade = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/Upgrade',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.UpgradeRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Deployment.FromString,
                 _registered_method=True)
         self.Undeploy = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/Undeploy',
@@ -201,6 +251,36 @@ class ControllerServiceStub:
                 '/stateflow.rpc.ControllerService/StopReplica',
                 request_serializer=stateflow_dot_rpc_dot_controller__pb2.StopReplicaRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_controller__pb2.SpawnReply.FromString,
+                _registered_method=True)
+        self.RestartAll = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/RestartAll',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.RestartAllRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Rolling.FromString,
+                _registered_method=True)
+        self.GetRolling = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/GetRolling',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.RollingRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Rolling.FromString,
+                _registered_method=True)
+        self.CancelRolling = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/CancelRolling',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.RollingRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Rolling.FromString,
+                _registered_method=True)
+        self.BeginSweep = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/BeginSweep',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.BeginSweepRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Sweep.FromString,
+                _registered_method=True)
+        self.GetSweep = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/GetSweep',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.SweepRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Sweep.FromString,
+                _registered_method=True)
+        self.CancelSweep = channel.unary_unary(
+                '/stateflow.rpc.ControllerService/CancelSweep',
+                request_serializer=stateflow_dot_rpc_dot_controller__pb2.SweepRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_controller__pb2.Sweep.FromString,
                 _registered_method=True)
         self.RestartReplica = channel.unary_unary(
                 '/stateflow.rpc.ControllerService/RestartReplica',
@@ -270,6 +350,18 @@ class ControllerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndMaintenance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Propose(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Place(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -295,6 +387,12 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetJobRun(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -326,6 +424,12 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelReconfiguration(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EditReconfiguration(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -367,6 +471,12 @@ class ControllerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelRestore(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Replace(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -380,6 +490,36 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Adopt(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeOver(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutBundlePart(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBundlePart(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListVersions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Upgrade(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -416,6 +556,42 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StopReplica(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestartAll(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRolling(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRolling(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginSweep(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSweep(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelSweep(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -482,6 +658,16 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.DrainRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.SerializeToString,
             ),
+            'EndMaintenance': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndMaintenance,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.EndMaintenanceRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
+            ),
+            'Propose': grpc.unary_unary_rpc_method_handler(
+                    servicer.Propose,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ProposeRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.PlaceReply.SerializeToString,
+            ),
             'Place': grpc.unary_unary_rpc_method_handler(
                     servicer.Place,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.PlaceRequest.FromString,
@@ -507,6 +693,11 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ListJobsRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.JobList.SerializeToString,
             ),
+            'GetJobRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJobRun,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.JobRunRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.JobRun.SerializeToString,
+            ),
             'Standby': grpc.unary_unary_rpc_method_handler(
                     servicer.Standby,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.StandbyRequest.FromString,
@@ -530,6 +721,11 @@ def add_ControllerServiceServicer_to_server(servicer, server):
             'CancelReconfiguration': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelReconfiguration,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.SerializeToString,
+            ),
+            'EditReconfiguration': grpc.unary_unary_rpc_method_handler(
+                    servicer.EditReconfiguration,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.EditRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.SerializeToString,
             ),
             'ResolveReconfiguration': grpc.unary_unary_rpc_method_handler(
@@ -562,6 +758,11 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.RestoreOperatorRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.RestoreReport.SerializeToString,
             ),
+            'CancelRestore': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRestore,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.CancelRestoreRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
+            ),
             'Replace': grpc.unary_unary_rpc_method_handler(
                     servicer.Replace,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.ReplaceRequest.FromString,
@@ -576,6 +777,31 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.Adopt,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.AdoptRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.AdoptReply.SerializeToString,
+            ),
+            'TakeOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeOver,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.TakeOverLostRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.SerializeToString,
+            ),
+            'PutBundlePart': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutBundlePart,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.BundlePart.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
+            ),
+            'GetBundlePart': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBundlePart,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.BundlePartRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.BundlePart.SerializeToString,
+            ),
+            'ListVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVersions,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.VersionsRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.VersionList.SerializeToString,
+            ),
+            'Upgrade': grpc.unary_unary_rpc_method_handler(
+                    servicer.Upgrade,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.UpgradeRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Deployment.SerializeToString,
             ),
             'Undeploy': grpc.unary_unary_rpc_method_handler(
                     servicer.Undeploy,
@@ -606,6 +832,36 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.StopReplica,
                     request_deserializer=stateflow_dot_rpc_dot_controller__pb2.StopReplicaRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_controller__pb2.SpawnReply.SerializeToString,
+            ),
+            'RestartAll': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartAll,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.RestartAllRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Rolling.SerializeToString,
+            ),
+            'GetRolling': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRolling,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.RollingRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Rolling.SerializeToString,
+            ),
+            'CancelRolling': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRolling,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.RollingRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Rolling.SerializeToString,
+            ),
+            'BeginSweep': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginSweep,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.BeginSweepRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Sweep.SerializeToString,
+            ),
+            'GetSweep': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSweep,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.SweepRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Sweep.SerializeToString,
+            ),
+            'CancelSweep': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelSweep,
+                    request_deserializer=stateflow_dot_rpc_dot_controller__pb2.SweepRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_controller__pb2.Sweep.SerializeToString,
             ),
             'RestartReplica': grpc.unary_unary_rpc_method_handler(
                     servicer.RestartReplica,
@@ -850,6 +1106,60 @@ class ControllerService:
             _registered_method=True)
 
     @staticmethod
+    def EndMaintenance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/EndMaintenance',
+            stateflow_dot_rpc_dot_controller__pb2.EndMaintenanceRequest.SerializeToString,
+            stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Propose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Propose',
+            stateflow_dot_rpc_dot_controller__pb2.ProposeRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.PlaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Place(request,
             target,
             options=(),
@@ -985,6 +1295,33 @@ class ControllerService:
             _registered_method=True)
 
     @staticmethod
+    def GetJobRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/GetJobRun',
+            stateflow_dot_rpc_dot_controller__pb2.JobRunRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.JobRun.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Standby(request,
             target,
             options=(),
@@ -1108,6 +1445,33 @@ class ControllerService:
             target,
             '/stateflow.rpc.ControllerService/CancelReconfiguration',
             stateflow_dot_rpc_dot_controller__pb2.ReconfigurationRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EditReconfiguration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/EditReconfiguration',
+            stateflow_dot_rpc_dot_controller__pb2.EditRequest.SerializeToString,
             stateflow_dot_rpc_dot_controller__pb2.Reconfiguration.FromString,
             options,
             channel_credentials,
@@ -1282,6 +1646,33 @@ class ControllerService:
             _registered_method=True)
 
     @staticmethod
+    def CancelRestore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/CancelRestore',
+            stateflow_dot_rpc_dot_controller__pb2.CancelRestoreRequest.SerializeToString,
+            stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Replace(request,
             target,
             options=(),
@@ -1352,6 +1743,141 @@ class ControllerService:
             '/stateflow.rpc.ControllerService/Adopt',
             stateflow_dot_rpc_dot_controller__pb2.AdoptRequest.SerializeToString,
             stateflow_dot_rpc_dot_controller__pb2.AdoptReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/TakeOver',
+            stateflow_dot_rpc_dot_controller__pb2.TakeOverLostRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.ReconfigurationList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutBundlePart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/PutBundlePart',
+            stateflow_dot_rpc_dot_controller__pb2.BundlePart.SerializeToString,
+            stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBundlePart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/GetBundlePart',
+            stateflow_dot_rpc_dot_controller__pb2.BundlePartRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.BundlePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/ListVersions',
+            stateflow_dot_rpc_dot_controller__pb2.VersionsRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.VersionList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Upgrade(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/Upgrade',
+            stateflow_dot_rpc_dot_controller__pb2.UpgradeRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Deployment.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1514,6 +2040,168 @@ class ControllerService:
             '/stateflow.rpc.ControllerService/StopReplica',
             stateflow_dot_rpc_dot_controller__pb2.StopReplicaRequest.SerializeToString,
             stateflow_dot_rpc_dot_controller__pb2.SpawnReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartAll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/RestartAll',
+            stateflow_dot_rpc_dot_controller__pb2.RestartAllRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Rolling.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRolling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/GetRolling',
+            stateflow_dot_rpc_dot_controller__pb2.RollingRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Rolling.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRolling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/CancelRolling',
+            stateflow_dot_rpc_dot_controller__pb2.RollingRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Rolling.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginSweep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/BeginSweep',
+            stateflow_dot_rpc_dot_controller__pb2.BeginSweepRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Sweep.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSweep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/GetSweep',
+            stateflow_dot_rpc_dot_controller__pb2.SweepRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Sweep.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelSweep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ControllerService/CancelSweep',
+            stateflow_dot_rpc_dot_controller__pb2.SweepRequest.SerializeToString,
+            stateflow_dot_rpc_dot_controller__pb2.Sweep.FromString,
             options,
             channel_credentials,
             insecure,

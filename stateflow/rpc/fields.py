@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 
 from stateflow.errors import InvalidArgument
 from stateflow.runtime.arrow import read_schema
+from stateflow.tracing import TRACEPARENT
 from stateflow.types import (
     ADDRESS,
     DIGEST,
@@ -87,6 +88,10 @@ def is_schema(data: bytes) -> bool:
     return True
 
 
+def is_traceparent(text: str) -> bool:
+    return TRACEPARENT.fullmatch(text) is not None
+
+
 def is_states(text: str) -> bool:
     """What :meth:`stateflow.state.KeyedState.schema` gives, as JSON."""
     try:
@@ -104,6 +109,8 @@ LOCATED = optional(_of(URL))
 TEXT = Kind("text", f"use at most {TEXT_MAX} characters", lambda value: len(value) <= TEXT_MAX)
 #: an operator's text; :func:`stateflow.runtime.code.check_digest` says whether it is the one that was deployed
 SOURCE = Kind("source", f"use at most {SOURCE_MAX} bytes", lambda value: len(value.encode()) <= SOURCE_MAX)
+#: W3C Trace Context
+TRACED = optional(Kind("traceparent", "send one of version 00, or nothing", is_traceparent))
 WORD = optional(Kind("word", "use a word", lambda value: len(value) <= 64 and value.replace("-", "_").isidentifier()))
 STATES = Kind("list of states", "send what KeyedState.schema() gives, as JSON", is_states)
 SCHEMA = Kind("Arrow schema", "send an Arrow IPC schema", is_schema)
@@ -141,7 +148,11 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "replica": NAMED,
     "Unserved.owner": NAMED,
     "sites": NAMED,
+    "alone": NAMED,
+    "failover": WORD,
     "ApplyHeader.site": optional(NAMED),
+    "ApplyHeader.site_column": optional(LABELLED),
+    "traceparent": TRACED,
     "origins": (NAMED, COUNT),
     "waiting": NAMED,
     "to": NAMED,
@@ -155,6 +166,12 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "Agent.site": NAMED,
     "ProposedMove.target": NAMED,
     "ProposedMove.source": NAMED,
+    "Link.source": NAMED,
+    "Link.target": NAMED,
+    "Lacking.replicas": NAMED,
+    "Maintenance.node": optional(NAMED),  # beside a command that names it
+    "EndMaintenanceRequest.node": NAMED,
+    "Maintenance.one_of": optional(NAMED),
     # ids
     "id": IDENTIFIED,
     "move_id": IDENTIFIED,
@@ -194,24 +211,32 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "call": optional(LABELLED),
     "ScanRequest.state": LABELLED,
     "labels": (LABELLED, LABELLED),
-    "version": LABELLED,
+    "version": optional(LABELLED),  # releases that say nothing of theirs
     "Deployment.version": COUNT,
+    "UpgradeRequest.version": COUNT,
     "python": LABELLED,
     "OperatorSpec.key": LABELLED,
     # places
     "Replica.address": optional(ADDRESSED),
     "Agent.address": ADDRESSED,
+    "addresses": ADDRESSED,
+    "disk": optional(LABELLED),
     "Child.address": optional(ADDRESSED),
     "Follower.address": optional(ADDRESSED),
     "Follower.leader": optional(ADDRESSED),
     "url": LOCATED,
     "OperatorSpec.target": PLACED,
     "OperatorSpec.source": SOURCE,
-    "OperatorSpec.source_digest": optional(DIGESTED),
     "OperatorSpec.source_mac": optional(DIGESTED),
+    "OperatorSpec.bundle": optional(DIGESTED),
+    "bundle": DIGESTED,
+    "Version.bundle": optional(DIGESTED),
+    "Version.target": PLACED,
+    "source_digest": optional(DIGESTED),
     # words and prose
     "state": WORD,
     "phase": WORD,
+    "by": optional(LABELLED),
     "kind": WORD,
     "strategy": WORD,
     "order": WORD,
@@ -224,10 +249,33 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "reason": TEXT,
     "policies": WORD,
     "silent": NAMED,
+    "RestartAllRequest.site": optional(NAMED),
+    "Rolling.site": optional(NAMED),
+    "RollingNode.node": NAMED,
+    "RollingNode.status": WORD,
+    "RollingNode.error": TEXT,
+    "BeginSweepRequest.site": optional(NAMED),
+    "BeginSweepRequest.operator": optional(NAMED),  # all
+    "Sweep.site": optional(NAMED),
+    "Sweep.operator": optional(NAMED),
+    "chore": WORD,
+    "SweepNode.node": LABELLED,
+    "SweepNode.status": WORD,
+    "SweepNode.error": TEXT,
+    "SweepNode.partitions": COUNT,
+    "PartitionFault.replica": optional(NAMED),
+    "PartitionFault.error": TEXT,
     "Job.name": NAMED,
     "Job.schedule": TEXT,
     "ChangeJobRequest.name": NAMED,
     "JobRun.reconfigurations": IDENTIFIED,
+    "JobRun.id": optional(LABELLED),
+    "JobRunRequest.id": LABELLED,
+    "JobStage.operator": NAMED,
+    "JobStage.reconfigurations": IDENTIFIED,
+    "JobStage.error": TEXT,
+    "Job.coordinator": optional(LABELLED),
+    "Job.workers": optional(LABELLED),
     "Job.do": WORD,
     "Job.operator": optional(NAMED),
     "Job.to": optional(NAMED),
@@ -274,6 +322,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "owned_epoch": EPOCH,
     "checkpoint_epoch": EPOCH,
     "sequence": SEQUENCE,
+    "standby_of": SEQUENCE,
     "after_sequence": SEQUENCE,
     "head_sequence": SEQUENCE,
     "checkpoint_sequence": SEQUENCE,
@@ -284,6 +333,8 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "RestoreReply.positions": (LABELLED, BATCH),
     "PositionsReply.positions": (PARTITION, BATCH),
     "PositionsRequest.before": BATCH,
+    "OpenSourceRequest.settled": BATCH,
+    "OutputsRequest.after": BATCH,
     "watermark_us": MOMENT,
     "event_us": MOMENT,
     "newest_event_us": MOMENT,

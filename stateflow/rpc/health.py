@@ -12,6 +12,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from stateflow.rpc.secure import blocking_channel
+from stateflow.rpc.wire import CHANNEL_OPTIONS, remote_error
+
 LIVE, READY = "live", "ready"
 #: HealthCheckResponse: field 1, an enum
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
@@ -26,6 +29,19 @@ def _asked(request: bytes) -> str | None:
     if len(request) < 2 or request[0] != _TAG or request[1] != len(request) - 2:
         return None
     return request[2:].decode("utf-8", errors="replace")
+
+
+def ask_health(address: str, service: str, timeout_s: float) -> bool:
+    """Is it well? Raises Unavailable where nobody answers, or there is no such service; NotAllowed."""
+    asked = service.encode()
+    with blocking_channel(address, CHANNEL_OPTIONS) as channel:
+        try:
+            answer: bytes = channel.unary_unary("/grpc.health.v1.Health/Check")(
+                bytes([_TAG, len(asked)]) + asked, timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            raise remote_error(error, address) from error
+    return answer == SERVING
 
 
 def add_health(server: Any, is_ready: Callable[[], bool] = lambda: True) -> None:

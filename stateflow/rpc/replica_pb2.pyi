@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ApplyHeader(_message.Message):
-    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us", "attempt", "event_us", "rewind", "session", "known", "site")
+    __slots__ = ("operator", "source", "batch", "input_schema", "sparse", "watermark_us", "attempt", "event_us", "rewind", "session", "known", "site", "site_column", "traceparent")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,8 @@ class ApplyHeader(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
+    SITE_COLUMN_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     operator: str
     source: str
     batch: int
@@ -34,7 +36,9 @@ class ApplyHeader(_message.Message):
     session: SourceSession
     known: bytes
     site: str
-    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., event_us: _Optional[int] = ..., rewind: _Optional[bool] = ..., session: _Optional[_Union[SourceSession, _Mapping]] = ..., known: _Optional[bytes] = ..., site: _Optional[str] = ...) -> None: ...
+    site_column: str
+    traceparent: str
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., input_schema: _Optional[bytes] = ..., sparse: _Optional[bool] = ..., watermark_us: _Optional[int] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., event_us: _Optional[int] = ..., rewind: _Optional[bool] = ..., session: _Optional[_Union[SourceSession, _Mapping]] = ..., known: _Optional[bytes] = ..., site: _Optional[str] = ..., site_column: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SourceSession(_message.Message):
     __slots__ = ("generation_us", "id")
@@ -362,7 +366,7 @@ class InspectRequest(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class PartitionView(_message.Message):
-    __slots__ = ("operator", "partition", "state", "epoch", "sequence", "move_id", "batch_rate", "bytes", "rows", "row_bytes", "origins")
+    __slots__ = ("operator", "partition", "state", "epoch", "sequence", "move_id", "batch_rate", "bytes", "rows", "row_bytes", "origins", "entries")
     class OriginsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +385,7 @@ class PartitionView(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     operator: str
     partition: int
     state: str
@@ -392,7 +397,8 @@ class PartitionView(_message.Message):
     rows: int
     row_bytes: int
     origins: _containers.ScalarMap[str, int]
-    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., move_id: _Optional[str] = ..., batch_rate: _Optional[float] = ..., bytes: _Optional[int] = ..., rows: _Optional[int] = ..., row_bytes: _Optional[int] = ..., origins: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    entries: int
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., move_id: _Optional[str] = ..., batch_rate: _Optional[float] = ..., bytes: _Optional[int] = ..., rows: _Optional[int] = ..., row_bytes: _Optional[int] = ..., origins: _Optional[_Mapping[str, int]] = ..., entries: _Optional[int] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
     __slots__ = ("operator", "savepoint", "partitions", "command")
@@ -421,6 +427,36 @@ class CheckpointReply(_message.Message):
     url: str
     numbers: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, partitions: _Optional[int] = ..., bytes_new: _Optional[int] = ..., bytes_total: _Optional[int] = ..., duration_s: _Optional[float] = ..., url: _Optional[str] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("operator", "partition", "standby_of", "command")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_OF_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    partition: int
+    standby_of: int
+    command: _common_pb2.Command
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., standby_of: _Optional[int] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
+
+class VerifyPage(_message.Message):
+    __slots__ = ("epoch", "sequence", "done", "bytes_read", "cells", "digest", "faults")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    done: bool
+    bytes_read: int
+    cells: int
+    digest: str
+    faults: _containers.RepeatedCompositeFieldContainer[_common_pb2.Fault]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., done: _Optional[bool] = ..., bytes_read: _Optional[int] = ..., cells: _Optional[int] = ..., digest: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[_common_pb2.Fault, _Mapping]]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
     __slots__ = ("restore_id", "spec", "partition", "epoch", "url", "savepoint", "source", "batch", "own", "command")
@@ -701,20 +737,48 @@ class RetireSourceReply(_message.Message):
     def __init__(self, retired: _Optional[int] = ...) -> None: ...
 
 class OpenSourceRequest(_message.Message):
-    __slots__ = ("asked", "session")
+    __slots__ = ("asked", "session", "settled")
     ASKED_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     asked: PositionsRequest
     session: SourceSession
-    def __init__(self, asked: _Optional[_Union[PositionsRequest, _Mapping]] = ..., session: _Optional[_Union[SourceSession, _Mapping]] = ...) -> None: ...
+    settled: int
+    def __init__(self, asked: _Optional[_Union[PositionsRequest, _Mapping]] = ..., session: _Optional[_Union[SourceSession, _Mapping]] = ..., settled: _Optional[int] = ...) -> None: ...
+
+class OutputsRequest(_message.Message):
+    __slots__ = ("operator", "source", "partitions", "after")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    source: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    after: int
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., after: _Optional[int] = ...) -> None: ...
+
+class OutputsReply(_message.Message):
+    __slots__ = ("partition", "batch", "output", "more")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    batch: int
+    output: bytes
+    more: bool
+    def __init__(self, partition: _Optional[int] = ..., batch: _Optional[int] = ..., output: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
-    __slots__ = ("after", "sizes")
+    __slots__ = ("after", "sizes", "newest")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     after: int
     sizes: bool
-    def __init__(self, after: _Optional[int] = ..., sizes: _Optional[bool] = ...) -> None: ...
+    newest: int
+    def __init__(self, after: _Optional[int] = ..., sizes: _Optional[bool] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class RequestSample(_message.Message):
     __slots__ = ("number", "at_us", "operator", "rows", "total_ms", "held_ms")
@@ -733,13 +797,33 @@ class RequestSample(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_us: _Optional[int] = ..., operator: _Optional[str] = ..., rows: _Optional[int] = ..., total_ms: _Optional[float] = ..., held_ms: _Optional[float] = ...) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("samples", "partitions", "rows", "checkpoints")
+    __slots__ = ("samples", "partitions", "rows", "checkpoints", "disk_free_bytes", "disk", "room_bytes")
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
     samples: _containers.RepeatedCompositeFieldContainer[RequestSample]
     partitions: _containers.RepeatedCompositeFieldContainer[PartitionView]
     rows: int
     checkpoints: int
-    def __init__(self, samples: _Optional[_Iterable[_Union[RequestSample, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[PartitionView, _Mapping]]] = ..., rows: _Optional[int] = ..., checkpoints: _Optional[int] = ...) -> None: ...
+    disk_free_bytes: int
+    disk: str
+    room_bytes: int
+    def __init__(self, samples: _Optional[_Iterable[_Union[RequestSample, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[PartitionView, _Mapping]]] = ..., rows: _Optional[int] = ..., checkpoints: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk: _Optional[str] = ..., room_bytes: _Optional[int] = ...) -> None: ...
+
+class RoundTripsRequest(_message.Message):
+    __slots__ = ("addresses", "command")
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    command: _common_pb2.Command
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
+
+class RoundTripsReply(_message.Message):
+    __slots__ = ("milliseconds",)
+    MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    milliseconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, milliseconds: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -90,6 +90,11 @@ class ReplicaServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.RestoreReply.FromString,
                 _registered_method=True)
+        self.Verify = channel.unary_stream(
+                '/stateflow.rpc.ReplicaService/Verify',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.VerifyPage.FromString,
+                _registered_method=True)
         self.Surrender = channel.unary_unary(
                 '/stateflow.rpc.ReplicaService/Surrender',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.FenceRequest.SerializeToString,
@@ -140,6 +145,11 @@ class ReplicaServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.OpenSourceRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.PositionsReply.FromString,
                 _registered_method=True)
+        self.Outputs = channel.unary_stream(
+                '/stateflow.rpc.ReplicaService/Outputs',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.OutputsRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.OutputsReply.FromString,
+                _registered_method=True)
         self.Sources = channel.unary_stream(
                 '/stateflow.rpc.ReplicaService/Sources',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.SourcesRequest.SerializeToString,
@@ -149,6 +159,11 @@ class ReplicaServiceStub:
                 '/stateflow.rpc.ReplicaService/RetireSource',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.RetireSourceReply.FromString,
+                _registered_method=True)
+        self.RoundTrips = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/RoundTrips',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.RoundTripsRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.RoundTripsReply.FromString,
                 _registered_method=True)
 
 
@@ -223,6 +238,13 @@ class ReplicaServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Verify(self, request, context):
+        """nothing: it is not there
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Surrender(self, request, context):
         """move_id: of the restore
         """
@@ -287,6 +309,13 @@ class ReplicaServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Outputs(self, request, context):
+        """What is kept of a source whose outputs are kept, by partition, each one's in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Sources(self, request, context):
         """Who has sent to partitions, and to keep only a tombstone of one.
         """
@@ -296,6 +325,13 @@ class ReplicaServiceServicer:
 
     def RetireSource(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RoundTrips(self, request, context):
+        """How far away others are, for the controller, which cannot see it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -358,6 +394,11 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.RestoreRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.RestoreReply.SerializeToString,
             ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.VerifyRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.VerifyPage.SerializeToString,
+            ),
             'Surrender': grpc.unary_unary_rpc_method_handler(
                     servicer.Surrender,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.FenceRequest.FromString,
@@ -408,6 +449,11 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.OpenSourceRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.PositionsReply.SerializeToString,
             ),
+            'Outputs': grpc.unary_stream_rpc_method_handler(
+                    servicer.Outputs,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.OutputsRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.OutputsReply.SerializeToString,
+            ),
             'Sources': grpc.unary_stream_rpc_method_handler(
                     servicer.Sources,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.SourcesRequest.FromString,
@@ -417,6 +463,11 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     servicer.RetireSource,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.RetireSourceReply.SerializeToString,
+            ),
+            'RoundTrips': grpc.unary_unary_rpc_method_handler(
+                    servicer.RoundTrips,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.RoundTripsRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.RoundTripsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -727,6 +778,33 @@ class ReplicaService:
             _registered_method=True)
 
     @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Verify',
+            stateflow_dot_rpc_dot_replica__pb2.VerifyRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.VerifyPage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Surrender(request,
             target,
             options=(),
@@ -997,6 +1075,33 @@ class ReplicaService:
             _registered_method=True)
 
     @staticmethod
+    def Outputs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Outputs',
+            stateflow_dot_rpc_dot_replica__pb2.OutputsRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.OutputsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Sources(request,
             target,
             options=(),
@@ -1040,6 +1145,33 @@ class ReplicaService:
             '/stateflow.rpc.ReplicaService/RetireSource',
             stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.SerializeToString,
             stateflow_dot_rpc_dot_replica__pb2.RetireSourceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RoundTrips(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/RoundTrips',
+            stateflow_dot_rpc_dot_replica__pb2.RoundTripsRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.RoundTripsReply.FromString,
             options,
             channel_credentials,
             insecure,

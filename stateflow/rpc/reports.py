@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from google.protobuf.message import DecodeError as NoMessage
+
+from stateflow.errors import DecodeError
 from stateflow.reports import (
     AdoptedOperator,
     AutopilotReport,
@@ -13,7 +16,14 @@ from stateflow.reports import (
     FollowerReport,
     JobReport,
     JobRun,
+    JobStage,
+    LackOfRoom,
+    LeftPartition,
+    LinkReport,
+    MaintenanceReport,
     MoveReport,
+    OperatorVersion,
+    PartitionFault,
     PartitionReport,
     Placement,
     ProposedMove,
@@ -23,7 +33,11 @@ from stateflow.reports import (
     ReplicaStatus,
     RequestReport,
     RestoredPartition,
+    Rolling,
+    RollingNode,
     StandbyReport,
+    Sweep,
+    SweepNode,
     UnservedPartitions,
 )
 from stateflow.rpc import common_pb2 as pb
@@ -31,7 +45,7 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.matching import message_of, value_of
 from stateflow.rpc.wire import error_of, fault_of, replica_of, replica_to_pb, spec_of, spec_to_pb
-from stateflow.types import ReplicaInfo
+from stateflow.types import OperatorSpec, ReplicaInfo
 
 # -- who answers ------------------------------------------------------------------------------------------
 
@@ -70,11 +84,23 @@ def reconfiguration_of(message: cpb.Reconfiguration) -> Reconfiguration:
 
 
 def placement_to_pb(placement: Placement) -> cpb.PlaceReply:
-    return message_of(cpb.PlaceReply, placement, moves=[message_of(cpb.ProposedMove, move) for move in placement.moves])
+    return message_of(
+        cpb.PlaceReply,
+        placement,
+        moves=[message_of(cpb.ProposedMove, move) for move in placement.moves],
+        left=[message_of(cpb.Left, each) for each in placement.left],
+        lacking=[message_of(cpb.Lacking, each) for each in placement.lacking],
+    )
 
 
 def placement_of(message: cpb.PlaceReply) -> Placement:
-    return value_of(Placement, message, moves=tuple(value_of(ProposedMove, move) for move in message.moves))
+    return value_of(
+        Placement,
+        message,
+        moves=tuple(value_of(ProposedMove, move) for move in message.moves),
+        left=tuple(value_of(LeftPartition, each) for each in message.left),
+        lacking=tuple(value_of(LackOfRoom, each) for each in message.lacking),
+    )
 
 
 def autopilot_to_pb(report: AutopilotReport) -> cpb.AutopilotOrders:
@@ -87,11 +113,21 @@ def autopilot_of(message: cpb.AutopilotOrders) -> AutopilotReport:
 
 
 def job_to_pb(report: JobReport) -> cpb.Job:
-    return message_of(cpb.Job, report, runs=[message_of(cpb.JobRun, run) for run in report.runs])
+    return message_of(cpb.Job, report, runs=map(run_to_pb, report.runs), follower=follower_to_pb(report.follower))
 
 
 def job_of(message: cpb.Job) -> JobReport:
-    return value_of(JobReport, message, runs=tuple(value_of(JobRun, run) for run in message.runs))
+    return value_of(JobReport, message, runs=tuple(map(run_of, message.runs)), follower=follower_of(message))
+
+
+def run_to_pb(run: JobRun) -> cpb.JobRun:
+    stages = [message_of(cpb.JobStage, stage) for stage in run.stages]
+    return message_of(cpb.JobRun, run, stages=stages, follower=follower_to_pb(run.follower))
+
+
+def run_of(message: cpb.JobRun) -> JobRun:
+    stages = tuple(value_of(JobStage, stage) for stage in message.stages)
+    return value_of(JobRun, message, stages=stages, follower=follower_of(message))
 
 
 # -- a cluster --------------------------------------------------------------------------------------------
@@ -128,6 +164,19 @@ def deployment_to_pb(deployment: Deployment) -> cpb.Deployment:
     )
 
 
+def packed_deployment(deployment: Deployment) -> bytes:
+    """To be kept; :func:`unpacked_deployment` reads it."""
+    return deployment_to_pb(deployment).SerializeToString()
+
+
+def unpacked_deployment(data: bytes) -> Deployment:
+    """Raises DecodeError."""
+    try:
+        return deployment_of(cpb.Deployment.FromString(data))
+    except (NoMessage, IndexError) as error:
+        raise DecodeError("a deployment that was kept cannot be read", remedy="ask the controller") from error
+
+
 def deployment_of(message: cpb.Deployment) -> Deployment:
     infos = [replica_of(each) for each in message.replicas]
     return value_of(
@@ -141,6 +190,44 @@ def deployment_of(message: cpb.Deployment) -> Deployment:
     )
 
 
+def rolling_to_pb(rolling: Rolling) -> cpb.Rolling:
+    return message_of(cpb.Rolling, rolling, nodes=[message_of(cpb.RollingNode, each) for each in rolling.nodes])
+
+
+def sweep_to_pb(sweep: Sweep) -> cpb.Sweep:
+    nodes = [
+        message_of(cpb.SweepNode, each, faults=[message_of(cpb.PartitionFault, fault) for fault in each.faults])
+        for each in sweep.nodes
+    ]
+    return message_of(cpb.Sweep, sweep, nodes=nodes)
+
+
+def sweep_of(message: cpb.Sweep) -> Sweep:
+    nodes = tuple(
+        value_of(SweepNode, each, faults=tuple(value_of(PartitionFault, fault) for fault in each.faults))
+        for each in message.nodes
+    )
+    return value_of(Sweep, message, nodes=nodes)
+
+
+def rolling_of(message: cpb.Rolling) -> Rolling:
+    return value_of(Rolling, message, nodes=tuple(value_of(RollingNode, each) for each in message.nodes))
+
+
+def version_to_pb(number: int, spec: OperatorSpec) -> cpb.Version:
+    return cpb.Version(
+        number=number,
+        target=spec.target,
+        bundle=spec.bundle,
+        source_digest=spec.source_digest,
+        recorded_us=spec.recorded_us,
+    )
+
+
+def version_of(message: cpb.Version) -> OperatorVersion:
+    return value_of(OperatorVersion, message)
+
+
 def _status_to_pb(status: ReplicaStatus) -> cpb.ReplicaStatus:
     info = ReplicaInfo(status.name, status.site, status.address, status.weight)
     return message_of(cpb.ReplicaStatus, status, replica=replica_to_pb(info))
@@ -149,7 +236,14 @@ def _status_to_pb(status: ReplicaStatus) -> cpb.ReplicaStatus:
 def _status_of(message: cpb.ReplicaStatus, follower: FollowerReport | None) -> ReplicaStatus:
     info = replica_of(message.replica)
     named = {"name": info.name, "site": info.site, "address": info.address, "weight": info.weight}
-    return value_of(ReplicaStatus, message, **named, alive=None if follower else message.alive)
+    room = message.room_bytes if message.HasField("room_bytes") else None
+    return value_of(ReplicaStatus, message, **named, alive=None if follower else message.alive, room_bytes=room)
+
+
+def _link_of(message: cpb.Link) -> LinkReport:
+    rtt_ms = message.rtt_ms if message.HasField("rtt_ms") else None
+    bytes_per_s = message.bytes_per_s if message.HasField("bytes_per_s") else None
+    return LinkReport(message.source, message.target, rtt_ms, bytes_per_s)
 
 
 def _refused_to_pb(refused: RefusedReplica) -> cpb.Refused:
@@ -175,6 +269,9 @@ def cluster_to_pb(report: ClusterReport) -> cpb.StatusReply:
         refused=map(_refused_to_pb, report.refused),
         deploying=[message_of(cpb.Deploying, each, operator=each.name) for each in report.deploying],
         follower=follower_to_pb(report.follower),
+        maintenance=[message_of(cpb.Maintenance, each) for each in report.maintenance],
+        links=[message_of(cpb.Link, each) for each in report.links],
+        damaged=[message_of(cpb.PartitionFault, each) for each in report.damaged],
     )
 
 
@@ -188,6 +285,9 @@ def cluster_of(message: cpb.StatusReply) -> ClusterReport:
         refused=tuple(map(_refused_of, message.refused)),
         deploying=tuple(value_of(DeployingOperator, each, name=each.operator) for each in message.deploying),
         follower=follower,
+        maintenance=tuple(value_of(MaintenanceReport, each) for each in message.maintenance),
+        links=tuple(map(_link_of, message.links)),
+        damaged=tuple(value_of(PartitionFault, each) for each in message.damaged),
     )
 
 
@@ -220,5 +320,8 @@ def statistics_of(message: rpb.StatsReply) -> ReplicaStatistics:
         ReplicaStatistics,
         message,
         requests=tuple(value_of(RequestReport, sample) for sample in message.samples),
-        partitions=tuple(value_of(PartitionReport, view) for view in message.partitions),
+        partitions=tuple(
+            value_of(PartitionReport, view, entries=view.entries if view.HasField("entries") else None)
+            for view in message.partitions
+        ),
     )

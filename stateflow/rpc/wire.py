@@ -14,10 +14,20 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from stateflow.errors import REPORT_LOG, InvalidArgument, PortInUse, StateflowError, Unavailable, from_wire
+from stateflow.errors import (
+    REPORT_LOG,
+    InvalidArgument,
+    PortInUse,
+    ReleaseMismatch,
+    StateflowError,
+    Unavailable,
+    from_wire,
+)
+from stateflow.release import OWN
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
+from stateflow.rpc.secure import add_port, channel
 from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.retirement import SourceView
 from stateflow.runtime.transfer import BaseFile, Seal, SnapshotInfo
@@ -29,11 +39,13 @@ from stateflow.types import OperatorSpec, ReplicaInfo
 MESSAGE_BYTES_MAX = 4 << 20
 #: what one asked for oneself: an answer may name every partition, a few hundred bytes each
 ANSWER_BYTES_MAX = 64 << 20
+#: a connection that is silent for so long is asked for a sign of life, which has to come within that time
+KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 10, 5
 _COMMON = [
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.max_ping_strikes", 0),  # a server never takes them for abuse: the channel is then cut in mid-call
@@ -41,11 +53,17 @@ _COMMON = [
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 OPTIONS = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), *_COMMON]  # of servers
-CHANNEL_OPTIONS = [("grpc.max_receive_message_length", ANSWER_BYTES_MAX), *_COMMON]
+CHANNEL_OPTIONS = [
+    ("grpc.primary_user_agent", OWN.agent),
+    ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+    # else it looks for whoever is gone twice a second for ever, at a port that may be another program's by then
+    ("grpc.client_idle_timeout_ms", 10_000),
+    *_COMMON,
+]
 #: repeated fields are sent in pieces of about so much where they may outgrow a message
 PIECE_BYTES = 1 << 20
-#: that a server serves at once, streams included; more are refused for now, as by one that does not answer
-RPCS_MAX = 4096
+#: of a long list that somebody looks at: the loop that makes them has other work, for which a few milliseconds count
+PAGE_BYTES = 32 << 10
 CONNECT_TIMEOUT_S = 2.0
 FAULT_KEY = "stateflow-fault-bin"
 #: with an answer: the newest record of the ledger that it rests on, and the term of who leads and gave it; with a
@@ -90,9 +108,32 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
             with contextlib.suppress(DecodeError):
                 return error_of(pb.Fault.FromString(value))
     code = error.code()
-    why = (error.details() or "").rpartition(": ")[2].strip(" []")  # what comes before is gRPC's own story
+    details = error.details() or ""
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ReleaseMismatch(
+            f"{address} does not know the call, as an older stateflow does not", remedy="upgrade it first"
+        )
+    why = details.rpartition(": ")[2].strip(" []")  # what comes before is gRPC's own story
     what = f"no answer from {address}: {code.name.lower().replace('_', ' ')}" + (f", {why}" if why else "")
-    return Unavailable(what, remedy="check that it runs and that the address is right")
+    return Unavailable(what, remedy=_mended(details))
+
+
+def _mended(details: str) -> str:
+    """By what gRPC says about a handshake that failed."""
+    for word, remedy in _HANDSHAKES.items():
+        if word in details:
+            return remedy
+    return "check that it runs and that the address is right"
+
+
+_HANDSHAKES = {
+    "Hostname Verification": "its certificate is not for this host: `stateflow certs issue --host`",
+    "certificate has expired": "its certificate has expired: `stateflow certs renew`",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the authority in STATEFLOW_TLS_CA, or is no server's",
+    "WRONG_VERSION_NUMBER": "it speaks plain text: set STATEFLOW_TLS_CA, _CERT and _KEY there, or none of them here",
+    "Socket closed": "check that it runs and that the address is right; with TLS it hangs up on plain text, "
+    "and on a certificate that has expired or is of another authority",
+}
 
 
 def answered(message: M, address: str) -> M:
@@ -105,8 +146,8 @@ def answered(message: M, address: str) -> M:
 
 
 def connect(address: str) -> grpc.aio.Channel:
-    """How servers reach each other; a simulation hands another in."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    """How servers reach each other; a simulation hands another in. Raises InsecureRefused, BadCertificate."""
+    return channel(address, CHANNEL_OPTIONS)
 
 
 async def connected(channel: grpc.aio.Channel, address: str) -> None:
@@ -211,14 +252,15 @@ def _probe(host: str, port: int) -> None:
         probe.bind(address)
 
 
-def bind(server: grpc.aio.Server, listen: str) -> str:
-    """Bind and return the address with the real port. Raises PortInUse, InvalidArgument."""
+def bind(server: grpc.aio.Server, listen: str, advertise: str | None = None) -> str:
+    """Bind and return the address with the real port. Raises PortInUse, InvalidArgument, InsecureRefused,
+    BadCertificate."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal():
         raise InvalidArgument(f"{listen!r} is not an address", remedy="write host:port; port 0 takes a free one")
     try:
         _probe(host.strip("[]"), int(port))
-        bound = server.add_insecure_port(listen)
+        bound = add_port(server, listen, advertise)
     except (RuntimeError, OSError, OverflowError) as error:
         raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen) from error
     if bound == 0:
@@ -242,12 +284,12 @@ def pieces(data: bytes, size: int) -> Iterator[tuple[bytes, bool]]:
         yield data[at : at + size], at + size >= len(data)
 
 
-def batched(messages: Iterable[M]) -> Iterator[list[M]]:
-    """Messages in lists of about ``PIECE_BYTES``; one list, which is empty, of none."""
+def batched(messages: Iterable[M], piece_bytes: int = PIECE_BYTES) -> Iterator[list[M]]:
+    """Messages in lists of about so many bytes; one list, which is empty, of none."""
     batch: list[M] = []
     size = 0
     for message in messages:
-        if size >= PIECE_BYTES:
+        if size >= piece_bytes:
             yield batch
             batch, size = [], 0
         batch.append(message)
@@ -270,6 +312,7 @@ def spec_to_pb(spec: OperatorSpec) -> pb.OperatorSpec:
         dropped=dict(spec.dropped),
         source=spec.source,
         source_digest=spec.source_digest,
+        bundle=spec.bundle,
         source_mac=spec.source_mac,
         recorded_us=spec.recorded_us,
     )
@@ -289,6 +332,7 @@ def spec_of(message: pb.OperatorSpec) -> OperatorSpec:
         message.source_digest,
         message.source_mac,
         message.recorded_us,
+        message.bundle,
     )
 
 
@@ -313,6 +357,7 @@ def view_to_pb(view: PartitionView) -> rpb.PartitionView:
         rows=view.rows,
         row_bytes=view.row_bytes,
         origins=view.origins,
+        entries=view.entries,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stateflow.errors import Moved, NotOwner, StandbyMissing, Unavailable
-from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.runtime.lifecycle import SERVED, Lifecycle, State
 from stateflow.types import PartitionId, ReplicaInfo
 
 
@@ -21,7 +21,7 @@ def acknowledgement(sequence: int, confirmed: bool, lifecycle: Lifecycle) -> int
         return sequence
     if lifecycle.state is State.SEALED and lifecycle.successor is not None:
         return lifecycle.successor  # who has the batch, and standbys of its own: it is asked there again
-    if lifecycle.state not in (State.OWNED, State.FENCING):
+    if lifecycle.state not in SERVED:
         return left(lifecycle.partition)
     return None
 

@@ -18,6 +18,7 @@ from stateflow.errors import (
     StateDamaged,
     TooFewFiles,
 )
+from stateflow.metrics.own import OwnFigures
 from stateflow.runtime import layout
 from stateflow.runtime.encoding import encode
 from stateflow.runtime.failures import failure
@@ -61,6 +62,8 @@ class Batches:
     def __init__(self, registry: PartitionRegistry, lease: Lease, sender: Sender, cache: CachePool) -> None:
         self._registry, self._lease, self._cache = registry, lease, cache
         self.hands = Hands(registry, sender)
+        #: that operators have of their own
+        self.figures = OwnFigures()
         self._settings, self._clock = registry.settings, registry.clock
         self._retention = Retention(
             round(self._settings.source_idle_s * 1e6),
@@ -89,7 +92,7 @@ class Batches:
         """Have a batch pass the partitions that need no visit by it, and return their places. Where that cannot be done
         it visits all of them."""
         began = self._clock.monotonic()
-        if self._is_held(frame.operator) or not self._lease.holds(began):
+        if self._is_held(frame.operator) or not self._lease.holds(began, frame.operator):
             return []
         try:
             _, cls = self._registry.operator(frame.operator)
@@ -108,13 +111,13 @@ class Batches:
             return []
         self._registry.served_at = now = self._clock.monotonic()
         # the process may have been stopped meanwhile: what was passed after the lease is not said
-        return places if self._lease.holds(now) else []
+        return places if self._lease.holds(now, frame.operator) else []
 
     def _part(self, shares: Shares, number: int, part: Part, group: Group, answers: Answers) -> bool:
         """False: the group is somebody else's."""
         slot = self._registry.look(PartitionId(shares.operator, part.partition))
         try:
-            self._lease.check(self._clock.monotonic())
+            self._lease.check(self._clock.monotonic(), shares.operator)
             outcome = (
                 None if self._is_held(shares.operator) else self._admit(slot, shares, number, part, group, answers)
             )
@@ -170,6 +173,8 @@ class Batches:
             rows = shares.arrived(part, host.key)
             ran = host.run(batch, rows, self._clock.now_us(), part.after, part.digest, hand)
             slot.traffic.came(part.stop - part.start, shares.row_bytes, batch.site)
+            if batch.site_column:
+                slot.traffic.came_from(shares.origins(part))
             self._registry.served_at = now = self._clock.monotonic()
             if isinstance(ran, Ran):
                 member = Member(number, slot, hand, host, ran)
@@ -181,7 +186,7 @@ class Batches:
             slot.cadence.ended(now)
             self._grant(slot, host, now)
             # the process may have been stopped meanwhile: what was committed after the lease is not said
-            self._lease.check(now)
+            self._lease.check(now, slot.id.operator)
             return ran
         except Interrupted as error:
             stuck = _stuck(hand, error)
@@ -200,6 +205,7 @@ class Batches:
         encoded = encode([member.ran.outputs for member in members])
         if not members or not group.begin_commit(members):
             return
+        answers.committing()
         members[-1].hand.end_children()
         outcomes: list[tuple[Member, Outcome]] = []
         staged: list[tuple[Member, Commit]] = []
@@ -216,7 +222,7 @@ class Batches:
                 member.slot.cadence.ended(now)
                 self._grant(member.slot, member.host, now)
                 # the process may have been stopped meanwhile: what was committed after the lease is not said
-                self._lease.check(now)
+                self._lease.check(now, member.slot.id.operator)
             except BaseException as error:  # noqa: BLE001 - it is told
                 outcome = error
             outcomes.append((member, self._ended(member, outcome)))
@@ -256,9 +262,11 @@ class Batches:
         stuck = self._registry.look(partition).stuck
         return None if stuck is None else stuck.refusal()
 
-    def open_source(self, partition: PartitionId, source: str, session: layout.Session) -> int:
+    def open_source(
+        self, partition: PartitionId, source: str, session: layout.Session, settled: int | None = None
+    ) -> int:
         """See :meth:`~stateflow.runtime.host.PartitionHost.open_source`. Raises NotOwner, LeaseLost, SourceTaken."""
-        return self._beside_batches(partition, lambda host: host.open_source(source, session))
+        return self._beside_batches(partition, lambda host: host.open_source(source, session, settled))
 
     def retire_source(self, partition: PartitionId, source: str) -> bool:
         """See :meth:`~stateflow.runtime.host.PartitionHost.retire`. Raises NotOwner, LeaseLost."""
@@ -274,7 +282,7 @@ class Batches:
             raise
 
     def _commit_beside(self, slot: Slot, work: Callable[[PartitionHost], T]) -> T:
-        self._lease.check(self._clock.monotonic())
+        self._lease.check(self._clock.monotonic(), slot.id.operator)
         if slot.lifecycle.state is not State.OWNED:
             raise not_owned(slot)
         with slot.work:
@@ -291,7 +299,7 @@ class Batches:
                 self._take_up(slot, host)
                 hand.begin_commit()
                 done = work(host)
-                self._lease.check(self._clock.monotonic())
+                self._lease.check(self._clock.monotonic(), slot.id.operator)
                 return done
             except Interrupted as error:
                 raise _stuck(hand, error) from error
@@ -323,7 +331,7 @@ class Batches:
     def evolve(self, slot: Slot) -> None:
         """Make its states those that are declared now, which else its first batch would see to. Called with ``work``
         held. Raises LeaseLost, and what :meth:`~stateflow.runtime.host.PartitionHost.evolve` raises."""
-        self._lease.check(self._clock.monotonic())
+        self._lease.check(self._clock.monotonic(), slot.id.operator)
         host = self._host(slot)
         self._take_up(slot, host)
         host.evolve(self._clock.now_us())
@@ -358,6 +366,7 @@ class Batches:
                 retention=self._retention,
                 deployed=partial(self._registry.deployed, slot.id.operator),
                 partitions=spec.partitions,
+                figures=self.figures,
             )
         return slot.host
 

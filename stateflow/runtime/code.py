@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from stateflow.errors import InvalidArgument, OperatorNotImportable
+from stateflow.runtime.bundles import builtins_of
 from stateflow.runtime.excerpt import excerpt, written
 from stateflow.runtime.program import running
 from stateflow.types import SOURCE_MAX
@@ -52,9 +53,12 @@ def place_of(cls: type) -> tuple[str, str]:
     return f"{place}:{name}", _checked(excerpt(program, name, values), name)
 
 
-def find(target: str, text: str = "") -> Any:
+def find(target: str, text: str = "", package: str = "") -> Any:
     """Inverse of :func:`place_of`: what has that name there, which may be anything. Raises OperatorNotImportable with
-    the error of what was loaded."""
+    the error of what was loaded.
+
+    Args: package: of the bundle that it came in, see :mod:`stateflow.runtime.bundles`.
+    """
     place, _, qualname = target.rpartition(":")
     if not place or not qualname:
         raise OperatorNotImportable(
@@ -63,13 +67,13 @@ def find(target: str, text: str = "") -> Any:
     try:
         with _loading(target):
             if text:
-                found: Any = _module(place, text)
+                found: Any = _module(place, text, package)
             elif place.startswith("<"):
                 raise ImportError("its program was in no file, and its text is not here")
             elif is_text(target):
                 found = _module(place, _text_of_file(Path(place).resolve(), qualname))
             else:
-                found = importlib.import_module(place)
+                found = importlib.import_module(f"{package}.{place}" if package else place)
         for part in qualname.split("."):
             found = getattr(found, part)
     except OperatorNotImportable as error:
@@ -158,20 +162,22 @@ def _check_whose(path: Path) -> None:
         raise PermissionError(f"{path} belongs to another user here: chown it, or install the operator as a package")
 
 
-def _module(place: str, text: str) -> ModuleType:
-    """One for each text, so that an instance is one of its class wherever that is loaded."""
+def _module(place: str, text: str, package: str = "") -> ModuleType:
+    """One for each text and bundle, so that an instance is one of its class wherever that is loaded."""
     digest = digest_of(text)
-    name = _MODULE + digest
+    name = _MODULE + digest + package
     if name in sys.modules:
         return sys.modules[name]
     shown = f"<{Path(place).name.strip('<>')} {digest[:8]}>"
     module = ModuleType(name)
     module.__file__ = place
     module.__source__ = text  # type: ignore[attr-defined]
+    if package:
+        module.__dict__["__builtins__"] = builtins_of(package)
     linecache.cache[shown] = len(text), None, text.splitlines(keepends=True), shown  # tracebacks show its lines
     sys.modules[name] = module
     try:
-        exec(compile(text, shown, "exec", dont_inherit=True), module.__dict__)
+        exec(compile(text, shown, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what was deployed
     except BaseException:
         del sys.modules[name]
         raise

@@ -1,9 +1,9 @@
 """Who may have code run: whoever has the key.
 
-Every replica runs an operator that is sent as text, so a controller that accepted any text would have replicas run
-whatever reaches its port. It accepts text with an HMAC (RFC 2104, SHA-256) by its own key. The key is a file of the
-user who runs the controller, made by the first client that needs it, so that one machine needs no setup; or
-``STATEFLOW_CODE_KEY``, the same for the controller and for whoever deploys. The key itself is never sent.
+Every replica runs an operator that is sent as text or in a bundle, so a controller that accepted any of these would
+have replicas run whatever reaches its port. It accepts what has an HMAC (RFC 2104, SHA-256) by its own key. The key is
+a file of the user who runs the controller, made by the first client that needs it, so that one machine needs no setup;
+or ``STATEFLOW_CODE_KEY``, the same for the controller and for whoever deploys. The key itself is never sent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from stateflow.errors import CodeRefused, InvalidArgument
 from stateflow.private import keep_private, state_directory
+from stateflow.settings import CodeSettings
 from stateflow.types import OperatorSpec
 
 VARIABLE = "STATEFLOW_CODE_KEY"
@@ -29,15 +30,15 @@ _REMEDY = (
 
 
 def signed(spec: OperatorSpec) -> OperatorSpec:
-    """With the HMAC of its text, if it has one. Raises InvalidArgument without a place for the key."""
-    if not spec.source:
+    """With the HMAC of its text or bundle, if it has one. Raises InvalidArgument without a place for the key."""
+    if not (spec.source or spec.bundle):
         return spec
     return replace(spec, source_mac=_mac(_key(make=True), spec))
 
 
 def check_signed(spec: OperatorSpec) -> None:
-    """Raises CodeRefused for a text that was not signed with this process's key."""
-    if not spec.source:
+    """Raises CodeRefused for a text or bundle that was not signed with this process's key."""
+    if not (spec.source or spec.bundle):
         return
     key = _key(make=False)
     if not key:
@@ -49,12 +50,13 @@ def check_signed(spec: OperatorSpec) -> None:
 
 
 def _mac(key: bytes, spec: OperatorSpec) -> str:
-    return hmac.new(key, spec.source.encode(), "sha256").hexdigest()
+    said = f"{spec.bundle}\0{spec.source}" if spec.bundle else spec.source
+    return hmac.new(key, said.encode(), "sha256").hexdigest()
 
 
 def _key(*, make: bool) -> bytes:
     """Empty when there is none and none is to be made."""
-    given = os.environ.get(VARIABLE, "")
+    given = CodeSettings().key.get_secret_value()
     if given:
         if len(given) < LENGTH_MIN:
             raise InvalidArgument(f"{VARIABLE} is too short", remedy=f"use {LENGTH_MIN} characters or more")

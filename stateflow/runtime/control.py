@@ -180,3 +180,23 @@ class Restored:
     positions: dict[str, int]
     bytes: int
     passed_over: list[StateflowError] = field(default_factory=list)
+
+
+# -- verification -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A copy of a partition that is being read, as of ``sequence``; when it is ``done``, what it was found to be.
+
+    ``digest``: of its state, empty where not all of it could be read; ``cells``: that were decoded by their
+    declaration; ``faults``: what is wrong.
+    """
+
+    epoch: int
+    sequence: int
+    done: bool = False
+    bytes_read: int = 0
+    cells: int = 0
+    digest: str = ""
+    faults: list[StateflowError] = field(default_factory=list)

@@ -28,7 +28,7 @@ def _encode(alike: list[Outputs]) -> Sequence[bytes | Exception]:
     if len(alike) > 1:
         try:
             return alike[0].writer.write_each([outputs.rows for outputs in alike])
-        except Exception:  # noqa: BLE001 - somebody's rows are wrong, or all of them are too many for one
+        except Exception:  # noqa: BLE001, S110 - somebody's rows are wrong, or all of them are too many for one
             pass
     return [_alone(outputs) for outputs in alike]
 

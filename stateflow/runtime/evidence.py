@@ -28,11 +28,12 @@ class Evidence:
         number = 1
         while (kept := folder / f"{path.name}-{number}").exists():
             number += 1
-        path.rename(kept)
-        ways = [folder]
+        ways = [folder.parent]
         while ways[-1] != self._root:
             ways.append(ways[-1].parent)
-        self._environment.sync([*ways, path.parent])
+        self._environment.sync(ways)  # before anything is in it that is nowhere else
+        path.rename(kept)
+        self._environment.sync([folder, path.parent])
         return kept
 
     def has(self, *place: str) -> bool:

@@ -28,7 +28,7 @@ _OWN = frozenset({"__name__", "__builtins__", "__spec__", "__loader__", "__doc__
 #: sessions, frames and clusters: what cannot go to another process is not made anew there either
 _NOT_MADE_AGAIN = (
     *("pyspark.sql.session", "pyspark.sql.dataframe", "pyspark.sql.classic", "pyspark.sql.streaming", "pyspark.core"),
-    *("py4j", "stateflow.testing", "stateflow.client"),
+    *("py4j", "stateflow.testing", "stateflow.local", "stateflow.client"),
 )
 _FUTURE = "from __future__ import annotations"
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from stateflow.changes import Mutations
 from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.metrics.own import OwnFigures
 from stateflow.partitioner import check_belongs
 from stateflow.runtime import layout
 from stateflow.runtime.arriving import Arrived, alone
@@ -98,6 +99,7 @@ class PartitionHost:
         clock: of what a batch takes; what time it is comes with each batch.
         deployed: what is decided of its states now; another object when that has changed.
         partitions: of the operator. A key that belongs to another one is refused, when it is first met.
+        figures: where the operator's own are counted, with each commit; None: nobody reads them.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class PartitionHost:
         retention: Retention = Retention(),  # noqa: B008 - frozen
         deployed: Callable[[], DeployedStates] = lambda: UNDEPLOYED,
         partitions: int | None = None,
+        figures: OwnFigures | None = None,
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -142,9 +145,12 @@ class PartitionHost:
         self.operator_us = 0
         self._timers = Timers(store)
         self._watermark_us = read_watermark(store)
-        self._instance = OperatorInstance(operator, partition, self.state, self._timers, self._watermark_us)
+        self._instance = OperatorInstance(
+            operator, partition, self.state, self._timers, self._watermark_us, figures or OwnFigures()
+        )
         self._evolver = Evolver(partition, store, self._instance, self._committer, deployed)
         self._instance.open()
+        self._instance.count()
 
     @property
     def sequence(self) -> int:
@@ -172,7 +178,12 @@ class PartitionHost:
 
         Raises SchemaMismatch, OperatorFailed.
         """
-        self._evolver.evolve(now_us, self._watermark_us, guard)
+        try:
+            self._evolver.evolve(now_us, self._watermark_us, guard)
+        except BaseException:
+            self._instance.forget()
+            raise
+        self._instance.count()
 
     # -- sources ------------------------------------------------------------------------------------------
 
@@ -184,10 +195,11 @@ class PartitionHost:
         """Its last batch here, and what is known of it."""
         return self._sources.reached(source)
 
-    def open_source(self, source: str, session: layout.Session) -> int:
+    def open_source(self, source: str, session: layout.Session, settled: int | None = None) -> int:
         """Refuse older clients of a source from now on. Returns the sequence of the last commit, this one or an earlier
-        one. Raises SourceTaken when this one is older itself."""
-        mutations = self._sources.open(source, session)
+        one. Raises SourceTaken when this one is older itself. Args: settled: see
+        :meth:`~stateflow.runtime.sources.Sources.open`."""
+        mutations = self._sources.open(source, session, settled)
         if mutations is not None:
             last = self._sources.last(source)
             # its client is told of no output by which it could learn that this was lost
@@ -395,6 +407,7 @@ class PartitionHost:
             self.state.mark_clean()
             self._timers.end_batch()
             self._committer.known()
+            self._instance.count()
         except BaseException:
             self.rollback()
             raise
@@ -405,6 +418,7 @@ class PartitionHost:
         """The state is as it was before the batch."""
         self.state.rollback()
         self._timers.rollback()
+        self._instance.forget()
         self._instance.show_watermark(self._watermark_us)
 
     # -- the end ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from stateflow.errors import OperatorFailed, StateflowError
+from stateflow.metrics.own import Metrics, OwnFigures
 from stateflow.runtime.arriving import Arrived
 from stateflow.runtime.failures import failure, is_ours, shown
 from stateflow.runtime.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
@@ -34,6 +35,7 @@ class OperatorInstance:
 
     Args:
         watermark_us: the partition's by now.
+        figures: of this process, where the operator's own go.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class OperatorInstance:
         state: KeyedState | ColumnStates,
         timers: Timers,
         watermark_us: int | None,
+        figures: OwnFigures,
     ) -> None:
         self.state = state
         self.takes_batches = issubclass(cls, BatchOperator)
@@ -54,7 +57,8 @@ class OperatorInstance:
         self._freeze = self._writer.freeze
         self._outputs = OutputReader(output_schema(cls), side)
         keyed = state if isinstance(state, KeyedState) else None
-        self._ctx = Context(partition.operator, partition.partition, timers, keyed)
+        metrics = partial(Metrics, figures, partition.operator, cls)
+        self._ctx = Context(partition.operator, partition.partition, timers, keyed, metrics)
         self._ctx._frozen = {tag: freeze for tag, writer in self._side_writers.items() if (freeze := writer.freeze)}
         self.show_watermark(watermark_us)
         #: has it something to say to each?
@@ -86,6 +90,16 @@ class OperatorInstance:
             if not is_ours(error):
                 raise
             raise self._failed("open", error, remedy="mend the operator; no batch was applied") from error
+
+    def count(self) -> None:
+        """What the operator said of its own figures counts: the batch is applied."""
+        if self._ctx._metrics is not None:
+            self._ctx._metrics.count()
+
+    def forget(self) -> None:
+        """… does not: it is not."""
+        if self._ctx._metrics is not None:
+            self._ctx._metrics.forget()
 
     # -- a batch ------------------------------------------------------------------------------------------
 
@@ -219,6 +233,7 @@ class OperatorInstance:
                 if not is_ours(error):
                     raise
                 ctx.logger.exception("close() of %s failed", name)
+            self.count()
             del operator  # and with it what its __del__ does
 
         if type(operator).close is not Operator.close or hasattr(operator, "__del__"):

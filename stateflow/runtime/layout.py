@@ -8,8 +8,8 @@ key       value
           before that batch, attempt…, when it was committed in µs, digest of the rows or nil, what the client knew,
           id of that client]``; version 1 has no event times, version 2 ends with the attempt
 ``mo``+s  output of that batch, see :mod:`stateflow.runtime.output`
-``mq``+s  in place of ``mo`` where *s* is a run of a batch DataFrame: the output of each of its batches, see
-          :class:`Piece`
+``mq``+s  in place of ``mo`` where *s* is a run of a batch DataFrame, or of a query in real-time mode: the output of
+          each of its batches, see :class:`Piece`
 ``mf``+s  the newest client of source *s*: msgpack ``[version, generation, id]``
 ``ml``+s  this copy may be older than what clients were told: the client of *s* must say again that it is the newest
 ``mr``+s  tombstone of a source that was retired: msgpack ``[version, batch, when it came in µs, [generation, id] of its
@@ -52,13 +52,17 @@ WATERMARK = b"mk"
 
 #: what the source of one run of a batch DataFrame begins with
 BATCH_RUN = "batch:"
+#: what those of a query in real-time mode begin with: their clients say up to where outputs are wanted no more
+REAL_TIME = "real-time:"
+#: of these every output is kept
+KEPT = (BATCH_RUN, REAL_TIME)
 
 
 T = TypeVar("T")
 
 
 @contextmanager
-def _decoding(what: str) -> Iterator[None]:
+def decoding(what: str) -> Iterator[None]:
     """Entries come with a copy from elsewhere. Raises DecodeError for bytes that are none."""
     try:
         yield
@@ -69,7 +73,7 @@ def _decoding(what: str) -> Iterator[None]:
         ) from error
 
 
-def _typed(found: T, *kinds: type) -> T:
+def typed(found: T, *kinds: type) -> T:
     for each, kind in zip(fields(found), kinds, strict=True):  # type: ignore[arg-type]
         if type(getattr(found, each.name)) is not kind:
             raise ValueError(f"{each.name} is no {kind.__name__}")
@@ -109,10 +113,10 @@ class Session:
 
     @classmethod
     def decode(cls, data: bytes) -> Session:
-        with _decoding("a session"):
+        with decoding("a session"):
             version, *values = msgpack.unpackb(data)
             check_version(version)
-            return _typed(cls(*values), int, str)
+            return typed(cls(*values), int, str)
 
 
 class Position(NamedTuple):
@@ -146,7 +150,7 @@ class Position(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Position:
-        with _decoding("a position"):
+        with decoding("a position"):
             version, batch, watermark_us, rows, *rest = msgpack.unpackb(data)
             if type(batch) is not int:
                 raise ValueError("its batch is no number")
@@ -160,8 +164,8 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One batch of a run of a batch DataFrame. ``bytes_up_to``: of outputs of the run,
-    with this one's.
+    """One batch of a source whose outputs are kept. ``bytes_up_to``: of outputs of a run of a batch DataFrame, with
+    this one's.
 
     Its key: ``mq``, the source behind its length (2 bytes), its number (8 bytes), both big endian. Its value: msgpack
     ``[version, rows, digest or nil, bytes up to here, output]``.
@@ -178,7 +182,7 @@ class Piece:
 
     @classmethod
     def decode(cls, data: bytes) -> Piece:
-        with _decoding("an output"):
+        with decoding("an output"):
             version, *values = msgpack.unpackb(data)
             check_version(version)
             return cls(*values)
@@ -189,9 +193,16 @@ def piece_key(source: str, number: int) -> bytes:
 
 
 def piece_keys(source: str) -> tuple[bytes, bytes]:
-    """All of a run: from the first to before the second."""
+    """All of a source: from the first to before the second."""
     prefix = _pieces_of(source)
     return prefix, prefix + b"\xff" * 9
+
+
+def pieces(store: PartitionStore, source: str, after: int) -> Iterator[tuple[int, Piece]]:
+    """(number, what is kept of it) of batches behind ``after``, in order."""
+    prefix = _pieces_of(source)
+    for key, value in store.scan_from(piece_key(source, max(0, after + 1)), piece_keys(source)[1]):
+        yield int.from_bytes(key[len(prefix) :], "big"), Piece.decode(value)
 
 
 def _pieces_of(source: str) -> bytes:
@@ -245,10 +256,10 @@ class Ownership:
 
     @classmethod
     def decode(cls, data: bytes) -> Ownership:
-        with _decoding("an ownership"):
+        with decoding("an ownership"):
             version, *values = msgpack.unpackb(data)
             check_version(version)
-            return _typed(cls(*values), str, str, int, *[str] * 5)
+            return typed(cls(*values), str, str, int, *[str] * 5)
 
 
 def check_version(version: int) -> None:

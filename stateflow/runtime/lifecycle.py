@@ -49,6 +49,10 @@ class State(StrEnum):
     SEALED = "SEALED"
 
 
+#: in which a replica has the partition; what it has of it in others is of a former owner, or a copy
+SERVED = (State.OWNED, State.FENCING)
+
+
 class Verdict(StrEnum):
     SERVE = "SERVE"  # commit, then call finish()
     HOLD = "HOLD"  # ask again after the next change of state

@@ -166,6 +166,7 @@ def read_checkpoint(
     key: Any = None,
     cls: type[Operator] | None = None,
     lacking: Callable[[StateflowError], None] | None = None,
+    partitions: Collection[int] | None = None,
 ) -> Iterator[bytes]:
     """Entries of one state as Arrow IPC streams: columns key, map_key, value, partition. No cluster is needed.
 
@@ -177,14 +178,12 @@ def read_checkpoint(
         key: of this key only.
         cls: the operator's class, when it is not where the checkpoint says.
         lacking: told of each partition that cannot be read, which is then left out; by default that is raised.
+        partitions: these only.
 
     Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable, SchemaMismatch.
     """
 
-    def fail(error: StateflowError) -> None:
-        raise error
-
-    for manifest in _manifests(store, operator, savepoint, key, lacking or fail):
+    for manifest in _manifests(store, operator, savepoint, key, lacking or _fail, partitions):
         made_for = cls or load(manifest.target)
         columns = StateColumns(made_for, state, operator)
         with tempfile.TemporaryDirectory(prefix="stateflow-read-") as folder:
@@ -198,22 +197,39 @@ def read_checkpoint(
                     yield from pages
 
 
+def _fail(error: StateflowError) -> None:
+    raise error
+
+
+def manifests_of(store: CheckpointStore, operator: str, savepoint: str = "") -> list[Manifest]:
+    """The newest of each partition, or a savepoint's. Raises CheckpointMissing, CheckpointCorrupt."""
+    return list(_manifests(store, operator, savepoint, None, _fail))
+
+
 def _manifests(
-    store: CheckpointStore, operator: str, savepoint: str, key: Any, lacking: Callable[[StateflowError], None]
+    store: CheckpointStore,
+    operator: str,
+    savepoint: str,
+    key: Any,
+    lacking: Callable[[StateflowError], None],
+    partitions: Collection[int] | None = None,
 ) -> Iterator[Manifest]:
     """Of every partition, or of the one that has ``key``; never fewer without saying so."""
     store.check()
     if savepoint:
         manifests = {manifest.partition: manifest for manifest in store.savepoint(savepoint, operator)}
     else:
-        manifests = _newest(store, operator, lacking)
+        manifests = _newest(store, operator, lacking, partitions)
     count = max(manifest.partitions for manifest in manifests.values()) if manifests else 0
     if count and not savepoint:
         wanted = range(count) if key is None else [partition_of(key, count)]
+        wanted = [number for number in wanted if partitions is None or number in partitions]
         for number in wanted:
             if number not in manifests and not store.catalog.checkpoints(PartitionId(operator, number)):
                 lacking(without_checkpoint(PartitionId(operator, number)))
     for number, manifest in sorted(manifests.items()):
+        if partitions is not None and number not in partitions:
+            continue
         if key is None or not manifest.partitions or partition_of(key, manifest.partitions) == number:
             yield manifest
 
@@ -226,7 +242,12 @@ def without_checkpoint(partition: PartitionId) -> CheckpointMissing:
     )
 
 
-def _newest(store: CheckpointStore, operator: str, lacking: Callable[[StateflowError], None]) -> dict[int, Manifest]:
+def _newest(
+    store: CheckpointStore,
+    operator: str,
+    lacking: Callable[[StateflowError], None],
+    partitions: Collection[int] | None,
+) -> dict[int, Manifest]:
     """By partition. One whose newest cannot be read is left out: an older state is of another time than the others."""
     listed = store.catalog.checkpoints()
     numbers = {found.partition.partition for found in listed if found.partition.operator == operator}
@@ -238,7 +259,7 @@ def _newest(store: CheckpointStore, operator: str, lacking: Callable[[StateflowE
             url=store.url,
         )
     found = {}
-    for number in sorted(numbers):
+    for number in sorted(numbers if partitions is None else numbers.intersection(partitions)):
         passed_over: list[StateflowError] = []
         manifest = next(store.newest(PartitionId(operator, number), passed_over), None)
         for error in passed_over:

@@ -14,7 +14,9 @@ from typing import Any, ClassVar, TypeVar, cast
 import pyarrow as pa
 
 from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable
+from stateflow.metrics.own import Metrics, OwnFigures
 from stateflow.partitioner import check_partitions
+from stateflow.runtime.bundles import BundleStore, package_of
 from stateflow.runtime.code import check_digest, digest_of, find, is_text, place_of
 from stateflow.runtime.ddl import parse_ddl
 from stateflow.runtime.timers import Timer, TimerColumns, Timers, check_timer_name
@@ -63,11 +65,23 @@ class Context:
         timestamp: the row's event time, when the operator names an ``event_time`` column.
         watermark: no row older than this is expected any more; None before the first. What a batch brings counts behind
             its rows: they see the one of the batch before, ``on_watermark`` and timers the new one.
+
+    Example: ``ctx.set_timer(ctx.timestamp + timedelta(hours=1), name="quiet", domain="event")``
     """
 
-    __slots__ = ("_frozen", "_side", "_states", "_timers", "key", "logger", "partition", "timestamp", "watermark")
+    __slots__ = (
+        *("_figures", "_frozen", "_metrics", "_side", "_states", "_timers"),
+        *("key", "logger", "partition", "timestamp", "watermark"),
+    )
 
-    def __init__(self, operator: str, partition: int, timers: Timers, states: KeyedState | None = None) -> None:
+    def __init__(
+        self,
+        operator: str,
+        partition: int,
+        timers: Timers,
+        states: KeyedState | None = None,
+        figures: Callable[[], Metrics] | None = None,
+    ) -> None:
         self.key: Any = None
         self.partition = partition
         self.timestamp: Any = None
@@ -77,6 +91,16 @@ class Context:
         self._states = states
         self._side: dict[str, list[Any]] = {}
         self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # of side outputs whose rows might change later
+        self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
+        self._metrics: Metrics | None = None
+
+    @property
+    def metrics(self) -> Metrics:
+        """The operator's own counters, gauges and histograms, in its replica's ``/metrics``. What is said in a batch
+        counts when it is applied."""
+        if self._metrics is None:
+            self._metrics = self._figures()
+        return self._metrics
 
     def set_timer(self, at: datetime | int, *, name: str = "", domain: str = "event") -> None:
         """Have ``on_timer`` called for this key once ``at`` has passed; replaces the key's timer of that name.
@@ -154,7 +178,7 @@ class Context:
 class Operator:
     """Base class of keyed, stateful operators.
 
-    Class attributes:
+    Attributes:
         key: name of the key column, or a tuple of names.
         output: schema of the rows ``process`` produces, as Spark DDL or a :class:`pyarrow.Schema`.
         side_outputs: tag → schema, of what goes to :meth:`Context.emit`.
@@ -163,6 +187,14 @@ class Operator:
 
     One instance serves one partition. Before ``process(row, ctx)`` its states are bound to the row's key.
     Attributes set in ``open`` are per instance and not part of the state.
+
+    >>> from stateflow import state
+    >>> class Count(Operator):
+    ...     key, output, n = "k", "k string, n long", state.value(int, default=0)
+    ...
+    ...     def process(self, row, ctx):
+    ...         self.n.value += 1
+    ...         yield row.k, self.n.value
     """
 
     key: ClassVar[str | tuple[str, ...]]
@@ -239,6 +271,16 @@ class BatchOperator(Operator):
     in the order of ``keys``, ``self.n.put_many(keys, values)`` stores; maps, sets, counters and reducing states are
     :class:`~stateflow.state.columns_tracked.MapColumn`, ``SetColumn`` and ``AddedColumn``. Timers are set by
     ``ctx.set_timers(keys, at)``. What needs a current key (``ctx.set_timer``, ``ctx.state``) is not available.
+
+    >>> import pyarrow.compute as pc
+    >>> from stateflow import state
+    >>> class Total(BatchOperator):
+    ...     key, output, n = "k", "k string, n long", state.value(int, default=0)
+    ...
+    ...     def process_batch(self, batch, ctx):
+    ...         totals = pc.add(self.n.get_many(batch["k"]), 1)
+    ...         self.n.put_many(batch["k"], totals)
+    ...         return pa.table({"k": batch["k"], "n": totals})
     """
 
     def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | pa.Table | None:
@@ -388,15 +430,16 @@ class _Empty:
 _EMPTY = _Empty()
 
 
-def class_of(spec: OperatorSpec) -> type[Operator]:
-    """What a deployment says, whole: a text is loaded only when it is the one that was deployed, and never the file or
-    module of its name instead. Raises OperatorNotImportable."""
+def class_of(spec: OperatorSpec, bundles: BundleStore) -> type[Operator]:
+    """What a deployment says, whole: a text or bundle is loaded only when it is the one that was deployed, and never
+    the file or module of its name instead. Raises OperatorNotImportable; of these BundleMissing."""
     check_digest(spec.source, spec.source_digest)
     if not spec.source and is_text(spec.target):
         raise OperatorNotImportable(
             "the operator's text is missing in its deployment", remedy="deploy it again", target=spec.target
         )
-    return load(spec.target, spec.source)
+    package = package_of(spec.bundle, bundles.opened(spec.bundle)) if spec.bundle else ""
+    return load(spec.target, spec.source, package)
 
 
 def check_class(given: object) -> None:
@@ -408,10 +451,10 @@ def check_class(given: object) -> None:
         raise DeclarationError(f"{given!r} is not an operator", remedy="derive it from stateflow.Operator")
 
 
-def load(target: str, source: str = "") -> type[Operator]:
+def load(target: str, source: str = "", package: str = "") -> type[Operator]:
     """The class that is there, see :func:`~stateflow.runtime.code.find`. Raises OperatorNotImportable with the import's
     own error."""
-    loaded = find(target, source)
+    loaded = find(target, source, package)
     if not (isinstance(loaded, type) and issubclass(loaded, Operator)):
         raise OperatorNotImportable(f"{target} is not an Operator class", remedy="name a class derived from it")
     return loaded

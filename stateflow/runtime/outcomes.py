@@ -19,6 +19,10 @@ class Answers(Protocol):
         """With this part, and those before it."""
         ...
 
+    def committing(self) -> None:
+        """Some of the parts, as one group. Each of them is told next."""
+        ...
+
     def told(self, number: int, outcome: Outcome) -> None:
         """Once of each part that was begun, unless it is given up."""
         ...

@@ -144,7 +144,8 @@ class _Source:
             )
         except (ValueError, TypeError) as error:
             raise DecodeError(f"what is held of a source cannot be read: {error}", remedy="-") from error
-        if not len(found.kind) == len(found.epoch) == len(found.sequence):
+        alike = len(found.kind) == len(found.epoch) == len(found.sequence)
+        if not alike or (found.kind[found.epoch > 0] >= len(found.kinds)).any():
             raise DecodeError("what is held of a source is of other partitions", remedy="-")
         return found
 

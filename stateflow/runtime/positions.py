@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from stateflow.errors import (
@@ -44,7 +44,8 @@ class Batch:
     ``event_us``: the newest event time among the rows its sender has, for all partitions, µs.
     ``attempt``: who sends it, where that is known. ``session``: of the client, where a source belongs to one at a
     time; its rows must then be the same whenever the batch is sent. ``known``: what it tells a successor. ``site``:
-    where its rows come from, which decides nothing here.
+    where its rows come from, which decides nothing here; ``site_column``: which of their columns says it of each.
+    ``traceparent``: of the span that it is sent in, see :mod:`stateflow.tracing`; it makes no other batch of it.
     """
 
     source: str
@@ -57,6 +58,8 @@ class Batch:
     session: Session | None = None
     known: bytes = b""
     site: str = ""
+    site_column: str = ""
+    traceparent: str = field(default="", compare=False)
 
     @property
     def is_piece(self) -> bool:

@@ -95,6 +95,11 @@ class Reader:
         contained = None if retired is None else Retired.decode(retired).position
         return None if contained is None or contained.batch < 0 else contained
 
+    def outputs(self, partition: PartitionId, source: str, after: int) -> list[tuple[int, bytes]]:
+        """(batch, output) of those behind ``after`` of which an output is kept, in order. Raises NotOwner."""
+        store = self._owned_store(partition)
+        return [(number, piece.output) for number, piece in layout.pieces(store, source, after)]
+
     def sources(self, partition: PartitionId) -> list[SourceView]:
         """Whoever has sent to a partition, as far as it is known. Raises NotOwner."""
         return sources_in(self._owned_store(partition), self._held(partition))

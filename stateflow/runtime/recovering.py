@@ -49,6 +49,7 @@ class Recovery:
                     registry.environment.remove_tree(rest)
                 self._recover(PartitionId(folder.name, int(home.name[1:])), home)
         registry.expect(0)
+        registry.bundles.keep_only({spec.bundle for spec in registry.operators()})
         registry.commits.begin()
         registry.passes.begin()
 

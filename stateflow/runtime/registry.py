@@ -29,6 +29,7 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.runtime import layout
+from stateflow.runtime.bundles import BundleStore
 from stateflow.runtime.commits import Commits
 from stateflow.runtime.environment import Environment
 from stateflow.runtime.evidence import Evidence, owned_mark
@@ -58,6 +59,7 @@ UNFINISHED = "RESTORING"
 PART = ".part"
 #: the greatest term of a controller that this replica has heard of, and of which ledger
 TERM = "TERM"
+ALONE = "ALONE"
 #: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
 RECEIVED = "received"
 
@@ -68,9 +70,11 @@ class PartitionRegistry:
     Raises DataDirLocked when another process does, InvalidArgument when it is another replica's.
 
     Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
-    :mod:`stateflow.runtime.identity`), ``TERM``, ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB;
-    ``<copy>.part/`` while it is not whole), ``commits/`` (see :mod:`stateflow.runtime.commits`), ``passed/`` (see
-    :mod:`stateflow.runtime.passing`), ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
+    :mod:`stateflow.runtime.identity`), ``TERM``, ``ALONE`` (what may be served while no controller answers),
+    ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB; ``<copy>.part/`` while it is not whole),
+    ``commits/`` (see :mod:`stateflow.runtime.commits`), ``passed/`` (see :mod:`stateflow.runtime.passing`),
+    ``bundles/<digest>.zip`` (see :mod:`stateflow.runtime.bundles`), ``snapshots/<id>/`` (hard links that serve a
+    transfer; emptied at start).
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class PartitionRegistry:
         self.snapshots = root / "snapshots"
         self.environment.remove_tree(self.snapshots)
         self.snapshots.mkdir(parents=True)
+        self.bundles = BundleStore(root / "bundles")
         self.evidence = Evidence(root, self.environment)
         durable = {"wal": False, "fsync": True}.get(settings.acknowledge)  # a standby confirms what it follows
         self.passes = Passes(root, self.environment, durable)
@@ -197,6 +202,22 @@ class PartitionRegistry:
 
     def keep_term(self, ledger: str, term: int) -> None:
         self.environment.write_durably(self.root / TERM, json.dumps({"ledger": ledger, "term": term}))
+
+    def read_alone(self) -> tuple[int, frozenset[str]]:
+        """(order, operators) that may be served without a controller. None, where what was kept is damaged."""
+        file = self.root / ALONE
+        if not file.exists():
+            return 0, frozenset()
+        try:
+            kept = json.loads(file.read_text())
+            return int(kept["order"]), frozenset(map(str, kept["operators"]))
+        except (ValueError, KeyError, TypeError) as error:
+            log.error("what may be served alone cannot be read: nothing is, until a controller says it (%s)", error)
+            return 0, frozenset()
+
+    def keep_alone(self, order: int, operators: frozenset[str]) -> None:
+        kept = {"order": order, "operators": sorted(operators)}
+        self.environment.write_durably(self.root / ALONE, json.dumps(kept))
 
     def expect(self, more: int) -> None:
         """So many databases are to be opened beside those that are here. Raises TooFewFiles when they cannot be."""
@@ -319,7 +340,7 @@ class PartitionRegistry:
     def _load(self, spec: OperatorSpec) -> type[Operator]:
         """Raises OperatorNotImportable, which says that it is here where it cannot be imported."""
         try:
-            return class_of(spec)
+            return class_of(spec, self.bundles)
         except OperatorNotImportable as error:
             error.where["process"] = f"replica {self.info.name}"
             raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,14 +13,15 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError
 from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.batches import Batches
+from stateflow.runtime.bundles import BundleStore
 from stateflow.runtime.checkpointing import Checkpointer
 from stateflow.runtime.creating import check, create
 from stateflow.runtime.dropping import drop
-from stateflow.runtime.environment import Environment
+from stateflow.runtime.environment import Environment, disk_of
 from stateflow.runtime.identity import Identity
 from stateflow.runtime.known_store import remember
 from stateflow.runtime.lease import Lease
-from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.runtime.lifecycle import SERVED, Lifecycle, State
 from stateflow.runtime.reader import Reader
 from stateflow.runtime.receiving import Receiver
 from stateflow.runtime.recovering import Recovery
@@ -26,7 +29,8 @@ from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.restoring import Restorer
 from stateflow.runtime.sending import Sender
 from stateflow.runtime.takeover import Successor
-from stateflow.runtime.view import PartitionView
+from stateflow.runtime.verifying import Verifier
+from stateflow.runtime.view import DiskView, PartitionView
 from stateflow.settings import ReplicaSettings
 from stateflow.state import CachePool
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -37,8 +41,8 @@ RATE_FORGOTTEN_S = 60.0
 
 class ReplicaNode:
     """``batches`` serves, ``reader`` reads what is there; ``sender`` and ``receiver`` are its two sides of a
-    move, ``checkpointer`` and ``restorer`` those of a checkpoint, ``successor`` its part in a take-over. Called from
-    several threads.
+    move, ``checkpointer`` and ``restorer`` those of a checkpoint, ``successor`` its part in a take-over; ``verifier``
+    looks for damage. Called from several threads.
 
     Args:
         lease: without one it needs no controller to serve.
@@ -67,10 +71,12 @@ class ReplicaNode:
         self._recovery = Recovery(self._registry)
         self.lost_some = False
         self._registry.on_lost = self._note_loss
+        self._alone_order, self.lease.alone = self._registry.read_alone()
         self.authority = Authority(self._registry.read_term(), self._registry.keep_term, alone=lease is None)
         self.sender = Sender(self._registry, self.authority)
         self.receiver = Receiver(self._registry)
         self.checkpointer = Checkpointer(self._registry)
+        self.verifier = Verifier(self._registry)
         self.restorer = Restorer(self._registry, self.authority)
         self.successor = Successor(self._registry, self.lease, self.authority, clock)
         self.batches = Batches(self._registry, self.lease, self.sender, self.cache)
@@ -94,6 +100,24 @@ class ReplicaNode:
     def served_at(self) -> float:
         """When a batch was last in hand, monotonic seconds; minus infinity: never."""
         return self._registry.served_at
+
+    @property
+    def alone(self) -> tuple[int, frozenset[str]]:
+        """(order, operators) that may be served while no controller answers; as it is kept."""
+        return self._alone_order, self.lease.alone
+
+    def serve_alone(self, order: int, operators: frozenset[str]) -> None:
+        """Those and no others, from now on. Kept before it is so where something is allowed, and so before it is kept
+        where something is not any more."""
+        if (order, operators) == self.alone:
+            return
+        self.lease.alone &= operators
+        self._registry.keep_alone(order, operators)
+        self._alone_order, self.lease.alone = order, operators
+
+    @property
+    def bundles(self) -> BundleStore:
+        return self._registry.bundles
 
     def operators(self) -> list[OperatorSpec]:
         """Those it knows."""
@@ -152,9 +176,10 @@ class ReplicaNode:
             if slot.lifecycle.state is not State.ABSENT:
                 yield slot.lifecycle, slot.host.sequence if slot.host else 0
 
-    def view(self, partition: PartitionId, *, size: bool = False) -> PartitionView:
+    def view(self, partition: PartitionId) -> PartitionView:
         """What this replica says of a partition."""
-        lifecycle, traffic = self.lifecycle(partition), self._registry.look(partition).traffic
+        slot = self._registry.look(partition)
+        lifecycle, traffic = slot.lifecycle, slot.traffic
         return PartitionView(
             partition,
             lifecycle.state,
@@ -162,15 +187,23 @@ class ReplicaNode:
             self.sequence(partition),
             lifecycle.move_id,
             self.batch_rate(partition),
-            self.bytes_on_disk(partition) if size else 0,
-            traffic.rows,
-            round(traffic.bytes),
-            dict(traffic.origins),
+            rows=traffic.rows,
+            row_bytes=round(traffic.bytes),
+            origins=dict(traffic.origins),
         )
 
-    def views(self, *, sizes: bool = False) -> list[PartitionView]:
+    def views(self) -> list[PartitionView]:
         """Of every partition that is here in some form."""
-        return [self.view(lifecycle.partition, size=sizes) for lifecycle, _ in self.inventory()]
+        return [self.view(lifecycle.partition) for lifecycle, _ in self.inventory()]
+
+    def sized(self, views: Iterable[PartitionView]) -> tuple[list[PartitionView], DiskView]:
+        """With what their files take, and what there is for partitions. Called by a thread: it looks at the disk."""
+        return [self._sized(view) for view in views], self.disk()
+
+    def _sized(self, view: PartitionView) -> PartitionView:
+        store = self._registry.look(view.partition).store
+        entries = None if store is None else store.entries()
+        return replace(view, bytes=self.bytes_on_disk(view.partition), entries=entries)
 
     @property
     def is_empty(self) -> bool:
@@ -191,10 +224,21 @@ class ReplicaNode:
         return cadence.rate if self._clock.monotonic() - cadence.began_at < RATE_FORGOTTEN_S else 0.0
 
     def bytes_on_disk(self, partition: PartitionId) -> int:
-        directory = self._registry.look(partition).directory
-        if directory is None or not directory.is_dir():
-            return 0
-        return sum(path.stat().st_size for path in directory.iterdir() if path.name.endswith(".sst"))
+        slot = self._registry.look(partition)
+        incoming = slot.incoming
+        sizes: dict[int, int] = {}  # by file: one that a copy has from an earlier stay is there once
+        for directory in (slot.directory, incoming.directory if incoming is not None else None):
+            if directory is not None and directory.is_dir():
+                with contextlib.suppress(FileNotFoundError):  # of a copy that ends meanwhile
+                    for stat in (path.stat() for path in directory.iterdir() if path.name.endswith(".sst")):
+                        sizes[stat.st_ino] = stat.st_size
+        return sum(sizes.values())
+
+    def disk(self) -> DiskView:
+        """What there is for partitions."""
+        environment, settings = self._registry.environment, self.settings
+        free = environment.free_bytes(self._registry.root) - settings.disk_reserve_bytes
+        return DiskView(disk_of(self.identity.place), max(0, free), settings.room_bytes)
 
     def sequence(self, partition: PartitionId) -> int:
         """Of the last commit, as far as the partition is at work here; else 0."""
@@ -206,7 +250,7 @@ class ReplicaNode:
             (
                 slot.id
                 for slot in self._registry.slots()
-                if slot.lifecycle.state in (State.OWNED, State.FENCING) and operator in (None, slot.id.operator)
+                if slot.lifecycle.state in SERVED and operator in (None, slot.id.operator)
             ),
             key=lambda partition: (partition.operator, partition.partition),
         )

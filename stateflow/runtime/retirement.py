@@ -1,11 +1,11 @@
 """Sources that send no more: what is kept of them, and for how long.
 
 A source costs a partition its position, and the whole output of its newest batch; a run of a batch DataFrame that of
-all of its batches. When it has been idle for long, or
-too many are, it is *retired*: its output goes, its watermark holds nobody back, and what is left is a tombstone of
-some bytes that says which batch is contained. A retired source may come back at any time and goes on behind that batch;
-only the output of that batch is gone. Of tombstones the newest are kept. Once any was dropped, a source
-that is not known and cannot be new is refused, for it may be one of them.
+all of its batches, a query in real-time mode that of all whose rows Spark may give again. When it has been idle for
+long, or too many are, it is *retired*: its output goes, its watermark holds nobody back, and what is left is a
+tombstone of some bytes that says which batch is contained. A retired source may come back at any time and goes on
+behind that batch; only the output of that batch is gone. Of tombstones the newest are kept. Once any was dropped, a
+source that is not known and cannot be new is refused, for it may be one of them.
 
 A retirement is part of a batch's commit, and moves with the partition.
 """
@@ -74,9 +74,13 @@ class Retired:
 
     @classmethod
     def decode(cls, data: bytes) -> Retired:
-        version, batch, at_us, session, event_us = msgpack.unpackb(data)
-        layout.check_version(version)
-        return cls(batch, at_us, None if session is None else Session(*session), event_us)
+        with layout.decoding("a source's last batch"):
+            version, batch, at_us, session, event_us = msgpack.unpackb(data)
+            layout.check_version(version)
+            known = None if session is None else layout.typed(Session(*session), int, str)
+            if type(batch) is not int or type(at_us) is not int or type(event_us) not in (int, type(None)):
+                raise ValueError("it is not made of numbers")
+            return cls(batch, at_us, known, event_us)
 
 
 def idle(sources: Iterable[tuple[str, Position]], count: int, now_us: int, retention: Retention) -> list[str]:
@@ -125,7 +129,7 @@ class Tombstones:
             name = source.encode()
             kinds = (layout.POSITION, layout.OUTPUT, layout.SESSION, layout.LAPSED)
             mutations.deletes += [kind + name for kind in kinds]
-            if source.startswith(layout.BATCH_RUN):
+            if source.startswith(layout.KEPT):
                 mutations.clears.append(layout.piece_keys(source))
             mutations.puts.append((layout.RETIRED + name, retired.encode()))
         if self._count is None:
@@ -169,7 +173,9 @@ def sources_in(store: PartitionStore, held: Mapping[str, Position] = MappingProx
         source = key[len(layout.POSITION) :].decode()
         position = held.get(source) or Position.decode(value)
         size, session = len(value) + outputs.get(source, 0), sessions.pop(source, None)
-        if (piece := store.get(layout.piece_key(source, position.batch))) is not None:
+        if source.startswith(layout.REAL_TIME):
+            size += sum(len(piece.output) for _, piece in layout.pieces(store, source, -1))
+        elif (piece := store.get(layout.piece_key(source, position.batch))) is not None:
             size += Piece.decode(piece).bytes_up_to
         found.append(SourceView(source, position.batch, position.at_us, size, position.watermark_us, False, session))
     for key, value in store.scan(layout.RETIRED):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import BinaryIO
 
 from stateflow.changes import ChangeSet, Mutations, net
 from stateflow.errors import MoveUnknown
 from stateflow.runtime import layout
 from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.committing import read_sequence
-from stateflow.runtime.lifecycle import FenceAnswer, State
+from stateflow.runtime.lifecycle import SERVED, FenceAnswer, State
 from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.slot import Slot
 from stateflow.runtime.transfer import (
@@ -93,11 +93,15 @@ class Sender:
                 self._end(slot, changes, slot.kept)
         return changes.base
 
-    def snapshot_file(self, snapshot_id: str, name: str) -> Path:
+    def open_file(self, snapshot_id: str, name: str) -> BinaryIO:
+        """A base file, for reading. Raises MoveUnknown, also where a cancelled move's are being removed."""
         path = self._registry.snapshots / snapshot_id / name
-        if path.parent.parent != self._registry.snapshots or not path.is_file():
-            raise MoveUnknown("there is no such base file", remedy="the transfer starts again", path=path)
-        return path
+        try:
+            if path.parent.parent == self._registry.snapshots:
+                return path.open("rb")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            pass
+        raise MoveUnknown("there is no such base file", remedy="the transfer starts again", path=path)
 
     def change_log(self, snapshot_id: str) -> ChangeLog:
         for slot in self._registry.slots():
@@ -200,7 +204,7 @@ class Sender:
         with self._registry.reopening(slot), slot.mutex:
             self._authority.check(command)
             lifecycle = slot.lifecycle
-            if lifecycle.state not in (State.OWNED, State.FENCING):
+            if lifecycle.state not in SERVED:
                 return True
             answer = lifecycle.fence(restore_id, epoch, target)
             if answer is FenceAnswer.SEAL_NOW:

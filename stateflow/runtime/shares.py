@@ -15,6 +15,7 @@ from stateflow.runtime.arrow import BatchReader
 from stateflow.runtime.digests import digests_of
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.rows import RowReader
+from stateflow.runtime.traffic import Origins
 
 
 class Part(NamedTuple):
@@ -109,6 +110,7 @@ class Shares:
     parts: list[Part]
     _arriving: Arriving | None = field(default=None, init=False)
     _row_bytes: float | None = field(default=None, init=False)
+    _origins: Origins | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         reached = 0
@@ -138,6 +140,14 @@ class Shares:
     def bytes(self) -> int:
         """That its rows take in memory."""
         return 0 if self.rows is None else int(self.rows.nbytes)
+
+    def origins(self, part: Part) -> dict[str, int]:
+        """Site → how many of a part's rows say that they are of it, in the column that the batch names."""
+        if self.rows is None:
+            return {}
+        if self._origins is None:
+            self._origins = Origins(self.rows, self.batch.site_column)
+        return self._origins.of(part.start, part.stop)
 
     def only(self, places: Sequence[int]) -> Shares:
         """Some of its parts, by place, ascending. It holds the rows of all of them, or its own alone where these are

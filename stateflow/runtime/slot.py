@@ -18,7 +18,7 @@ from stateflow.errors import REPORT_LINE, InvariantBroken, StateDamaged
 from stateflow.runtime.cadence import Cadence
 from stateflow.runtime.environment import WorkLock
 from stateflow.runtime.host import PartitionHost
-from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.runtime.lifecycle import SERVED, Lifecycle, State
 from stateflow.runtime.passing import Passing
 from stateflow.runtime.traffic import Traffic
 from stateflow.runtime.transfer import NO_CHANGES, ChangeLog, Kept, Seal
@@ -88,7 +88,7 @@ class Slot:
 
     def _broken(self) -> Iterator[str]:
         lifecycle, incoming = self.lifecycle, self.incoming
-        serves = lifecycle.state in (State.OWNED, State.FENCING)
+        serves = lifecycle.state in SERVED
         copies = [each.directory for each in (self, incoming, self.restoring) if each is not None and each.directory]
         if lifecycle.partition != self.id:
             yield "a slot is of one partition"

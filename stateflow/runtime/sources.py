@@ -101,7 +101,7 @@ class Sources:
         return contained
 
     def _contained(self, batch: Batch) -> layout.Piece:
-        if batch.is_piece:
+        if batch.is_piece or batch.source.startswith(layout.REAL_TIME):
             stored = self._store.get(layout.piece_key(batch.source, batch.number))
             if stored is not None:
                 return layout.Piece.decode(stored)
@@ -152,7 +152,7 @@ class Sources:
             mutations.deletes.append(layout.RETIRED + name)
             if (session := positions.session(source)) is not None:
                 mutations.puts.append((layout.SESSION + name, session.encode()))
-        mutations.puts += [(layout.POSITION + name, position.encode()), self._stored(source, position, output)]
+        mutations.puts += [(layout.POSITION + name, position.encode()), *self._stored(source, position, output)]
         if retired := positions.idle(position.at_us, self._retention, source):
             self._tombstones.bury(retired, mutations)
         if silent:
@@ -161,14 +161,18 @@ class Sources:
             mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
         return Advance(source, position, silent, retired)
 
-    def _stored(self, source: str, position: layout.Position, output: bytes) -> tuple[bytes, bytes]:
-        """Of a run of a batch DataFrame every output: whoever evaluates it again wants them all."""
+    def _stored(self, source: str, position: layout.Position, output: bytes) -> list[tuple[bytes, bytes]]:
+        """Of a run of a batch DataFrame every output: whoever evaluates it again wants them all. Of a query in
+        real-time mode those that its client has not settled: Spark may run an epoch again, and end it elsewhere."""
+        if source.startswith(layout.REAL_TIME):
+            piece = layout.Piece(position.rows, position.digest, len(output), output)
+            return [(layout.piece_key(source, position.batch), piece.encode())] if output else []
         if position.client or not source.startswith(layout.BATCH_RUN):
-            return layout.OUTPUT + source.encode(), output
+            return [(layout.OUTPUT + source.encode(), output)]
         before = self._store.get(layout.piece_key(source, position.batch - 1)) if position.batch else None
         bytes_before = 0 if before is None else layout.Piece.decode(before).bytes_up_to
         piece = layout.Piece(position.rows, position.digest, bytes_before + len(output), output)
-        return layout.piece_key(source, position.batch), piece.encode()
+        return [(layout.piece_key(source, position.batch), piece.encode())]
 
     def committed(self, advance: Advance) -> None:
         self._passed.discard(advance.source)
@@ -178,17 +182,25 @@ class Sources:
 
     # -- a client, or none any more -----------------------------------------------------------------------
 
-    def open(self, source: str, session: layout.Session) -> Mutations | None:
+    def open(self, source: str, session: layout.Session, settled: int | None) -> Mutations | None:
         """What refuses older clients of a source from now on; None: that is so. Raises SourceTaken when this one is
-        older itself."""
+        older itself. Args: settled: outputs that are kept of batches up to this one are wanted no more; one that is
+        retired has none, and SourceRetired is raised where the client may want any."""
         self._recall(source)
+        if settled is not None and self._positions.is_recalled(source):
+            last = self._positions.last(source)
+            if last is not None and last > settled:
+                raise self._positions.output_is_gone(Batch(source, last))
         if not self._positions.is_newer(source, session):
             return None
         put = layout.SESSION + source.encode(), session.encode()
         if self._positions.is_recalled(source):  # it stays retired until it sends
             tombstone = replace(self._positions.tombstone(source), session=session)
             put = layout.RETIRED + source.encode(), tombstone.encode()
-        return Mutations(puts=[put], deletes=[layout.LAPSED + source.encode()])
+        mutations = Mutations(puts=[put], deletes=[layout.LAPSED + source.encode()])
+        if settled is not None and settled >= 0:
+            mutations.clears.append((layout.piece_key(source, 0), layout.piece_key(source, settled + 1)))
+        return mutations
 
     def opened(self, source: str, session: layout.Session) -> None:
         self._positions.taken(source, session)

@@ -20,7 +20,7 @@ from stateflow.runtime.authority import NOBODY, Authority, Command
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.control import Origin, TakenOver
 from stateflow.runtime.lease import Lease
-from stateflow.runtime.lifecycle import State
+from stateflow.runtime.lifecycle import SERVED, State
 from stateflow.runtime.registry import PART, PartitionRegistry
 from stateflow.runtime.slot import Incoming, Slot
 from stateflow.storage import PartitionStore
@@ -171,7 +171,7 @@ class Successor:
 
     @staticmethod
     def _owns(slot: Slot, epoch: int) -> bool:
-        return slot.lifecycle.state in (State.OWNED, State.FENCING) and slot.lifecycle.epoch == epoch
+        return slot.lifecycle.state in SERVED and slot.lifecycle.epoch == epoch
 
     def _own(
         self,

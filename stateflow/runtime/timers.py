@@ -50,7 +50,10 @@ _LETTER = {Domain.EVENT: b"e", Domain.PROCESSING: b"p"}
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """Handed to ``on_timer``. ``at`` is when it was set for, not when it fired."""
+    """Handed to ``on_timer``. ``at`` is when it was set for, not when it fired.
+
+    Example: ``def on_timer(self, timer: Timer, ctx: Context) -> None: del self.seen[timer.name]``
+    """
 
     at: datetime
     name: str
@@ -61,7 +64,10 @@ class Timer:
 @dataclass(frozen=True, slots=True)
 class TimerColumns:
     """Timers that are due, handed to ``on_timers``, in order of time: ``keys`` as state columns take them, ``at``
-    (timestamp[us, UTC]) as they were set for, ``name`` (string)."""
+    (timestamp[us, UTC]) as they were set for, ``name`` (string).
+
+    Example: ``def on_timers(self, timers: TimerColumns, ctx: Context): return pa.table({"k": timers.keys})``
+    """
 
     keys: pa.Array
     at: pa.Array

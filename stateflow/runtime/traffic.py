@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from stateflow.types import NAME
 
 #: sites that are told apart; rows of others count with those that say nothing
 SITES_MAX = 64
@@ -18,8 +24,48 @@ class Traffic:
     origins: dict[str, int] = field(default_factory=dict)
 
     def came(self, rows: int, row_bytes: float, site: str) -> None:
-        """So many rows, of so many bytes each; ``site``: empty where they do not say."""
+        """So many rows, of so many bytes each; ``site``: empty where they do not say, or each for itself."""
         self.rows += rows
         self.bytes += rows * row_bytes
-        if site and (site in self.origins or len(self.origins) < SITES_MAX):
+        if site:
+            self._add(site, rows)
+
+    def came_from(self, origins: Mapping[str, int]) -> None:
+        """Of the rows that came, so many say that they are of which site."""
+        for site, rows in origins.items():
+            self._add(site, rows)
+
+    def _add(self, site: str, rows: int) -> None:
+        if site in self.origins or len(self.origins) < SITES_MAX:
             self.origins[site] = self.origins.get(site, 0) + rows
+
+
+class Origins:
+    """Of rows that came together, what a column of them says of where each comes from. The column is looked at once,
+    and counted part by part. What is no site's name says nothing, nor does a column that is not there or no text's."""
+
+    def __init__(self, rows: pa.RecordBatch, column: str) -> None:
+        index = rows.schema.get_field_index(column)
+        self._sites: list[str] = []
+        if index < 0 or not _is_text(rows.schema.field(index).type):
+            return
+        encoded = rows.column(index).dictionary_encode()
+        values = len(encoded.dictionary)
+        # a column that names no sites may have as many values as rows: the first ones are enough to look at
+        number_of = np.full(values + 1, SITES_MAX, np.int64)
+        for place, site in enumerate(encoded.dictionary[:SITES_MAX].to_pylist()):
+            if NAME.holds(site):
+                number_of[place] = len(self._sites)
+                self._sites.append(site)
+        self._numbers = number_of[encoded.indices.fill_null(values).to_numpy(zero_copy_only=False)]
+
+    def of(self, start: int, stop: int) -> dict[str, int]:
+        """Site → of the rows from ``start`` to before ``stop``, how many; none that has none."""
+        if not self._sites:
+            return {}
+        counts = np.bincount(self._numbers[start:stop], minlength=len(self._sites))[: len(self._sites)].tolist()
+        return {site: count for site, count in zip(self._sites, counts, strict=True) if count}
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -213,11 +213,12 @@ def stalled_s(busy_since: float | None, in_hand: bool, served_at: float, now: fl
 
 def in_operator(frame: FrameType | None) -> bool:
     """Is this the operator's code, or what that has called?"""
-    if frame is None or frame.f_code.co_filename.startswith(_PACKAGE):
+    # it runs meanwhile: its frame, or what that was entered from, may be gone; CPython 3.11 then gives another object
+    if not isinstance(frame, FrameType) or frame.f_code.co_filename.startswith(_PACKAGE):
         return False
-    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
+    while isinstance(frame, FrameType) and not frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename in _CALLERS
+    return isinstance(frame, FrameType) and frame.f_code.co_filename in _CALLERS
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

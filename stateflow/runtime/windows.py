@@ -38,7 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """``[start_us, end_us)`` of one key, µs since 1970, good until the row or timer in hand is done."""
+    """``[start_us, end_us)`` of one key, µs since 1970, good until the row or timer in hand is done.
+
+    Example: ``for window in self.hourly.of(ctx): window.state(COUNT).value += 1``
+    """
 
     start_us: int
     end_us: int
@@ -152,7 +155,10 @@ class _Aligned(Windows):
 
 
 class TumblingWindows(_Aligned):
-    """Each time lies in exactly one window of ``size``; ``offset`` moves their bounds from 1970-01-01T00:00Z."""
+    """Each time lies in exactly one window of ``size``; ``offset`` moves their bounds from 1970-01-01T00:00Z.
+
+    Example: ``hourly = TumblingWindows(timedelta(hours=1))``, and ``self.hourly.of(ctx)`` in ``process``.
+    """
 
     def __init__(
         self,
@@ -166,7 +172,10 @@ class TumblingWindows(_Aligned):
 
 
 class SlidingWindows(_Aligned):
-    """A window of ``size`` starts ``every`` so often: a time lies in about ``size / every`` of them, oldest first."""
+    """A window of ``size`` starts ``every`` so often: a time lies in about ``size / every`` of them, oldest first.
+
+    Example: ``recent = SlidingWindows(timedelta(hours=1), every=timedelta(minutes=5))``
+    """
 
     def __init__(
         self,
@@ -186,6 +195,8 @@ class SessionWindows(Windows):
     Args:
         merge: called with (the window that goes on, the window that ends in it) when a row joins two; it adds the
             states of the second to the first.
+
+    Example: ``visits = SessionWindows(timedelta(minutes=30), merge=add_up)``
     """
 
     def __init__(

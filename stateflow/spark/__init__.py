@@ -1,18 +1,26 @@
 """Operators in PySpark pipelines.
 
-``apply_operator(df, Operator, cluster=…)`` works on streaming and on batch DataFrames; ``main_output`` and
-``side_output`` take its outputs apart; ``read_state`` reads an
-operator's state as a DataFrame; ``register_jetstream`` makes NATS JetStream a source. ``record_queries`` and
-``run_stage`` record what pipelines do as stages of a ledger. ``rewind`` puts a query back to a batch, when its state
-was restored to an older one. ``query_metrics`` tells what queries did and what it took.
+``apply_operator(df, Operator)`` works on streaming and on batch DataFrames; ``main_output`` and ``side_output`` take
+its outputs apart; ``read_state`` reads an operator's state as a DataFrame. ``embedded`` is the cluster that both use
+where none is named. ``register_jetstream`` makes NATS JetStream a source. ``record_queries`` and ``run_stage`` record
+what pipelines do as stages of a ledger. ``rewind`` puts a query back to a batch, when its state was restored to an
+older one. ``query_metrics`` tells what queries did and what it took.
 """
 
+from stateflow.local.embedded import embedded
 from stateflow.spark.apply import apply_operator
+from stateflow.spark.inside import SparkCluster, start_cluster
 from stateflow.spark.metrics import BatchMetrics, OperatorMetrics, QueryMetrics, Seconds
 from stateflow.spark.outputs import main_output, side_output
 from stateflow.spark.reading import read_state
 from stateflow.spark.rewind import Rewind, rewind
-from stateflow.spark.session import local_session, register_jetstream, require_java
+from stateflow.spark.session import (
+    local_session,
+    real_time_settings,
+    register_jetstream,
+    register_state,
+    require_java,
+)
 from stateflow.spark.stage_recorder import End, record_queries, run_stage
 from stateflow.spark.task_reports import query_metrics
 
@@ -23,15 +31,20 @@ __all__ = [
     "QueryMetrics",
     "Rewind",
     "Seconds",
+    "SparkCluster",
     "apply_operator",
+    "embedded",
     "local_session",
     "main_output",
     "query_metrics",
     "read_state",
+    "real_time_settings",
     "record_queries",
     "register_jetstream",
+    "register_state",
     "require_java",
     "rewind",
     "run_stage",
     "side_output",
+    "start_cluster",
 ]

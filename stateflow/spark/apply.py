@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import uuid
+import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stateflow.client.stream import positions
+from stateflow.client.everywhere import positions
 from stateflow.errors import (
     InvalidArgument,
     KeyColumnMissing,
@@ -17,27 +22,41 @@ from stateflow.errors import (
     UnsupportedKeyType,
 )
 from stateflow.ledger import StateManager
+from stateflow.local.embedded import embedded
 from stateflow.router import Router
 from stateflow.rpc.clients import ControllerClient
 from stateflow.runtime.arrow import read_schema
 from stateflow.runtime.operator import Operator, check_class, key_columns, output_schema
 from stateflow.runtime.positions import INITIAL
+from stateflow.security.connections import own_token
 from stateflow.settings import ClientSettings
-from stateflow.spark.checks import check_columns, check_executors, check_frame, check_initial_keys, check_key
+from stateflow.spark.checks import (
+    check_columns,
+    check_frame,
+    check_initial_keys,
+    check_key,
+    check_real_time,
+    site_column,
+)
+from stateflow.spark.connect import default_parallelism, in_micro_batch, is_connect, master_of
+from stateflow.spark.executors import check_executors
+from stateflow.spark.observed import observed, with_report_column
 from stateflow.spark.order import comes_in_order, row_hash
 from stateflow.spark.outputs import marked, with_outputs
 from stateflow.spark.pieces import PIECE_BYTES
+from stateflow.spark.real_time.epoch import TICK_COLUMN
+from stateflow.spark.real_time.task import RealTimeTask, hears_time
 from stateflow.spark.stage_recorder import record_queries
 from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, OperatorTask, with_side_columns
 from stateflow.spark.task_reports import remember, reports_to
 from stateflow.spark.telling import tell_briefly
-from stateflow.spark.whole import complete_batches
+from stateflow.spark.whole import complete_batches, refuse_batches, watch_connect
 from stateflow.types import OperatorSpec
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 class HasAddress(Protocol):
@@ -54,20 +73,51 @@ def address_of(cluster: str | HasAddress) -> str:
     return address
 
 
+def _own(df: DataFrame, operator: type[Operator], name: str | None, directory: str | Path | None) -> str:
+    """Address of this program's cluster, with the operator deployed. Raises InvalidArgument where Spark's tasks are
+    elsewhere, and what starting and deploying raise."""
+    master = master_of(df.sparkSession)
+    if not master.startswith("local"):
+        raise InvalidArgument(
+            f"a cluster of this program's own is on this machine, and Spark's tasks are not (master {master})",
+            remedy="start a controller and replicas that they reach, and pass cluster=",
+        )
+    started = embedded(directory)
+    started.cluster.deploy(operator, name=name)
+    if df.sparkSession not in _ENDED_FIRST:
+        _ENDED_FIRST.add(df.sparkSession)
+        atexit.register(_end_queries, df.sparkSession)  # before the cluster ends: what was registered last comes first
+    return started.address
+
+
+_ENDED_FIRST: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+
+
+def _end_queries(spark: SparkSession) -> None:
+    """Else those that a program leaves running fail, with their traces, for want of its cluster."""
+    with contextlib.suppress(Exception):  # the session may have been stopped
+        for query in spark.streams.active:
+            query.stop()
+
+
 def apply_operator(
     df: DataFrame,
     operator: type[Operator],
     *,
-    cluster: str | HasAddress,
+    cluster: str | HasAddress | None = None,
+    directory: str | Path | None = None,
     order_by: str | None = None,
     watermark: str | None = None,
     allowed_lateness: timedelta = timedelta(),
     name: str | None = None,
     source: str | None = None,
+    site: str | None = None,
     tasks: int | None = None,
     initial_state: DataFrame | None = None,
     unavailable_timeout: float = 60.0,
     state_manager: StateManager | None = None,
+    real_time: bool = False,
+    position: Sequence[str] | None = None,
 ) -> DataFrame:
     """Run a deployed operator over a DataFrame, streaming or batch; returns its output rows.
 
@@ -82,7 +132,10 @@ def apply_operator(
     be of any length: its rows are applied in pieces, see docs/decisions/backfill.md.
 
     Args:
-        cluster: ``host:port`` of the controller, ``a:7070,b:7070`` of several, or a Cluster or LocalCluster.
+        cluster: ``host:port`` of the controller, ``a:7070,b:7070`` of several, or a Cluster or LocalCluster, where the
+            operator is deployed. None: this program's own, see :func:`~stateflow.local.embedded.embedded`, where it is
+            deployed as this class is now.
+        directory: of this program's own cluster; by default ``./stateflow-data``.
         order_by: rows of one partition and micro-batch, or of a batch DataFrame, are processed in the order of this
             column; without it a micro-batch's in the order Spark's shuffle delivers them, a batch DataFrame's in one
             that is the same each time.
@@ -91,30 +144,44 @@ def apply_operator(
             fires when all rows are done.
         name: of the deployment, when it is not the class's.
         source: a name that tells apart two uses of one operator in one query, or makes a batch run repeatable.
+        site: a string column that says from which site each row comes, so that ``autopilot`` may bring their state
+            there; null and what is no site's name say nothing.
         tasks: Spark tasks per micro-batch; by default the cluster's parallelism. Any number at any time. One needs no
             shuffle: it does the stages before it too, up to the last shuffle in them.
         initial_state: a batch DataFrame with the key columns, whose rows :meth:`Operator.init_state` is given before
             this returns; nothing happens when all of them were loaded before.
         unavailable_timeout: seconds a task waits for a replica that does not answer before it fails.
         state_manager: records each micro-batch of the session's streaming queries as a stage, from now on.
+        real_time: for a query with ``trigger(realTime=…)``, in a session with what that needs, see
+            :func:`~stateflow.spark.session.real_time_settings`. Rows are applied as they come. Experimental, see
+            docs/real-time.md.
+        position: then, the columns that say which source partition a row is of, and last that of its offset in it; by
+            default ``topic``, ``partition`` and ``offset``, as Kafka has them. Rows are known by it: offsets of a
+            partition rise, and name the same row for ever.
 
     Raises KeyColumnMissing, UnsupportedKeyType, OperatorNotDeployed, SchemaMismatch, OperatorNotImportable (nothing of
-    this package on the executors), InvalidArgument (Spark Connect, wrong arguments) or Unavailable here; what a
-    replica refuses later fails the Spark task with the error's line in it.
+    this package on the executors), InvalidArgument (wrong arguments), InsecureRefused (executors may not call) or
+    Unavailable (no controller, or executors do not reach what this program does) here; what a replica refuses later
+    fails the Spark task with the error's line in it.
+
+    Example: ``apply_operator(flights, DelayByAircraft, cluster="ctl:7070").writeStream.format("console").start()``
     """
     from pyspark.sql import functions as F  # noqa: N812
 
     check_frame(df)
     check_class(operator)
     tell_briefly()
-    address = address_of(cluster)
+    address = _own(df, operator, name, directory) if cluster is None else address_of(cluster)
+    if cluster is not None and directory is not None:
+        raise InvalidArgument("a running cluster has its directories", remedy="pass cluster= or directory=")
     deployment = ControllerClient(address, connect_timeout_s=ClientSettings().connect_timeout_s)
     operator_name = name or operator.__name__
     try:
-        spec = deployment.deployment(operator_name).spec
+        deployed = deployment.deployment(operator_name)
     except OperatorNotDeployed as error:
         error.remedy = f"deploy it first: Cluster({address!r}).deploy({operator.__name__})"
         raise
+    spec, token = deployed.spec, getattr(cluster, "task_token", "") or own_token()
     key = key_columns(operator)
     schema = output_schema(operator)
     if spec.key != key or not read_schema(spec.output_schema).equals(schema):
@@ -126,7 +193,7 @@ def apply_operator(
         )
     if order_by is not None and order_by not in df.columns:
         raise InvalidArgument(f"there is no column {order_by!r} to order by", remedy=f"use {', '.join(df.columns)}")
-    count = min(spec.partitions, df.sparkSession.sparkContext.defaultParallelism if tasks is None else tasks)
+    count = min(spec.partitions, default_parallelism(df.sparkSession) if tasks is None else tasks)
     if count < 1:
         raise InvalidArgument(f"{tasks} tasks are not possible", remedy="use 1 or more")
     if allowed_lateness and watermark is None:
@@ -139,6 +206,22 @@ def apply_operator(
             remedy="use readStream, or run_stage for a batch pipeline",
             operator=operator_name,
         )
+    within = in_micro_batch(df)
+    if within and is_connect(df) and source is None:
+        raise InvalidArgument(
+            "over Spark Connect a batch within foreachBatch does not say which of which query it is",
+            remedy="tell it: source=f'{the query}-{number}', by which it is applied once however often it is run",
+            operator=operator_name,
+        )
+    if real_time:
+        if order_by is not None or tasks is not None:
+            raise InvalidArgument(
+                "in real-time mode rows are applied as they come, by the tasks that read them",
+                remedy="leave order_by= and tasks= out",
+            )
+        position = check_real_time(df, position)
+    elif position is not None:
+        raise InvalidArgument("position= is of real-time mode", remedy="pass real_time=True too, or leave it out")
     task = OperatorTask(
         controller=address,
         operator=operator_name,
@@ -154,26 +237,37 @@ def apply_operator(
         watermark=_time_column(df, watermark),
         lateness_us=_micros(allowed_lateness),
         reports=reports_to(df.sparkSession),
+        observed=is_connect(df) and not within,
         streaming=df.isStreaming,
-        piece_bytes=None if df.isStreaming or _in_micro_batch(df) else PIECE_BYTES,
+        piece_bytes=None if df.isStreaming or within else PIECE_BYTES,
+        site=site_column(df, site),
+        token=token,
     )
     check_columns(df)
-    rows, spark_schema = _routed(df, task), _spark_schema(operator, spec)
+    rows = _ticked(df, task) if real_time else _routed(df, task)
+    spark_schema = _spark_schema(operator, spec)
     check_key(df, operator, operator_name, deployment)
-    check_executors(df.sparkSession)
+    check_executors(df.sparkSession, address, deployed.owners, token)
     if initial_state is not None:
         check_initial_keys(initial_state, df, key, operator_name)
         _load(initial_state, task, spark_schema)
     if state_manager is not None:
         record_queries(df.sparkSession, state_manager)
-    out = rows.mapInArrow(task, spark_schema)
+    given = with_report_column(spark_schema) if task.observed else spark_schema
+    applied: Any = RealTimeTask(task, tuple(position or ()), hears_time(operator)) if real_time else task
+    out, observation = rows.mapInArrow(applied, given), None
+    if task.observed:
+        out, observation = observed(out, task.run)
     if df.isStreaming:
-        complete_batches(task)
+        if is_connect(df):
+            watch_connect()
+        else:
+            refuse_batches(task) if real_time else complete_batches(task)
         return with_outputs(out) if spec.side_schemas else out
     # Spark runs all tasks in front of a shuffle, to their ends, before the first behind it, so that whoever wants five
     # rows has the operator given all. It costs the outputs' way through local files; a micro-batch is spared it.
     out = out.repartitionById(count, F.spark_partition_id())
-    remember(out, task.batch_query)
+    remember(out, task.batch_query, observation)
     return with_outputs(out) if spec.side_schemas else out
 
 
@@ -205,13 +299,21 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
     return hashed.sortWithinPartitions(*by, HASH_COLUMN)
 
 
-def _in_micro_batch(df: DataFrame) -> bool:
-    """Is this called within ``foreachBatch``?"""
-    return df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") is not None
+def _ticked(df: DataFrame, task: OperatorTask) -> DataFrame:
+    """The rows with their partition's number, in the tasks that read them, and each of them twice: Spark passes a row
+    on to Python when it has seen the next one, which then is there at once."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = [_hashable(df, column, task.operator) for column in task.key]
+    partition = F.pmod(F.xxhash64(*columns), F.lit(task.partitions)).cast("int")
+    ticks = F.explode(F.array(F.lit(0), F.lit(1)))
+    return df.select("*", partition.alias(PARTITION_COLUMN), ticks.alias(TICK_COLUMN))
 
 
 def _ends_in_operator(df: DataFrame) -> bool:
-    """Are its rows an operator's, without a shuffle in between? Fewer tasks behind would run several of that one's."""
+    """May its rows be an operator's, without a shuffle in between? Fewer tasks behind run several of its."""
+    if is_connect(df):
+        return True  # its plan is made in the server
     left = [df._jdf.queryExecution().analyzed()]
     while left:
         node = left.pop()
@@ -232,7 +334,9 @@ def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
     if len(loaded) == task.partitions:
         log.warning("%s has had its first state: the rows of initial_state= are not looked at", task.operator)
     else:
-        task = replace(task, order_by=None, initial=True, watermark=None, reports=None, piece_bytes=None)
+        task = replace(
+            task, order_by=None, initial=True, watermark=None, reports=None, observed=False, piece_bytes=None, site=""
+        )
         _routed(rows, task).mapInArrow(task, schema).write.format("noop").mode("overwrite").save()
 
 

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stateflow.errors import (
-    InvalidArgument,
-    NotOwner,
-    OperatorNotImportable,
-    SchemaMismatch,
-    Unavailable,
-    UnknownState,
-)
+from stateflow.errors import InvalidArgument, NotOwner, SchemaMismatch, Unavailable, UnknownState
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.operator import Operator
+from stateflow.spark.connect import is_connect
+from stateflow.spark.session import real_time_settings
+from stateflow.spark.versions import REAL_TIME, require
 from stateflow.state import declarations_of
+from stateflow.types import LABEL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+#: by which a row of Kafka is known
+KAFKA = ("topic", "partition", "offset")
 #: names of columns that are added to the input begin so
 RESERVED_COLUMNS = "__stateflow_"
-_MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): .+")
-#: applications whose executors were asked
-_PROBED: set[str] = set()
+#: as Spark calls it
+_IN_QUERY_FUNCTION = "ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION"
 #: a stored key's type by that of its column, as replicas show stored keys
 _STORED: dict[str, Callable[[pa.DataType], bool]] = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), pa.types.is_integer),
@@ -44,71 +38,35 @@ _STORED: dict[str, Callable[[pa.DataType], bool]] = {
 }
 
 
-def check_classic(frame: Any) -> None:
-    """Raises InvalidArgument for a frame or session of Spark Connect, whose driver runs elsewhere."""
-    if type(frame).__module__.startswith("pyspark.sql.connect"):
-        raise InvalidArgument(
-            "this is Spark Connect, whose client cannot number the operator's tasks",
-            remedy="use a classic session: SparkSession.builder.master(…), not remote(…)",
-        )
-
-
 def check_frame(frame: Any) -> None:
-    """Raises InvalidArgument for what is no DataFrame of a classic session that runs."""
-    check_classic(frame)
+    """Raises InvalidArgument for what is no DataFrame of a session that runs."""
     session = getattr(frame, "sparkSession", None)
+    if is_connect(frame):
+        _check_may_ask(frame)
     if session is None or not hasattr(frame, "isStreaming"):
         raise InvalidArgument(f"{type(frame).__name__} is no DataFrame", remedy="pass a DataFrame of PySpark")
     check_running(session)
 
 
+def _check_may_ask(frame: Any) -> None:
+    """Raises InvalidArgument within a query function of a declarative pipeline."""
+    try:
+        _ = frame.isStreaming
+    except Exception as error:
+        if _IN_QUERY_FUNCTION not in str(error):
+            raise
+        raise InvalidArgument(
+            "within a pipeline's query function Spark may not be asked what a DataFrame is",
+            remedy="apply the operator outside of it, when the file is read, and return the result",
+        ) from None
+
+
 def check_running(spark: SparkSession) -> None:
     """Raises InvalidArgument for a session that was stopped."""
-    if spark.sparkContext._jsc is None:
+    if spark.is_stopped if is_connect(spark) else spark.sparkContext._jsc is None:
         raise InvalidArgument(
             "the Spark session was stopped", remedy="make another, and the DataFrame with it: local_session(…)"
         )
-
-
-def check_executors(spark: SparkSession) -> None:
-    """Raises OperatorNotImportable when Spark's Python workers lack this package: those on other machines, and those
-    here that are another Python than this. They are asked once."""
-    context = spark.sparkContext
-    here = context.master.startswith("local") and not context.master.startswith("local-cluster")
-    if (here and _same_environment(context.pythonExec)) or context.applicationId in _PROBED:
-        return
-    try:
-        context.parallelize([0], 1).map(_probe).collect()
-    except Exception as error:
-        refused = not_importable(str(error))
-        if refused is None:
-            raise
-        raise refused from None
-    _PROBED.add(context.applicationId)
-
-
-def _same_environment(python: str) -> bool:
-    """Not by what the names resolve to: in virtual environments those are the same interpreter."""
-    found = shutil.which(python)
-    return found is not None and Path(found).absolute().parent == Path(sys.executable).parent
-
-
-def _probe(number: int) -> int:
-    """Sent by its name, so that whoever runs it has imported what an operator's task imports."""
-    import stateflow.spark.task as _  # noqa: F401 - importing it is the question
-
-    return number
-
-
-def not_importable(said: str) -> OperatorNotImportable | None:
-    missing = _MISSING.findall(said)
-    if not missing:
-        return None
-    return OperatorNotImportable(
-        f"the executors' Python lacks what the operator's tasks need: {missing[-1]}",
-        remedy="install stateflow-streams[spark] there, or name a Python that has it: spark.pyspark.python, "
-        "PYSPARK_PYTHON",
-    )
 
 
 def check_key(df: DataFrame, operator: type[Operator], name: str, controller: ControllerClient) -> None:
@@ -146,6 +104,79 @@ def check_columns(df: DataFrame) -> None:
                 f"the column {field.name!r} is {kind}, which does not reach Python",
                 remedy="drop it, or cast it, e.g. to a number of months",
             )
+
+
+def site_column(df: DataFrame, column: str | None) -> str:
+    """Its name; empty for none. Raises InvalidArgument for one that is not there, or is no string."""
+    if column is None:
+        return ""
+    kind = df.schema[column].dataType.simpleString() if column in df.columns else None
+    if kind is None or kind.partition(" ")[0] != "string" or not LABEL.holds(column):
+        what = f"it is {kind}" if kind else f"the input has {', '.join(df.columns)}"
+        raise InvalidArgument(
+            f"{column!r} cannot be the column that says from which site a row comes: {what}",
+            remedy="name a string column of the input",
+        )
+    return column
+
+
+def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str, ...]:
+    """Columns by which rows are known in real-time mode: of the source partition, and behind them that of the offset in
+    it. Raises InvalidArgument, also for what the session or its Spark lacks."""
+    require(REAL_TIME, df.sparkSession)
+    if not df.isStreaming:
+        raise InvalidArgument(
+            "a batch DataFrame has no real-time mode", remedy="leave real_time= out, or use readStream"
+        )
+    if position is None:
+        position = KAFKA
+        if not set(KAFKA) <= set(df.columns):
+            raise InvalidArgument(
+                "in real-time mode a row is known by its offset in its source partition, which this input does not say",
+                remedy='name the columns: position=("partition", "offset"); a Kafka source has them, '
+                "keep its columns topic, partition and offset",
+            )
+    names = (position,) if isinstance(position, str) else tuple(position)
+    missing = [name for name in names if name not in df.columns]
+    if len(names) < 2 or missing:
+        raise InvalidArgument(
+            f"position={names!r} does not say which source partition a row is of, and which of its offsets",
+            remedy=f"name columns of the input, the offset's last; it has {', '.join(df.columns)}",
+        )
+    offset = df.schema[names[-1]].dataType.simpleString()
+    if offset not in ("tinyint", "smallint", "int", "bigint"):
+        raise InvalidArgument(
+            f"the column {names[-1]!r} is {offset}, and no offset",
+            remedy="name an integer column, that of the offset, last",
+        )
+    if not is_connect(df) and (node := _shuffle_in(df)):
+        raise InvalidArgument(
+            f"in front of the operator is a {node}, behind which rows do not come in the order of their offsets",
+            remedy="apply the operator to rows as their source gives them; select and where may come before",
+        )
+    wanted = real_time_settings().items()
+    lacking = [
+        f"{key}={value}" for key, value in wanted if (df.sparkSession.conf.get(key, None) or "").lower() != value
+    ]
+    if lacking:
+        raise InvalidArgument(
+            f"the session lacks what real-time mode needs: {', '.join(lacking)}",
+            remedy="make it with local_session(…, real_time=True), or with real_time_settings() before it starts",
+        )
+    return names
+
+
+def _shuffle_in(df: DataFrame) -> str | None:
+    """By its name in the plan: whatever brings rows of one source partition to several tasks, or in another order."""
+    left = [df._jdf.queryExecution().analyzed()]
+    while left:
+        node = left.pop()
+        name = str(node.nodeName())
+        if name.startswith(("Repartition", "Rebalance", "Aggregate", "Join", "Sort", "Window", "Deduplicate", "Union")):
+            return name
+        children = node.children()
+        left += [children.apply(number) for number in range(children.size())]
+    return None
 
 
 def check_initial_keys(rows: DataFrame, df: DataFrame, key: tuple[str, ...], operator: str) -> None:

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from stateflow.errors import InvalidArgument, SourceGap
 from stateflow.spark.jetstream_client import Connection, Place, StreamFacts, patiently, read_range
 from stateflow.spark.jetstream_rows import MESSAGE, check_schema, record_batch
+from stateflow.spark.versions import arrow_schema
 
 log = logging.getLogger(__name__)
 #: fewer messages than this are not worth a task of their own
@@ -107,10 +108,8 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The driver's calls ask the server each for itself; ``read`` runs in tasks, on a pickled copy."""
 
     def __init__(self, options: JetStreamOptions, schema: Any) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         self._options = options
-        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema: pa.Schema = arrow_schema(schema)
         self._reached = False
         self._target: int | None = None
         check_schema(self._schema)

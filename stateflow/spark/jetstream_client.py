@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from nats.errors import NoRespondersError
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, SourceMissing, Unavailable
+from stateflow.settings import NatsSettings
 
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
@@ -291,9 +291,14 @@ def _message(message: Msg) -> tuple[Message, int]:
 
 
 def _credentials() -> dict[str, Any]:
-    """From the environment, and from nowhere else."""
-    named = {"user": "USER", "password": "PASSWORD", "token": "TOKEN", "user_credentials": "CREDS"}
-    values = {key: os.environ.get(f"STATEFLOW_NATS_{name}") for key, name in named.items()}
+    """From this process's settings, and from nowhere else: options of a source are shown."""
+    said = NatsSettings()
+    values = {
+        "user": said.user,
+        "password": said.password.get_secret_value(),
+        "token": said.token.get_secret_value(),
+        "user_credentials": said.creds,
+    }
     return {key: value for key, value in values.items() if value}
 
 

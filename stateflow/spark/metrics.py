@@ -30,6 +30,9 @@ class Seconds:
     ``rpc``: to replicas and back, less what they spent in the next two: the network, queues, moves, standbys.
     ``operator``: in the operator, timers and watermark with it.
     ``commit``: collecting what changed, and writing it.
+
+    >>> Seconds(operator=0.25).operator
+    0.25
     """
 
     spark: float = 0.0
@@ -81,6 +84,8 @@ class OperatorMetrics:
     ``seconds``: of all tasks, repeated ones too, added up: with two tasks at a time there are two in one second.
     In a task they are its duration up to its first output; ``operator`` and ``commit`` are those of the replica
     that took longest for the task, as replicas work side by side.
+
+    Example: ``[(each.operator, each.rows) for each in query_metrics(query).operators]``
     """
 
     operator: str
@@ -130,6 +135,8 @@ class BatchMetrics:
     long as it has not, or when it has forgotten.
     ``seconds``: add up to ``trigger_s``: the time in which tasks of the operators ran is split as those tasks spent
     theirs, the rest is Spark's. Without ``trigger_s`` there is no rest. Of the newest run, when it was run again.
+
+    Example: ``query_metrics(query).batches[-1].seconds.operator``
     """
 
     number: int
@@ -154,6 +161,8 @@ class QueryMetrics:
 
     ``id``: Spark's; of a batch DataFrame the ``source`` of ``apply_operator``, or a made one.
     ``batches``: the newest 100, oldest first. ``batches_total``, ``operators`` and ``seconds`` are about all.
+
+    Example: ``query_metrics(query).batches_total``
     """
 
     id: str
@@ -178,7 +187,8 @@ class QueryMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One pass of one task over its rows. ``run``: of the query; its tasks have one number each.
+    """One pass of one task over its rows. ``run``: of the query, in which tasks have one number each; empty: of a batch
+    DataFrame, whose tasks have one number each in ``use``, one call of ``apply_operator``.
 
     ``began_us``: by the wall clock of its machine; ``seconds.total``: from then on.
     """
@@ -194,6 +204,7 @@ class TaskReport:
     replayed: int
     began_us: int
     seconds: Seconds
+    use: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +224,9 @@ class Trigger:
 
 @dataclass(slots=True)
 class _Use:
-    """One operator in one batch. ``tasks``: of the newest run, task → (rows, visits)."""
+    """One operator in one batch. ``tasks``: of the newest run, and call of it, task → (rows, visits)."""
 
+    of: str = ""
     tasks: dict[int, tuple[int, int]] = field(default_factory=dict)
     passes: int = 0
     replayed: int = 0
@@ -240,6 +252,8 @@ class _Batch:
             for use in self.uses.values():
                 use.tasks = {}  # there may be fewer now, with other rows
         use = self.uses.setdefault((report.operator, report.source), _Use())
+        if report.use != use.of:
+            use.of, use.tasks = report.use, {}
         use.tasks[report.task] = report.rows, report.visits
         use.passes += 1
         use.replayed += report.replayed
@@ -301,6 +315,7 @@ class Tally:
         self._batches_kept = batches_kept
         self._queries_kept = queries_kept
         self._queries: OrderedDict[str, _Query] = OrderedDict()
+        self._observed: OrderedDict[str, int] = OrderedDict()  # run → its newest batch whose reports came so
         self._lock = threading.Lock()
 
     def report(self, reports: Iterable[TaskReport]) -> None:
@@ -313,6 +328,17 @@ class Tally:
                     query.drop_oldest()
                 if len(self._queries) > self._queries_kept:
                     self._queries.popitem(last=False)
+
+    def observed(self, run: str, batch: int, reports: Iterable[TaskReport]) -> None:
+        """Those of a run's micro-batch, taken once; batches of a run come in their order, and may come again."""
+        with self._lock:
+            if self._observed.get(run, -1) >= batch:
+                return
+            self._observed[run] = batch
+            self._observed.move_to_end(run)
+            if len(self._observed) > self._queries_kept:
+                self._observed.popitem(last=False)
+        self.report(reports)
 
     def triggered(self, triggers: Iterable[Trigger]) -> None:
         """What Spark says of batches. Of those that are unknown, and of other runs, it is passed over."""

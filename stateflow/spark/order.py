@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stateflow.spark.connect import is_connect
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -18,6 +20,8 @@ _MAKING = ("LocalRelation", "Range", "OneRowRelation")
 
 def comes_in_order(df: DataFrame) -> bool:
     """Whether it is certain that the rows of each of its tasks come in the same order whenever they are read."""
+    if is_connect(df):
+        return False  # its plan is made in the server
     left = [df._jdf.queryExecution().analyzed()]
     while left:
         node = left.pop()

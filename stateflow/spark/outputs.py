@@ -33,6 +33,8 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
 
     Raises InvalidArgument for a tag that the operator does not have, and for a streaming DataFrame: each of two queries
     would send all rows to the operator.
+
+    Example: ``side_output(applied, "late").show()``
     """
     tags = _tags(frame)
     if tag not in tags:
@@ -43,7 +45,10 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
 
 
 def main_output(frame: DataFrame) -> DataFrame:
-    """Main rows, without the columns of the side outputs. ``frame`` and errors as with :func:`side_output`."""
+    """Main rows, without the columns of the side outputs. ``frame`` and errors as with :func:`side_output`.
+
+    Example: ``main_output(applied).show()``
+    """
     tags = _tags(frame)
     for tag in tags:
         frame = frame.where(frame[tag].isNull())

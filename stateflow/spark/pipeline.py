@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow.errors import PipelineFailed, StateflowError, from_wire
+from stateflow.errors import InvalidArgument, PipelineFailed, StateflowError, from_wire
 from stateflow.runtime.operator import load
 from stateflow.spark.apply import apply_operator
 from stateflow.spark.metrics import BatchMetrics, OperatorMetrics
 from stateflow.spark.pipeline_file import PipelineConfig, PipelineFile, Reading, Secrets, Sink, Step
+from stateflow.spark.rewind import take_out_left
 from stateflow.spark.session import local_session, register_jetstream
 from stateflow.spark.stage_recorder import End, record_queries, run_stage
 from stateflow.spark.task_reports import TALLY, note, query_metrics
 from stateflow.spark.telling import raised_in
+from stateflow.spark.versions import JETSTREAM, require
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from stateflow.ledger import StateManager
 
+log = logging.getLogger(__name__)
 POLL_S = 0.25
 
 
@@ -80,8 +84,10 @@ def run_pipeline(
         _check_jetstream(config)
         manager = file.state_manager()
         settings = {"spark.log.level": "FATAL", **config.spark.settings}  # what fails is told once, by its error
-        named = {key.replace(".", "__"): str(value) for key, value in settings.items()}
-        spark = local_session(config.name, config.spark.master, **named)
+        named: dict[str, Any] = {key.replace(".", "__"): str(value) for key, value in settings.items()}
+        if once and config.real_time is not None:
+            raise InvalidArgument("a pipeline in real time works off nothing: it has no end", remedy="leave --once out")
+        spark = local_session(config.name, config.spark.master, real_time=config.real_time is not None, **named)
         try:
             started()
             return _run(spark, file, manager, once=once, stop=stop, tell=tell)
@@ -140,8 +146,8 @@ def _run_batch(spark: SparkSession, file: PipelineFile, manager: StateManager | 
             record=config.source.record,
             manifest=file.name,
         )
-    operators = [each for frame in applied for each in query_metrics(frame).operators]
-    return Outcome(stopped=False, operators=tuple(operators), done_before=not pushed)
+    operators = {(each.operator, each.source): each for frame in applied for each in query_metrics(frame).operators}
+    return Outcome(stopped=False, operators=tuple(operators.values()), done_before=not pushed)
 
 
 def end_of(config: PipelineConfig, end: Reading | Sink) -> End:
@@ -158,10 +164,11 @@ def _check_jetstream(config: PipelineConfig) -> None:
     if config.source.format != "jetstream":
         return
     try:
+        require(JETSTREAM)
         from stateflow.spark.jetstream import JetStreamOptions
         from stateflow.spark.jetstream_client import Connection
     except ImportError:
-        return  # said by register_jetstream
+        return  # said by local_session, or register_jetstream
     options = JetStreamOptions.of({key: str(value) for key, value in config.options(config.source).items()})
     with Connection(options.place) as connection:
         connection.facts()
@@ -187,15 +194,19 @@ def _applied(spark: SparkSession, config: PipelineConfig, step: Step, rows: Data
     return apply_operator(
         rows,
         load(step.operator),
-        cluster=step.cluster or config.cluster or "",
+        cluster=(cluster := step.cluster or config.cluster),
+        directory=config.directory if cluster is None else None,
         order_by=step.order_by,
         watermark=step.watermark,
         allowed_lateness=timedelta(seconds=step.allowed_lateness),
         name=step.name,
         source=step.source,
+        site=step.site,
         tasks=step.tasks,
         initial_state=None if initial is None else _read(spark, config, initial, streaming=False),
         unavailable_timeout=step.unavailable_timeout,
+        real_time=config.real_time is not None,
+        position=step.position,
     )
 
 
@@ -220,15 +231,21 @@ def _save(rows: DataFrame, config: PipelineConfig, mode: str | None = None) -> N
 
 def _start(rows: DataFrame, config: PipelineConfig, *, once: bool) -> StreamingQuery:
     sink = config.sink
+    if sink.checkpoint is not None and (left := take_out_left(sink.checkpoint)):
+        log.warning("%s: put aside what a killed Spark left: %s", sink.checkpoint, ", ".join(left))
     writer = rows.writeStream.queryName(config.name).option("checkpointLocation", sink.checkpoint)
-    writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=config.trigger)
+    if config.real_time is not None:
+        writer = writer.trigger(realTime=config.real_time)
+    else:
+        writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=config.trigger)
     if sink.each_batch if sink.each_batch is not None else sink.format == "jdbc":
 
         def save(batch: DataFrame, _: int) -> None:
             _save(batch, config)
 
         return writer.foreachBatch(save).start()
-    writer = writer.format(sink.format).outputMode(sink.mode).options(**config.options(sink))
+    mode = sink.mode if config.real_time is None else "update"
+    writer = writer.format(sink.format).outputMode(mode).options(**config.options(sink))
     return writer.start(sink.path) if sink.path is not None else writer.start()
 
 

@@ -3,7 +3,7 @@
 ::
 
     name: tallies
-    cluster: localhost:7070
+    cluster: localhost:7070                # else it has one of its own, in stateflow-data/
     parameters: {day: "2024-01-01"}        # --set day=2024-01-02; one without a default must be set
     connections:
       warehouse: {url: "jdbc:postgresql://db/flights", user: "${env.DB_USER}", password: "${env.DB_PASSWORD}"}
@@ -39,6 +39,9 @@ _REFERENCE = re.compile(r"\$\{(ENV:|env\.|param\.|)([A-Za-z_][A-Za-z0-9_]*)\}")
 Option = str | int | float | bool
 
 
+_INTERVAL = r"^\d+ (millisecond|second|minute|hour)s?$"
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -67,11 +70,13 @@ class Step(_Section):
     cluster: str | None = Field(default=None, description="host:port, if not the pipeline's")
     name: str | None = None
     source: str | None = None
+    site: str | None = None
     order_by: str | None = None
     watermark: str | None = None
     allowed_lateness: float = Field(default=0.0, ge=0, description="seconds")
     tasks: int | None = Field(default=None, ge=1)
     unavailable_timeout: float = Field(default=60.0, ge=0, description="seconds")
+    position: list[str] | None = Field(default=None, description="in real time: source partition's columns, offset's")
     initial_state: Reading | None = None
     where: str | None = None
     select: list[str] | None = None
@@ -94,14 +99,18 @@ class Engine(_Section):
 
 class PipelineConfig(_Section):
     name: str = Field(min_length=1)
-    cluster: str | None = Field(default=None, description="host:port of the controller")
+    cluster: str | None = Field(default=None, description="host:port of the controller; without it: its own")
+    directory: str | None = Field(default=None, description="of its own cluster, if not stateflow-data")
     parameters: dict[str, Option | None] = {}
     connections: dict[str, dict[str, Any]] = {}
     spark: Engine = Engine()
     source: Source
     operators: list[Step] = []
     sink: Sink
-    trigger: str = Field(default="0 seconds", pattern=r"^\d+ (millisecond|second|minute|hour)s?$")
+    trigger: str = Field(default="0 seconds", pattern=_INTERVAL)
+    real_time: str | None = Field(
+        default=None, pattern=_INTERVAL, description="Spark's real-time mode: an epoch's length"
+    )
     state_manager: dict[str, Any] | None = None
 
     def options(self, end: Reading | Sink) -> dict[str, Option]:
@@ -294,8 +303,6 @@ def _check(config: PipelineConfig) -> None:
     for number, step in enumerate(config.operators):
         if step.initial_state is not None:
             ends.append((f"operators[{number}].initial_state", step.initial_state))
-        if step.cluster is None and config.cluster is None:
-            raise InvalidArgument("cluster is missing", remedy="add cluster: host:port of the controller")
     for at, end in ends:
         if end.connection is not None and end.connection not in config.connections:
             known = list(config.connections)
@@ -308,8 +315,28 @@ def _check(config: PipelineConfig) -> None:
             "sink.checkpoint is missing: a streaming pipeline could not go on where it stopped",
             remedy="add checkpoint: with a directory of its own that stays, or source: {streaming: false}",
         )
+    _check_real_time(config)
     if config.source.record is not None and (config.source.streaming or config.state_manager is None):
         raise InvalidArgument(
             "source.record is for the stage of a batch pipeline",
             remedy="leave it out, or add streaming: false and state_manager:",
         )
+
+
+def _check_real_time(config: PipelineConfig) -> None:
+    placed = [number for number, step in enumerate(config.operators) if step.position is not None]
+    if config.real_time is None:
+        if placed:
+            raise InvalidArgument(
+                f"operators[{placed[0]}].position is of real-time mode", remedy="add real_time:, or leave it out"
+            )
+        return
+    for at, is_wrong, why in (
+        ("source.streaming", not config.source.streaming, "a batch pipeline has no real-time mode"),
+        ("trigger", "trigger" in config.model_fields_set, "an epoch is as long as real_time says"),
+        ("sink.each_batch", bool(config.sink.each_batch), "there are no micro-batches in real-time mode"),
+        ("sink.format", config.sink.format == "jdbc", "jdbc is written by micro-batches, of which there are none"),
+        ("sink.mode", config.sink.model_dump(exclude_unset=True).get("mode", "update") != "update", "it is update"),
+    ):
+        if is_wrong:
+            raise InvalidArgument(f"{at} is wrong with real_time: {why}", remedy="correct it, or leave real_time: out")

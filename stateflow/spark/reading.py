@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -9,11 +10,13 @@ import pyarrow as pa
 from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
 from stateflow.errors import InvalidArgument
+from stateflow.local.embedded import embedded
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.offline import read_checkpoint
 from stateflow.runtime.reading import joined
 from stateflow.spark.apply import HasAddress, address_of
-from stateflow.spark.checks import check_classic, check_running
+from stateflow.spark.checks import check_running
+from stateflow.spark.connect import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,29 +29,39 @@ def read_state(
     state: str,
     cluster: str | HasAddress | None = None,
     checkpoint: str | CheckpointStore | None = None,
+    directory: str | Path | None = None,
     savepoint: str = "",
 ) -> DataFrame:
     """Every entry of one state: columns key, map_key (null for a value), value, partition.
 
     Types are those that the state declares, see :mod:`stateflow.state.typed`; several key columns are a struct. Of a
-    live ``cluster``, or of a ``checkpoint`` store (its newest, or a ``savepoint``'s) without any cluster. Nothing is
-    stopped for it. The entries pass through the driver. What has expired is left out: of a cluster now, of a checkpoint
-    as of when it was taken.
+    live ``cluster``, or of a ``checkpoint`` store (its newest, or a ``savepoint``'s) without any cluster; else of this
+    program's own, in ``directory`` or ``./stateflow-data``. Nothing is stopped for it. The entries pass through the
+    driver. What has expired is left out: of a cluster now, of a checkpoint as of when it was taken.
 
-    Raises OperatorNotDeployed, UnknownState, Unavailable; CheckpointMissing or CheckpointCorrupt of a checkpoint.
+    Raises OperatorNotDeployed, UnknownState, Unavailable; InvalidArgument of several places, or of a directory where
+    no cluster ever was; CheckpointMissing or CheckpointCorrupt of a checkpoint.
+
+    Example: ``read_state(spark, operator="DelayByAircraft", state="flights").where("value > 9").show()``
     """
-    check_classic(spark)
     check_running(spark)
-    if (cluster is None) == (checkpoint is None):
-        raise InvalidArgument("state is read of one place", remedy="pass cluster= or checkpoint=")
-    if cluster is not None:
-        table = Cluster(address_of(cluster)).read_state(operator, state)
+    if sum(each is not None for each in (cluster, checkpoint, directory)) > 1:
+        raise InvalidArgument("state is read of one place", remedy="pass cluster=, directory= or checkpoint=")
+    if savepoint and checkpoint is None:
+        raise InvalidArgument("a savepoint is in a checkpoint store", remedy="pass checkpoint= as well")
+    if checkpoint is None:
+        table = Cluster(address_of(embedded(directory, create=False) if cluster is None else cluster)).read_state(
+            operator, state
+        )
     else:
-        assert checkpoint is not None
         store = CheckpointStore(checkpoint, create=False) if isinstance(checkpoint, str) else checkpoint
         pages = read_checkpoint(store, operator, state, savepoint=savepoint)
         table = joined([read_table(page) for page in pages])
     for index, field in enumerate(table.schema):
         if pa.types.is_null(field.type):
             table = table.set_column(index, field.name, table[field.name].cast(pa.string()))
+    if is_connect(spark) and not table.num_rows:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return spark.createDataFrame([], from_arrow_schema(table.schema))
     return spark.createDataFrame(table.combine_chunks())  # Spark leaves out what stands behind an empty chunk

@@ -6,6 +6,11 @@ of ``commits/`` the one that was finished last, ``state/`` has a version per fin
 Batches behind N are planned anew and may be cut otherwise; what a file sink remembers of them has to go too, or Spark
 would take them for written: name its directory as ``sink``.
 
+A Spark that is killed while it writes one of these leaves the file that it was about to rename. As long as no batch
+stands in the logs it refuses to start beside such a file (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), whichever of its
+checkpoint file managers wrote it; later it does not care. Another ``checkpointLocation`` would be another query, which
+in real-time mode begins anew with rows that were applied: so they are taken out.
+
 Nothing is deleted. What is taken out goes to ``_rewound/<time>/`` beside it, in the order in which a rewind that was
 cut short can be done again.
 """
@@ -25,12 +30,17 @@ from stateflow.errors import InvalidArgument
 ASIDE = "_rewound"
 SINK_LOG = "_spark_metadata"
 _BATCH = re.compile(r"\d+\Z")
+#: a file of one of the logs that was to be renamed, and its checksum
+_LEFT = re.compile(r"(?:offsets|commits)/\.{1,2}\d+\.[0-9a-f\-]{36}\.tmp(?:\.crc)?\Z")
 _VERSION = re.compile(r"\.?(\d+)(?:_[0-9a-f\-]+)*\.(?:delta|snapshot|zip|changelog)(?:\.crc)?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """What a rewind takes out. ``moved`` and ``sink_moved``: relative to the checkpoint and to the sink."""
+    """What a rewind takes out. ``moved`` and ``sink_moved``: relative to the checkpoint and to the sink.
+
+    Example: ``rewind("checkpoint/", 41).moved``
+    """
 
     to_batch: int
     last_batch: int
@@ -57,12 +67,13 @@ def plan_rewind(files: Iterable[str], to_batch: int, sink_log: Iterable[str] = (
     """
     names = set(files)
     offsets, commits = _batches(names, "offsets"), _batches(names, "commits")
-    if "metadata" not in names or not offsets:
+    left = sorted(filter(_LEFT.match, names))
+    if "metadata" not in names or not (offsets or left):
         raise InvalidArgument(
             "this is no checkpoint directory of a Spark streaming query",
             remedy="name the query's checkpointLocation",
         )
-    last = max(offsets)
+    last = max(offsets, default=-1)
     if to_batch < 0 or to_batch > last + 1:
         raise InvalidArgument(f"there is no batch {to_batch}", remedy=f"the last one planned is {last}")
     if to_batch > 0 and not (to_batch - 1 in offsets and to_batch - 1 in commits):
@@ -77,7 +88,7 @@ def plan_rewind(files: Iterable[str], to_batch: int, sink_log: Iterable[str] = (
         match = _VERSION.match(name.rpartition("/")[2]) if name.startswith("state/") else None
         if match is not None and int(match[1]) > to_batch:
             out.append(name)
-    moved = [each for name in out for each in (_crc(name), name) if each in names]
+    moved = left + [each for name in out for each in (_crc(name), name) if each in names]
     return Rewind(to_batch, last, tuple(moved), tuple(_sink(set(sink_log), to_batch)))
 
 
@@ -124,23 +135,47 @@ def rewind(
         sink: directory of a file sink that the query writes to.
 
     Raises InvalidArgument.
+
+    Example: ``rewind("checkpoint/", to_batch=41, apply=True)``
     """
     root = _local(directory)
     log = None if sink is None else _local(sink) / SINK_LOG
     if log is not None and not log.is_dir():
         raise InvalidArgument("this is no directory of a Spark file sink", remedy="name the query's path", path=sink)
-    files = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
     plan = plan_rewind(
-        (name for name in files if not name.startswith(ASIDE)),
+        _files(root),
         to_batch,
         () if log is None else (path.name for path in log.iterdir() if path.is_file()),
     )
     if apply:
-        moment = datetime.fromtimestamp(clock.now_us() / 1e6, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        moment = _moment(clock)
         if log is not None:
             _move(log, plan.sink_moved, log.parent / ASIDE / moment / SINK_LOG)
         _move(root, plan.moved, root / ASIDE / moment)
     return plan
+
+
+def take_out_left(directory: str | Path) -> tuple[str, ...]:
+    """Of a query that is about to start: what keeps Spark from starting it, see above. Nothing for a directory that is
+    not on this machine, or where batches stand in the logs."""
+    try:
+        root = _local(directory)
+        plan = plan_rewind(_files(root), 0)
+    except InvalidArgument:  # there is no such thing
+        return ()
+    if plan.last_batch >= 0:
+        return ()
+    _move(root, plan.moved, root / ASIDE / _moment(SYSTEM_CLOCK))
+    return plan.moved
+
+
+def _files(root: Path) -> list[str]:
+    files = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return [name for name in files if not name.startswith(ASIDE)]
+
+
+def _moment(clock: Clock) -> str:
+    return datetime.fromtimestamp(clock.now_us() / 1e6, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
 
 
 def _move(root: Path, names: Iterable[str], aside: Path) -> None:

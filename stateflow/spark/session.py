@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stateflow.errors import ExtraMissing, JavaMissing
 from stateflow.runtime.code import check_outside
+from stateflow.spark.versions import JETSTREAM, REAL_TIME, require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +33,19 @@ LOG_ON_LOCAL_DISK = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     )
 }
+#: What a query in real-time mode needs, see :func:`real_time_settings`.
+_REAL_TIME = {
+    # Spark's list of what it allows in real-time mode has no Python operator
+    "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
+    # a worker reads rows while it writes outputs, and writes each output at once
+    "spark.python.udf.pipelined.enabled": "true",
+    "spark.python.udf.pipelined.queueDepth": "1000",
+    # rows go to it one by one, and do not wait in a buffer
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    "spark.sql.execution.pandas.udf.buffer.size": "64",
+    # by TCP a row takes 80 ms more: each side waits for the other's acknowledgement
+    "spark.python.unix.domain.socket.enabled": "true",
+}
 #: what a failed task is told by: a line, instead of two hundred
 LOGGING = Path(__file__).with_name("log4j2.properties")
 _REMEDY = (
@@ -41,7 +55,10 @@ _REMEDY = (
 
 
 def require_java() -> int:
-    """The major version of the Java that Spark will use. Raises JavaMissing when there is none new enough."""
+    """The major version of the Java that Spark will use. Raises JavaMissing when there is none new enough.
+
+    Example: ``require_java() >= 17``
+    """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
@@ -65,13 +82,26 @@ def quick_settings(master: str) -> dict[str, str]:
     return settings
 
 
-def local_session(name: str, master: str = "local[2]", **settings: str) -> SparkSession:
+def real_time_settings() -> dict[str, str]:
+    """Spark settings without which an operator in real-time mode is refused: for ``SparkSession.builder.config(map=…)``
+    or ``spark-submit --conf``. They are for queries in real-time mode only: other Python functions become slow by them.
+    Real-time mode needs PySpark 4.3 or newer.
+
+    Example: ``SparkSession.builder.config(map=real_time_settings())``
+    """
+    return dict(_REAL_TIME)
+
+
+def local_session(name: str, master: str = "local[2]", *, real_time: bool = False, **settings: str) -> SparkSession:
     """A quiet Spark session on this machine whose Python workers run this interpreter.
 
     Args:
+        real_time: for queries in real-time mode, see :func:`real_time_settings`.
         settings: Spark settings with ``__`` for the dots, e.g. ``spark__sql__shuffle__partitions="4"``.
 
-    Raises JavaMissing, or ExtraMissing without PySpark.
+    Raises JavaMissing, ExtraMissing without PySpark, or InvalidArgument where it is too old for real-time mode.
+
+    Example: ``spark = local_session("flights", spark__sql__shuffle__partitions="4")``
     """
     check_outside("a Spark session")
     require_java()
@@ -79,6 +109,8 @@ def local_session(name: str, master: str = "local[2]", **settings: str) -> Spark
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise ExtraMissing("PySpark is not installed", remedy="pip install 'stateflow-streams[spark]'") from error
+    if real_time:
+        require(REAL_TIME)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(name)
@@ -89,14 +121,33 @@ def local_session(name: str, master: str = "local[2]", **settings: str) -> Spark
         "spark.log.level": "ERROR",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         **quick_settings(master),
+        **(_REAL_TIME if real_time else {}),
     }
     for key, value in {**fixed, **{key.replace("__", "."): value for key, value in settings.items()}}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
+def register_state(spark: SparkSession) -> None:
+    """Makes ``spark.read.format("stateflow")`` known to a session: state that executors read, of a cluster, checkpoint
+    or savepoint; what changed between two savepoints; and what there is to read. Options: docs/spark.md.
+
+    Example: ``register_state(spark)``
+    """
+    from stateflow.spark.state_source import StateSource
+    from stateflow.spark.telling import tell_briefly
+
+    tell_briefly()
+    spark.dataSource.register(StateSource)
+
+
 def register_jetstream(spark: SparkSession) -> None:
-    """Makes ``spark.readStream.format("jetstream")`` known to a session. Raises ExtraMissing."""
+    """Makes ``spark.readStream.format("jetstream")`` known to a session. Raises ExtraMissing, or InvalidArgument where
+    PySpark is older than 4.2.
+
+    Example: ``register_jetstream(spark)``
+    """
+    require(JETSTREAM, spark)
     try:
         from stateflow.spark.jetstream import JetStreamSource
     except ImportError as error:

@@ -10,9 +10,11 @@ it was done, and after a crash run again from its last success.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stateflow.errors import InvalidArgument, LedgerReadOnly, LedgerReplaced, StateflowError, Unavailable
 from stateflow.ledger import StateManager, rules
 from stateflow.ledger.stages import Action, Status, answer, is_done
+from stateflow.spark.connect import is_connect
 from stateflow.spark.filters import filter_of
 from stateflow.spark.swallowed import Swallowed, committed, execution_of, swallowed
 
@@ -37,7 +40,11 @@ WAITING_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A source or a sink."""
+    """A source or a sink.
+
+    >>> End("warehouse", "parquet", entity="flights").entity
+    'flights'
+    """
 
     name: str
     type: str | None = None
@@ -71,7 +78,11 @@ def record_queries(
 
     Returns the listener, which ``spark.streams.removeListener`` takes. Two of them are as good as one: a stage that is
     there is left as it is. A ledger that is away never stops a query: what could not be recorded is recorded with what
-    comes next, and what a killed driver did not record by the query's next run, see ``swallowed``.
+    comes next, and what a killed driver did not record by the query's next run, see ``swallowed``. Over Spark Connect
+    this client is the one who records, as long as it lives: what the server commits without it has no stage, and what a
+    query leaves out of its source is not known.
+
+    Example: ``record_queries(spark, StateManager(ledger), job_id="tallies")``
     """
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -92,7 +103,21 @@ def record_queries(
 
     listener = Listener()
     spark.streams.addListener(listener)
+    if is_connect(spark):
+        _heard_at_exit(spark, listener)
     return listener
+
+
+def _heard_at_exit(spark: SparkSession, listener: StreamingQueryListener) -> None:
+    """Over Spark Connect a thread hears of queries, for which a process waits when it ends: for ever, unless its
+    session was stopped. It is told to end with the program, and records what has come until then."""
+
+    def end() -> None:
+        with contextlib.suppress(Exception):  # the session was stopped
+            spark.streams.removeListener(listener)
+
+    # what atexit calls comes behind the wait; and behind the end of the executors that Spark's client calls with
+    threading._register_atexit(end)  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True)
@@ -120,17 +145,19 @@ class _Recorder:
         self._spark, self._manager, self._job_id = spark, manager, job_id
         self._source, self._sink, self._manifest = source, sink, manifest
         self._runs: dict[str, _Run] = {}  # by run id
+        self._newest: dict[str, str] = {}  # run id, by query id
         self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING_MAX)  # stages to record
 
     def started(self, event: Any) -> None:
         job = self._job_id or event.name or str(event.id)
         execution, left_out = None, None
         try:
-            execution = execution_of(self._spark, str(event.id))
+            execution = None if is_connect(self._spark) else execution_of(self._spark, str(event.id))
             left_out = None if execution is None else filter_of(execution)
         except _spark_errors() as error:
             log.warning("what the query leaves out of its source is not recorded: %s", error)
         self._runs[str(event.runId)] = _Run(job[:TEXT_MAX], left_out, execution)
+        self._newest[str(event.id)] = str(event.runId)
 
     def progressed(self, progress: Any) -> None:
         run = self._runs.get(str(progress.runId))
@@ -142,8 +169,10 @@ class _Recorder:
 
     def terminated(self, event: Any) -> None:
         query, run = str(event.id), self._runs.pop(str(event.runId), None)
-        if run is not None:
+        # one that was started since may have committed already what it has not told of, and looks back itself
+        if run is not None and self._newest[query] == str(event.runId):
             self._look_back(query, run, None)
+            del self._newest[query]
         if event.exception:
             self._record(
                 self._declared(run)
@@ -188,9 +217,10 @@ class _Recorder:
     def _look_back(self, query: str, run: _Run, before: int | None) -> None:
         """Once in each run: batches that are committed and have no stage. Those before the first that was recorded are
         of a time when nobody recorded."""
-        execution, spark_errors = run.execution, _spark_errors()
+        execution = run.execution
         if execution is None:
             return
+        spark_errors = _spark_errors()
         try:
             done = {batch_state_id(query, number): number for number in committed(execution, before)}
             known = {item.item_id for item in self._manager.ledger.items(done)}
@@ -307,6 +337,8 @@ def run_stage(
         manifest: the file that declares the pipeline.
 
     Returns the stage. What ``pull`` or ``push`` raises is recorded as a failure, and raised.
+
+    Example: ``run_stage(manager, "load", source=End("raw"), sink=End("clean"), pull=read, push=write)``
     """
     named = "\0".join(str(part) for part in (job_id, source, sink))
     state_id = f"run/{hashlib.sha256(named.encode()).hexdigest()}"

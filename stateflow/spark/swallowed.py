@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stateflow.spark.versions import metadata_of
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -68,7 +70,9 @@ def swallowed(spark: SparkSession, execution: Any, batches: Collection[int]) -> 
         if rows is None:
             log.warning("nobody can say any more how many rows batch %d had", batch)
         names = tuple(str(source.toString()) for source in sources)
-        yield Swallowed(batch, int(planned.get().metadataOpt().get().batchTimestampMs()), rows, first, last, names)
+        yield Swallowed(
+            batch, int(metadata_of(planned.get(), spark.version).batchTimestampMs()), rows, first, last, names
+        )
 
 
 def _offsets(planned: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import gc
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateflow.client.everywhere import look
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
     BatchIncomplete,
@@ -30,14 +32,17 @@ from stateflow.router import Asked, Delivery, Reached, Router, check_whole, newe
 from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.allocator import keep_buffers
 from stateflow.runtime.arrow import BatchReader, read_schema
-from stateflow.runtime.layout import BATCH_RUN, Attempt
+from stateflow.runtime.layout import BATCH_RUN, REAL_TIME, Attempt
 from stateflow.runtime.output import split_output
 from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.runtime.rows import null_key
+from stateflow.security.connections import use_token
 from stateflow.settings import RouterSettings
 from stateflow.spark.metrics import Seconds, TaskReport
+from stateflow.spark.observed import with_report
 from stateflow.spark.pieces import cut
 from stateflow.state.cells import LATEST_US
+from stateflow.tracing import tracing
 
 PARTITION_COLUMN = "__stateflow_partition"
 #: of a batch DataFrame: a hash of each row, which are in an order that is the same whenever they are read
@@ -57,14 +62,15 @@ class _Rows(NamedTuple):
     newest_us: int | None
 
 
-class _Work:
+class Work:
     """What a task did so far, and how long it took: its methods end what their names say."""
 
     def __init__(self, task: OperatorTask, query: str | None, batch: Batch, number: int, clock: Clock) -> None:
         self._task, self._clock, self._since = task, clock, clock.monotonic()
+        self.told: list[TaskReport] = []
         self._report = TaskReport(
             query=task.batch_query if query is None else query,
-            run=batch.attempt.run or task.run,
+            run=batch.attempt.run,
             batch=batch.number,
             operator=task.operator,
             source=task.source,
@@ -74,10 +80,11 @@ class _Work:
             replayed=0,
             began_us=clock.now_us(),
             seconds=Seconds(),
+            use=task.run,
         )
 
-    def read(self, arrived: list[pa.RecordBatch]) -> None:
-        self._add(Seconds(spark=self._lap()), rows=sum(batch.num_rows for batch in arrived))
+    def read(self, rows: int) -> None:
+        self._add(Seconds(spark=self._lap()), rows=rows)
 
     def routed(self) -> None:
         self._add(Seconds(routing=self._lap()))
@@ -92,6 +99,7 @@ class _Work:
         self._add(Seconds(spark=self._lap()))
 
     def tell(self) -> None:
+        self.told.append(self._report)
         if self._task.reports is not None:
             self._task.reports.add([self._report])
 
@@ -110,9 +118,14 @@ class OperatorTask:
     """Given to ``mapInArrow``. ``run`` names one call of apply_operator; ``tasks`` is the shuffle's width.
 
     ``reports``: the accumulator for what it did, see :mod:`stateflow.spark.task_reports`; None: nobody wants to know.
+    ``observed``: that is given with the outputs, see :mod:`stateflow.spark.observed`.
 
     ``piece_bytes``: rows of a batch DataFrame, which are in an order of their own, are sent so many at a time; None: of
     one that belongs to a micro-batch.
+
+    ``site``: the column that says from which site a row comes; empty: none does.
+
+    ``token``: of the driver, for executors: in the function's own bytes, and so in no plan, log or command line.
     """
 
     controller: str
@@ -130,8 +143,11 @@ class OperatorTask:
     watermark: str | None = None
     lateness_us: int = 0
     reports: Any = field(default=None, compare=False)
+    observed: bool = False
     streaming: bool = False
     piece_bytes: int | None = None
+    site: str = ""
+    token: str = field(default="", repr=False)
 
     @property
     def __name__(self) -> str:
@@ -141,6 +157,7 @@ class OperatorTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
+        use_token(self.token)
         context = TaskContext.get()
         assert context is not None
         task = context.partitionId()
@@ -154,20 +171,29 @@ class OperatorTask:
             task=str(context.taskAttemptId()),
             call=uuid.uuid4().hex,
         )
-        batch = replace(batch, attempt=attempt)
-        work = _Work(self, query, batch, task, SYSTEM_CLOCK)
+        batch = replace(batch, attempt=attempt, site_column=self.site)
+        work = Work(self, query, batch, task, SYSTEM_CLOCK)
+        with span(self.operator, batch, task, query):
+            outputs = self._applied(batch, task, batches, work, query)
+            yield from with_report(outputs, self.schema, work.told) if self.observed else outputs
+
+    def _applied(
+        self, batch: Batch, task: int, batches: Iterator[pa.RecordBatch], work: Work, query: str | None
+    ) -> Iterator[pa.RecordBatch]:
         if self.piece_bytes is not None and batch.source.startswith(BATCH_RUN):
             yield from self._in_pieces(batch, task, batches, work, self.piece_bytes)
         else:
-            yield from self._whole_batch(batch, task, batches, work, streaming=query is not None)
+            yield from self._whole_batch(batch, task, batches, work, query)
 
     def _whole_batch(
-        self, batch: Batch, task: int, batches: Iterator[pa.RecordBatch], work: _Work, *, streaming: bool
+        self, batch: Batch, task: int, batches: Iterator[pa.RecordBatch], work: Work, query: str | None
     ) -> Iterator[pa.RecordBatch]:
         """All of the task's rows as one batch, which is applied as a whole."""
-        asked = self._ask(batch) if streaming else None  # answered while the rows are read
+        if query is not None and not batch.number:
+            self._refuse_real_time(query)
+        asked = None if query is None else self._ask(batch)  # answered while the rows are read
         arrived = self._read_whole(batches, task)
-        work.read(arrived)
+        work.read(sum(batch.num_rows for batch in arrived))
         rows = self._by_partition(arrived, task, digests=False)  # a query's replay may lack rows
         del arrived  # the rows are encoded: no need to have them twice
         work.routed()
@@ -178,15 +204,15 @@ class OperatorTask:
         if len(rows.batch) == self.partitions:
             _WHOLE[(*self._identity, batch.source)] = batch.number
         work.tell()
-        yield from _batches(tables)
+        yield from record_batches(tables)
 
     def _in_pieces(
-        self, first: Batch, task: int, batches: Iterator[pa.RecordBatch], work: _Work, bytes_max: int
+        self, first: Batch, task: int, batches: Iterator[pa.RecordBatch], work: Work, bytes_max: int
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a batch DataFrame, however many: a batch after another, and the outputs of each before the next
         is read. An error says which piece it is of; those before it are applied."""
         for number, (piece, last) in enumerate(cut(self._read(batches, task), bytes_max)):
-            work.read(piece)
+            work.read(sum(batch.num_rows for batch in piece))
             rows = self._by_partition(piece, task, digests=True)
             piece.clear()  # several hold this list
             work.routed()
@@ -200,15 +226,15 @@ class OperatorTask:
             if last:
                 work.tell()
             del rows
-            yield from _batches(tables)
+            yield from record_batches(tables)
             del tables
             work.given()
 
-    def _delivered(self, batch: Batch, rows: _Rows, work: _Work) -> list[pa.Table]:
+    def _delivered(self, batch: Batch, rows: _Rows, work: Work) -> list[pa.Table]:
         batch = replace(batch, event_us=rows.newest_us)
-        delivery = self._router().deliver(batch, rows.batch)
+        delivery = self.router().deliver(batch, rows.batch)
         work.delivered(delivery, len(rows.batch))
-        tables = self._tables(delivery.outputs)
+        tables = self.tables(delivery.outputs)
         work.routed()
         return tables
 
@@ -232,7 +258,7 @@ class OperatorTask:
     def _read(self, batches: Iterator[pa.RecordBatch], task: int) -> Iterator[pa.RecordBatch]:
         """All of the task's rows, and at their end InputIncomplete where these were not all."""
         yield from (batch for batch in batches if batch.num_rows)
-        if not _ended():
+        if not ended():
             raise InputIncomplete(
                 "Spark broke off the task's input, as it does when it kills a task or cannot read a shuffle",
                 remedy="nothing of it was applied, but for whole pieces of a batch DataFrame; Spark says why the task "
@@ -266,11 +292,24 @@ class OperatorTask:
         """The source that a streaming query is, by its id."""
         return f"query:{query}" + (f":{self.source}" if self.source else "")
 
+    def real_time_source(self, query: str) -> str:
+        """What its sources begin with in real-time mode."""
+        return f"{REAL_TIME}{query}" + (f":{self.source}" if self.source else "")
+
+    def _refuse_real_time(self, query: str) -> None:
+        """In its first micro-batch: an epoch that was not committed has other rows, and is in some partitions."""
+        if look(self.router(), f"{self.real_time_source(query)}:task:0"):
+            raise InvalidArgument(
+                "this query has begun in real-time mode, by which its rows are known",
+                remedy="go on with real_time=True, or begin with a checkpointLocation of its own",
+                operator=self.operator,
+            )
+
     def _ask(self, batch: Batch) -> Asked | None:
         """Nothing where it is known that the batch before is everywhere, and no watermark is made of the answers."""
         if self.watermark is None and _WHOLE.get((*self._identity, batch.source), -1) == batch.number - 1:
             return None
-        return Asked(self._router(), batch.source, batch.number, self.unavailable_timeout_s)
+        return Asked(self.router(), batch.source, batch.number, self.unavailable_timeout_s)
 
     def _checked(self, batch: Batch, asked: Asked) -> dict[int, Reached]:
         """Raises BatchIncomplete or PositionGap."""
@@ -283,8 +322,8 @@ class OperatorTask:
         try:
             return check(reached)
         except (BatchIncomplete, PositionGap):  # a former owner that does not know of its successor may have said so
-            self._router().refresh()
-            return check(Asked(self._router(), batch.source, batch.number, self.unavailable_timeout_s).answers())
+            self.router().refresh()
+            return check(Asked(self.router(), batch.source, batch.number, self.unavailable_timeout_s).answers())
 
     def _watermark_us(self, batch: Batch, reached: dict[int, Reached]) -> int | None:
         """As Spark has it: what came before this batch, less the lateness that is allowed."""
@@ -295,7 +334,7 @@ class OperatorTask:
     def _identity(self) -> tuple[str, str, float]:
         return self.controller, self.operator, self.unavailable_timeout_s
 
-    def _router(self) -> Router:
+    def router(self) -> Router:
         router = _ROUTERS.get(self._identity)
         if router is None:
             settings = RouterSettings(unavailable_timeout_s=self.unavailable_timeout_s)
@@ -340,7 +379,7 @@ class OperatorTask:
         schema = table.schema.serialize().to_pybytes()
         return _Rows(BatchRows(schema, whole, list(visited), ends.tolist(), sums), newest_us)
 
-    def _tables(self, outputs: dict[int, bytes]) -> list[pa.Table]:
+    def tables(self, outputs: dict[int, bytes]) -> list[pa.Table]:
         """Main rows; with side outputs declared, theirs too, each in the struct column of its tag."""
         split = [split_output(outputs[partition]) for partition in sorted(outputs)]
         main = _whole(self.output_schema, [message for message, _ in split])
@@ -350,9 +389,29 @@ class OperatorTask:
             if rows is not None:
                 tables.append(pa.table({tag: rows.to_struct_array()}))
         if self.side_schemas:
-            schema = with_side_columns(self.output_schema, self.side_schemas)
-            tables = [_widened(table, schema) for table in tables]
+            tables = [_widened(table, self.schema) for table in tables]
         return tables
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of outputs."""
+        if self.side_schemas:
+            return with_side_columns(self.output_schema, self.side_schemas)
+        return _schema(self.output_schema)
+
+
+def span(operator: str, batch: Batch, task: int, query: str | None) -> AbstractContextManager[object]:
+    """Of one task, from its first row to its last output."""
+    traces = tracing()
+    if traces is None:
+        return nullcontext()
+    said: dict[str, Any] = {
+        "source": batch.source,
+        "batch": batch.number,
+        "attempt": batch.attempt.task,
+        "query": query,
+    }
+    return traces.span("stateflow.task", operator=operator, task=task, **said)
 
 
 def no_query(operator: str) -> InvalidArgument:
@@ -363,12 +422,12 @@ def no_query(operator: str) -> InvalidArgument:
     )
 
 
-def _batches(tables: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+def record_batches(tables: list[pa.Table]) -> Iterator[pa.RecordBatch]:
     for table in tables:
         yield from table.combine_chunks().to_batches(max_chunksize=OUTPUT_ROWS)
 
 
-def _ended() -> bool:
+def ended() -> bool:
     """Whether the worker's input, read to its end, is all there was.
 
     Where Spark breaks it off it closes the connection between two record batches, which Arrow takes for the end of a

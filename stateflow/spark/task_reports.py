@@ -1,18 +1,21 @@
 """How tasks' reports come to the driver, and ``query_metrics``.
 
 Spark brings an accumulator's update with a task's success, before the job that waits for it goes on: when a
-micro-batch is done, all its reports are there.
+micro-batch is done, all its reports are there. A client of Spark Connect reads them with what Spark tells of the
+query, see :mod:`stateflow.spark.observed`.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stateflow.errors import InvalidArgument, NoMetrics
+from stateflow.spark.connect import is_connect
 from stateflow.spark.metrics import QueryMetrics, Seconds, Tally, TaskReport, Trigger
+from stateflow.spark.observed import reports_at, reports_of
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
 #: of this driver, whichever Spark session it has
 TALLY = Tally()
 _ACCUMULATORS: weakref.WeakKeyDictionary[Any, Accumulator[Any]] = weakref.WeakKeyDictionary()  # by SparkContext
-_FRAMES: weakref.WeakKeyDictionary[DataFrame, str] = weakref.WeakKeyDictionary()
+#: of Spark Connect
+_SESSIONS: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+#: what a frame's tasks report as, and over Spark Connect its Observation
+_FRAMES: weakref.WeakKeyDictionary[DataFrame, tuple[str, Any]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
@@ -39,8 +45,12 @@ class _Reports:
         return value
 
 
-def reports_to(spark: SparkSession) -> Accumulator[Any]:
-    """Where tasks put their reports; one for each Spark context, as Spark never forgets an accumulator."""
+def reports_to(spark: SparkSession) -> Accumulator[Any] | None:
+    """Where tasks put their reports; one for each Spark context, as Spark never forgets an accumulator. None for
+    sessions of Spark Connect, whose queries are found by name from now on."""
+    if is_connect(spark):
+        _SESSIONS.add(spark)
+        return None
     context = spark.sparkContext
     with _LOCK:
         if context not in _ACCUMULATORS:
@@ -48,9 +58,9 @@ def reports_to(spark: SparkSession) -> Accumulator[Any]:
         return _ACCUMULATORS[context]
 
 
-def remember(frame: DataFrame, query: str) -> None:
-    """A batch DataFrame of ``apply_operator`` and what its tasks report as."""
-    _FRAMES[frame] = query
+def remember(frame: DataFrame, query: str, observation: Any = None) -> None:
+    """A batch DataFrame of ``apply_operator`` and what its tasks report as; ``observation``: where they do."""
+    _FRAMES[frame] = query, observation
 
 
 def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
@@ -58,7 +68,9 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
     the operator and in commit.
 
     Complete up to the last micro-batch that has ended, and of one under way what is known. Kept by this driver's
-    process for its 100 newest queries; a query that goes on in another driver begins anew.
+    process for its 100 newest queries; a query that goes on in another driver begins anew. Over Spark Connect: of the
+    micro-batches that Spark still told of when somebody asked (the newest 100), none under way, and of a batch
+    DataFrame of its newest evaluation, by the DataFrame only.
 
     Args:
         query: a streaming query, running or ended; its id or name; or a batch DataFrame as ``apply_operator``
@@ -67,6 +79,8 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
 
     Returns one without batches for a query that has not finished its first. Raises NoMetrics when it is not known, or
     finished a micro-batch without any operator, and InvalidArgument for a streaming DataFrame.
+
+    Example: ``query_metrics(query).seconds.to_dict()``
     """
     if isinstance(query, str):
         running = _running(query)
@@ -80,34 +94,48 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
             raise NoMetrics(
                 "this DataFrame is not one that apply_operator returned", remedy="pass that one, not one made of it"
             )
-        return TALLY.query(_FRAMES[query]) or _none_yet(_FRAMES[query], None)
+        named, observation = _FRAMES[query]
+        tally = TALLY
+        if observation is not None:
+            tally = Tally()
+            tally.report(reports_at(observation))
+        return tally.query(named) or _none_yet(named, None)
     identity, ran = str(query.id), note(query.recentProgress)
     return (_known(identity) if ran else TALLY.query(identity)) or _none_yet(identity, query.name)
 
 
-def note(progresses: Iterable[Any]) -> bool:
-    """Add what Spark says of micro-batches to the tally. Says whether there was one."""
+def note(progresses: Sequence[Any]) -> bool:
+    """Add what Spark says of micro-batches to the tally, oldest first. Says whether there was one."""
+    done = [each for each in progresses if "addBatch" in each["durationMs"]]  # else Spark found no rows
+    for each in done:
+        TALLY.observed(str(each["runId"]), int(each["batchId"]), reports_of(each["observedMetrics"] or {}))
     triggers = [
         Trigger(
             str(each["id"]),
             each["name"],
             str(each["runId"]),
             int(each["batchId"]),
-            int(each["numInputRows"]),
+            _input_rows(each),
             each["durationMs"].get("triggerExecution", 0) / 1e3,
         )
-        for each in progresses
-        if "addBatch" in each["durationMs"]  # else Spark looked for rows and found none
+        for each in done
     ]
     TALLY.triggered(triggers)
     return bool(triggers)
 
 
+def _input_rows(progress: Any) -> int:
+    """Over Spark Connect only its sources say so."""
+    rows = progress["numInputRows"]
+    return int(sum(source["numInputRows"] for source in progress["sources"]) if rows is None else rows)
+
+
 def _running(named: str) -> StreamingQuery | None:
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # a thread may have no active one
-    active = [] if spark is None else spark.streams.active
+    own = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # a thread may have no active one
+    sessions = [*([] if own is None else [own]), *_SESSIONS]
+    active = (query for spark in sessions for query in spark.streams.active)
     return next((query for query in active if named in (str(query.id), query.name)), None)
 
 

@@ -7,6 +7,8 @@ the two lines is the operator's own traceback, if it failed. All the rest is sho
 from __future__ import annotations
 
 import re
+import sys
+from importlib.util import find_spec
 from typing import Any
 
 from stateflow.errors import StateflowError, tracebacks_wanted
@@ -44,6 +46,32 @@ def told(text: str) -> str | None:
 
 def tell_briefly() -> None:
     """Have PySpark's exceptions say it so in this process, from now on. Those of others stay as they are."""
+    if find_spec("py4j") is not None:  # a client of Spark Connect may do without the JVM's
+        _tell_briefly_in_classic()
+    if "pyspark.sql.connect.client.core" in sys.modules:
+        _tell_briefly_over_connect()
+
+
+def _tell_briefly_over_connect() -> None:
+    """Traces of the server are shown by whoever asks for them, see ``spark.sql.connect.serverStacktrace.enabled``."""
+    from pyspark.sql.connect.client import core
+
+    if hasattr(core.convert_exception, "stateflow"):
+        return
+    convert = core.convert_exception
+
+    def converted(*arguments: Any, **named: Any) -> Any:
+        made = convert(*arguments, **named)
+        said = None if tracebacks_wanted() else told(str(made))
+        if said is not None:
+            made._message, made._server_stacktrace, made._display_stacktrace = said, None, False
+        return made
+
+    converted.stateflow = True  # type: ignore[attr-defined]
+    core.convert_exception = converted
+
+
+def _tell_briefly_in_classic() -> None:
     from pyspark.errors.exceptions import captured
 
     if hasattr(captured.convert_exception, "stateflow"):

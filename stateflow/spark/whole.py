@@ -9,46 +9,194 @@ operator in their plan.
 from __future__ import annotations
 
 import functools
+import logging
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from stateflow.errors import BatchIncomplete
+from stateflow.errors import BatchIncomplete, InvalidArgument, OperatorUsedTwice
 from stateflow.router import Asked, Router
+from stateflow.spark.connect import is_here
+from stateflow.spark.rewind import take_out_left
 from stateflow.spark.task import OperatorTask, no_query
 from stateflow.spark.task_reports import TALLY
+from stateflow.spark.versions import REAL_TIME, require
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     Function = Callable[[DataFrame, int], None]
 
 _NAME = re.compile(r"stateflow_.+?_([0-9a-f]{32})\(")
+#: as a plan on its way to a server has it
+_NAMED = re.compile(rb"stateflow_.+?_[0-9a-f]{32}", re.DOTALL)
 #: applications to streaming frames in this driver, by run
 _TASKS: dict[str, OperatorTask] = {}
+#: those in real-time mode
+_REAL_TIME: dict[str, OperatorTask] = {}
 
 
 def complete_batches(task: OperatorTask) -> None:
-    """From now on a micro-batch of a query that applies ``task`` is not done before every partition has it."""
+    """From now on a micro-batch of a query that applies ``task`` is not done before every partition has it. Real-time
+    mode is refused it."""
+    _TASKS[task.run] = task
+    _watch_writers()
+
+
+def refuse_batches(task: OperatorTask) -> None:
+    """Of a frame that applies it in real-time mode: a function for ``foreachBatch`` may leave rows out, which would be
+    lost."""
+    _REAL_TIME[task.run] = task
+    _watch_writers()
+
+
+def _watch_writers() -> None:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    _TASKS[task.run] = task
     original = DataStreamWriter.foreachBatch
     if hasattr(original, "completes_batches"):
         return
+    trigger = DataStreamWriter.trigger
 
     @functools.wraps(original)
     def foreach_batch(self: DataStreamWriter, func: Function) -> DataStreamWriter:
+        if _REAL_TIME.keys() & _runs_of(self._df).keys():
+            raise InvalidArgument(
+                "an operator in real-time mode does not give its outputs to foreachBatch",
+                remedy="use foreach, or a sink that takes rows in real-time mode; or leave real_time= out",
+            )
         tasks = _tasks_of(self._df)
         return original(self, functools.partial(_whole, func, tasks) if tasks else func)
 
+    @functools.wraps(trigger)
+    def triggered(self: DataStreamWriter, **said: Any) -> DataStreamWriter:
+        if said.get("realTime") is not None and _TASKS.keys() & _runs_of(self._df).keys():
+            require(REAL_TIME, self._df.sparkSession)
+            raise InvalidArgument(
+                "the operator is applied to micro-batches, and this query is in real-time mode",
+                remedy="apply_operator(…, real_time=True)",
+            )
+        self._stateflow_real_time = said.get("realTime") is not None
+        return trigger(self, **said)
+
     foreach_batch.completes_batches = True  # type: ignore[attr-defined]
+    DataStreamWriter.foreachBatch, DataStreamWriter.trigger = foreach_batch, triggered
+    _start_beside_what_was_left(DataStreamWriter)
+
+
+def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
+    """Queries with operators start where Spark was killed in their first batch, see :mod:`stateflow.spark.rewind`: in
+    real-time mode that batch has been applied, and a query of another checkpoint would apply it again."""
+    option, options, start, to_table = writer.option, writer.options, writer.start, writer.toTable
+
+    def noted(self: Any, said: Mapping[str, Any]) -> None:
+        for key, value in said.items():
+            if key.lower() == "checkpointlocation":
+                self._stateflow_checkpoint = value
+
+    @functools.wraps(option)
+    def with_option(self: Any, key: str, value: Any) -> Any:
+        noted(self, {key: value})
+        return option(self, key, value)
+
+    @functools.wraps(options)
+    def with_options(self: Any, **said: Any) -> Any:
+        noted(self, said)
+        return options(self, **said)
+
+    def starting(begin: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(begin)
+        def begun(self: Any, *arguments: Any, **said: Any) -> Any:
+            noted(self, said)
+            runs, checkpoint = _runs_of(self._df), getattr(self, "_stateflow_checkpoint", None)
+            if _REAL_TIME.keys() & runs.keys() and not getattr(self, "_stateflow_real_time", False):
+                raise InvalidArgument(
+                    "the operator is applied in real-time mode, and this query runs in micro-batches",
+                    remedy="trigger(realTime=…), or leave real_time= out",
+                )
+            _check_apart([(_TASKS | _REAL_TIME)[run] for run in runs if run in _TASKS or run in _REAL_TIME])
+            if checkpoint is not None and runs:
+                _put_aside(checkpoint)
+            return begin(self, *arguments, **said)
+
+        return begun
+
+    writer.option, writer.options = with_option, with_options
+    writer.start, writer.toTable = starting(start), starting(to_table)
+
+
+def _check_apart(tasks: list[OperatorTask]) -> None:
+    """Raises OperatorUsedTwice for applications of one query that would claim the same batches. Partitions see it too,
+    of micro-batches; in real time they take one for another attempt of the other."""
+    uses: dict[tuple[str, str, str | None], str] = {}
+    for task in tasks:
+        if uses.setdefault((task.controller, task.operator, task.source), task.run) != task.run:
+            raise OperatorUsedTwice(
+                "the operator is applied twice in one query",
+                remedy="pass a different source= to each apply_operator",
+                operator=task.operator,
+            )
+
+
+def _put_aside(checkpoint: str) -> None:
+    if left := take_out_left(checkpoint):
+        log.warning("%s: put aside what a killed Spark left: %s", checkpoint, ", ".join(left))
+
+
+def watch_connect() -> None:
+    """Over Spark Connect, from now on, of a frame that has an operator in its plan: ``foreachBatch`` is refused, as its
+    function runs in the server, where its batch says neither of which query it is nor which one; and its queries start
+    where a server of this machine was killed in their first batch."""
+    from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
+
+    original = DataStreamWriter.foreachBatch
+    if hasattr(original, "refuses_operators"):
+        return
+
+    @functools.wraps(original)
+    def foreach_batch(self: Any, func: Function) -> Any:
+        if _is_named(self):
+            raise InvalidArgument(
+                "over Spark Connect an operator's outputs cannot be given to foreachBatch: a batch that its function "
+                "does not evaluate would be lost to the operator",
+                remedy="write them to a sink, or apply the operator within the function: apply_operator(batch, …, "
+                "source=f'{the query}-{number}')",
+            )
+        return original(self, func)
+
+    def starting(begin: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(begin)
+        def begun(self: Any, *arguments: Any, **said: Any) -> Any:
+            options = {key.lower(): value for key, value in {**self._write_proto.options, **said}.items()}
+            checkpoint = options.get("checkpointlocation")
+            if checkpoint is not None and is_here(self._session) and _is_named(self):
+                _put_aside(checkpoint)
+            return begin(self, *arguments, **said)
+
+        return begun
+
+    foreach_batch.refuses_operators = True  # type: ignore[attr-defined]
     DataStreamWriter.foreachBatch = foreach_batch
+    DataStreamWriter.start = starting(DataStreamWriter.start)
+    DataStreamWriter.toTable = starting(DataStreamWriter.toTable)
+
+
+def _is_named(writer: Any) -> bool:
+    """Over Spark Connect: has its frame an operator in its plan?"""
+    plan = writer._write_stream._child.to_proto(writer._session.client)
+    return _NAMED.search(plan.SerializeToString()) is not None
 
 
 def _tasks_of(frame: DataFrame) -> list[OperatorTask]:
-    plan = frame._jdf.queryExecution().analyzed().toString()
-    return [_TASKS[run] for run in dict.fromkeys(_NAME.findall(plan)) if run in _TASKS]
+    return [_TASKS[run] for run in _runs_of(frame) if run in _TASKS]
+
+
+def _runs_of(frame: DataFrame) -> dict[str, None]:
+    """Of operators in its plan."""
+    return dict.fromkeys(_NAME.findall(frame._jdf.queryExecution().analyzed().toString()))
 
 
 def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, number: int) -> None:

@@ -28,7 +28,7 @@ from stateflow.state.evolution import DeployedStates, Evolution
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
 from stateflow.state.namespace import Namespace
 from stateflow.state.spec import CellReader
-from stateflow.state.stored import StoredEntry, check_schema, scan_entries, scan_state, stored_tags
+from stateflow.state.stored import StoredEntry, check_cell, check_schema, scan_entries, scan_state, stored_tags
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import TrackedMap
 from stateflow.state.tracked_reducing import TrackedCounter, TrackedReducing
@@ -66,6 +66,7 @@ __all__ = [
     "Tuple",
     "Utf8",
     "ValueColumn",
+    "check_cell",
     "check_schema",
     "coder_for",
     "counter",

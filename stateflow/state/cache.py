@@ -152,6 +152,9 @@ class CachePool:
     """Bytes that the caches of all partitions of a process share, in equal parts.
 
     ``objects``: that the caches hold, at least, and the cyclic collector knows.
+
+    >>> CachePool(bytes_max=64 << 20).share
+    67108864
     """
 
     def __init__(self, bytes_max: int) -> None:

@@ -162,6 +162,9 @@ def encode_row_key(key: Hashable) -> bytes:
     Takes str, int (64 bits), bytes, bool, date, datetime, finite float and Decimal, UUID, and tuples of
     them; keys of different types never share bytes. None raises NullKey, NaN, infinity and an int that is
     too large EncodeError, any other type UnsupportedKeyType.
+
+    >>> encode_row_key("N1") < encode_row_key("N2")
+    True
     """
     cls = key.__class__
     if cls is str:
@@ -221,7 +224,11 @@ def _encode_other(key: Any) -> bytes:
 
 
 def decode_row_key(data: bytes) -> Any:
-    """Inverse of :func:`encode_row_key`: equal to the key, in its plain type; datetimes in UTC."""
+    """Inverse of :func:`encode_row_key`: equal to the key, in its plain type; datetimes in UTC.
+
+    >>> decode_row_key(encode_row_key("N1"))
+    'N1'
+    """
     kind, body = data[:1], data[1:]
     try:
         match kind:
@@ -245,7 +252,7 @@ def decode_row_key(data: bytes) -> Any:
                 return key_order.unorder_decimal(body)
             case b"u":
                 return UUID(bytes=body)
-    except (struct.error, ValueError, OverflowError, IndexError) as error:
+    except (struct.error, ValueError, ArithmeticError, IndexError) as error:
         raise DecodeError("a stored key is damaged", remedy="restore a checkpoint", key=data.hex()) from error
     raise DecodeError(
         f"a stored key has type byte {kind!r}, which this version does not know",

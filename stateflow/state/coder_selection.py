@@ -31,6 +31,9 @@ def coder_for(type_: Any) -> Coder[Any]:
     msgspec structs and pydantic models are a Struct,
     ``tuple[…]`` with item types is a Tuple, every other container, Optional and Any is Msgpack.
     Anything else raises DeclarationError, which names the supported types.
+
+    >>> coder_for(tuple[str, int]).encode(("a", 1)) == coder_for(tuple[str, int]).encode(("a", 1))
+    True
     """
     if isinstance(type_, Coder):
         return type_

@@ -10,7 +10,6 @@ Invariants of a bound collection:
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -109,7 +108,7 @@ class Collection(Generic[K]):
         data = spec.get(spec.count_head + self._row)
         try:
             self._count = self._stored_count = 0 if data is None else self._unpack_count(unpack_cell(data))
-        except (*DECODE_FAILURES, struct.error) as error:
+        except DECODE_FAILURES as error:
             raise spec.decode_error(error, self._row) from error
         return self._count
 

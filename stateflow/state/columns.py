@@ -36,6 +36,8 @@ class ValueColumn:
 
     ``keys`` is an Arrow array of the key column's values, or a struct array for several key columns. Pass the same
     array object to several calls of a batch: its keys are then looked up once.
+
+    Example: ``self.n.put_many(keys, pc.add(self.n.get_many(keys), 1))`` in ``process_batch``.
     """
 
     def __init__(
@@ -184,7 +186,10 @@ def is_plain(declaration: Declaration) -> bool:
 
 
 class ColumnStates:
-    """The states of a batch operator: what KeyedState is for one that processes rows."""
+    """The states of a batch operator: what KeyedState is for one that processes rows.
+
+    Example: ``states = ColumnStates("Total", declarations_of(Total), store)``
+    """
 
     def __init__(
         self,

@@ -67,6 +67,9 @@ class Declaration:
         default_payload: the encoded default of a value, None for none.
         ttl: None when nothing expires.
         reduce: the function of a reducing state.
+
+    >>> Declaration("value", coder_for(int), default=0, name="n").name
+    'n'
     """
 
     __slots__ = ("_tag", "attribute", "coder", "default_payload", "key_coder", "kind", "name", "reduce", "ttl")
@@ -172,6 +175,8 @@ def value(
     """One variable per key. A mutable default is copied for each key.
 
     Raises DeclarationError for a type without a coder and a default that its coder cannot encode.
+
+    Example: ``flights = state.value(int, default=0)``, then ``self.flights.value += 1``.
     """
     lives = Ttl.of(ttl, ttl_domain, ttl_refresh)
     return cast(TrackedValue[T], Declaration("value", coder or coder_for(type_), default=default, name=name, ttl=lives))
@@ -191,6 +196,8 @@ def map(
     """A dict per key. ``coder`` is of the values.
 
     Raises DeclarationError for a type without a coder, and for a key type that has no deterministic one.
+
+    Example: ``delay_by_dest = state.map(str, float)``, then ``self.delay_by_dest["IAH"] = 11.0``.
     """
     keys, lives = key_coder or coder_for(key_type), Ttl.of(ttl, ttl_domain, ttl_refresh)
     declaration = Declaration("map", coder or coder_for(value_type), key_coder=keys, name=name, ttl=lives)
@@ -206,7 +213,10 @@ def set(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedSet[T]:
-    """A set per key. Raises DeclarationError for a member type that has no deterministic coder."""
+    """A set per key. Raises DeclarationError for a member type that has no deterministic coder.
+
+    Example: ``carriers = state.set(str)``, then ``self.carriers.add("UA")``.
+    """
     members, lives = coder or coder_for(type_), Ttl.of(ttl, ttl_domain, ttl_refresh)
     return cast(TrackedSet[T], Declaration("set", NOTHING, key_coder=members, name=name, ttl=lives))
 
@@ -220,7 +230,10 @@ def list(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedList[T]:
-    """A list per key, of elements of ``type_``."""
+    """A list per key, of elements of ``type_``.
+
+    Example: ``recent = state.list(float)``, then ``self.recent.append(21.5)``.
+    """
     elements, lives = coder or coder_for(type_), Ttl.of(ttl, ttl_domain, ttl_refresh)
     return cast(TrackedList[T], Declaration("list", elements, key_coder=_PLACES, name=name, ttl=lives))
 
@@ -235,7 +248,10 @@ def reducing(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedReducing[T]:
-    """Per key what ``fn(so far, new)`` makes of everything added; ``max`` and ``operator.add`` are such functions."""
+    """Per key what ``fn(so far, new)`` makes of everything added; ``max`` and ``operator.add`` are such functions.
+
+    Example: ``highest = state.reducing(float, max)``, then ``self.highest.add(21.5)``.
+    """
     if not callable(fn):
         raise DeclarationError(f"{fn!r} cannot reduce", remedy="pass a function of two values")
     lives = Ttl.of(ttl, ttl_domain, ttl_refresh)
@@ -250,7 +266,10 @@ def counter(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedCounter:
-    """A 64-bit whole number per key, 0 at first."""
+    """A 64-bit whole number per key, 0 at first.
+
+    Example: ``readings = state.counter()``, then ``self.readings.add(1)``.
+    """
     lives = Ttl.of(ttl, ttl_domain, ttl_refresh)
     return cast(TrackedCounter, Declaration("counter", Int64(), default=0, name=name, ttl=lives))
 
@@ -259,6 +278,11 @@ def declarations_of(cls: builtins.type) -> dict[str, Declaration]:
     """The states of an operator class by attribute, base classes first; an overridden attribute counts once.
 
     Raises DeclarationError when two attributes share a stored name.
+
+    >>> class Count:
+    ...     n = value(int, default=0)
+    >>> declarations_of(Count)["n"].kind
+    'value'
     """
     found: dict[str, Declaration] = {}
     for base in reversed(inspect.getmro(cls)):

@@ -57,6 +57,9 @@ class DeployedStates:
     Attributes:
         states: names of those that are deployed. Code that has no such state does not drop it: a deployment does.
         dropped: how often a state of that name was dropped. What was stored before is gone, declared again or not.
+
+    >>> DeployedStates(frozenset({"n"})).states
+    frozenset({'n'})
     """
 
     states: frozenset[str] = frozenset()
@@ -90,6 +93,8 @@ class Evolution:
         migrates: the operator has a ``migrate_state``; it runs when the version has risen.
 
     Raises SchemaMismatch when the stored states are newer, or differ in a way that nobody takes care of.
+
+    Example: ``Evolution("Count", stored, 1, declarations_of(Count), 2, migrates=True)``
     """
 
     def __init__(

@@ -62,6 +62,8 @@ class KeyedState:
         cache: what is kept after a commit may take about a share of this; None for no such bound. See
             :func:`stateflow.state.cache.weight_of` for what counts. ``close`` gives the share back.
         max_value_bytes: a longer encoded value, entry or element is refused.
+
+    Example: ``KeyedState("Count", declarations_of(Count), store)``
     """
 
     def __init__(

@@ -15,6 +15,11 @@ class Namespace(bytes):
     """The bytes that name an instance of a state beside its key; ``Namespace()`` is the global one.
 
     Windows sort by their end, then by their start.
+
+    >>> Namespace.named("2013-01") == Namespace.named("2013-01")
+    True
+    >>> Namespace() == Namespace.named("2013-01")
+    False
     """
 
     __slots__ = ()

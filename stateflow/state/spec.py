@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final, Protocol
@@ -30,6 +31,8 @@ class CellReader(Protocol):
 
     A reader may also have ``scan_from(start, end)``, the cells of ``[start, end)`` in byte order: a sweep then goes
     on where it stopped without walking over what it has seen.
+
+    Example: ``for address, data in reader.scan(b""): ...``
     """
 
     def get(self, cell: bytes, /) -> bytes | None: ...
@@ -63,7 +66,7 @@ EXPIRED: Final = Marker("expired")
 #: what a coder of the user's own may raise for a value that does not fit
 ENCODE_FAILURES = (EncodeError, TypeError, ValueError, AttributeError, OverflowError)
 #: and for bytes that do not
-DECODE_FAILURES = (DecodeError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError)
+DECODE_FAILURES = (DecodeError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError, struct.error)
 
 #: the time when there is none yet: nothing has expired
 _NEVER_US: Final = -(1 << 63)

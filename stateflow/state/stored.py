@@ -27,6 +27,8 @@ def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], o
     """Compares two :meth:`KeyedState.schema`. Added and dropped states are fine.
 
     Raises SchemaMismatch when a name is stored with another kind, coder or type than declared.
+
+    >>> check_schema([], [], "Count")
     """
     before = {each["name"]: each for each in stored}
     for now in declared:
@@ -60,6 +62,8 @@ class StoredEntry:
         entry: the map key, the set member or the index in a list, None for a single value.
         value: None for a set.
         expiry_us: when it is gone, in the state's ttl domain; None for never.
+
+    Example: ``[each.value for each in scan_entries(declaration, store) if each.key == "N14228"]``
     """
 
     key: Any
@@ -80,6 +84,8 @@ def scan_entries(
 
     Of a state with ttl entries that have expired at the time given for its domain are left out; without that time they
     come, too. Raises DecodeError that names state, key and entry.
+
+    Example: ``[(each.key, each.value) for each in scan_entries(declaration, store)]``
     """
     spec = StateSpec("", declaration.name, declaration.coder, key_coder=declaration.key_coder)
     now = _time_of(declaration, processing_us, event_us)
@@ -104,6 +110,24 @@ def scan_entries(
         yield StoredEntry(decode_row_key(key), Namespace(namespace), where, value, expiry)
 
 
+def check_cell(declaration: Declaration, address: bytes, data: bytes) -> None:
+    """One stored cell of a state, also one that has expired. Raises DecodeError that names state, key and entry.
+
+    Example: ``check_cell(declaration, address, data)``
+    """
+    key, _, entry = split_address(address)
+    row = address[len(CELL) + len(declaration.tag) : len(address) - len(entry)]
+    try:
+        payload, _ = unpack_cell_with_expiry(data)
+        if declaration.kind != "list" and declaration.key_coder is not None:
+            declaration.key_coder.decode_key(entry)
+        declaration.coder.decode(payload)
+        decode_row_key(key)
+    except DECODE_FAILURES as error:
+        spec = StateSpec("", declaration.name, declaration.coder, key_coder=declaration.key_coder)
+        raise spec.decode_error(error, row, entry=entry.hex()) from error
+
+
 def scan_state(
     declaration: Declaration,
     reader: CellReader,
@@ -112,7 +136,10 @@ def scan_state(
     processing_us: int | None = None,
     event_us: int | None = None,
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """``(key, entry, value)`` of :func:`scan_entries` for one namespace."""
+    """``(key, entry, value)`` of :func:`scan_entries` for one namespace.
+
+    Example: ``for key, entry, value in scan_state(declaration, store): ...``
+    """
     for stored in scan_entries(declaration, reader, processing_us=processing_us, event_us=event_us):
         if stored.namespace == namespace:
             yield stored.key, stored.entry, stored.value
@@ -125,7 +152,10 @@ def _time_of(declaration: Declaration, processing_us: int | None, event_us: int 
 
 
 def stored_tags(reader: CellReader) -> dict[bytes, dict[str, Any]]:
-    """The states that were made at run time: tag → :meth:`Declaration.describe`."""
+    """The states that were made at run time: tag → :meth:`Declaration.describe`.
+
+    Example: ``stored_tags(store).values()``
+    """
     return {cell[len(TAGS) :]: msgpack_codec.loads(unpack_cell(data)) for cell, data in reader.scan(TAGS)}
 
 

@@ -32,6 +32,11 @@ class TrackedList(Collection[int], MutableSequence[T]):
     elements on the shorter side. Slices, ``+``, ``*`` and ``copy()`` give plain lists.
     Mutable elements may be changed in place in the batch that read them; an object kept from an earlier batch is
     a copy, changing it changes nothing. ``TrackedList([1])`` stands alone, in memory.
+
+    >>> recent = TrackedList([1.5, 2.5])
+    >>> recent.append(3.5)
+    >>> recent[-1], len(recent)
+    (3.5, 3)
     """
 
     # Elements are entries of the collection, their keys ascending *places*: element i lies at place _start + i,

@@ -23,6 +23,11 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
     raises EncodeError at once, a value that has none when the batch is collected.
     ``|``, ``copy()`` and the view operations return plain dicts and sets.
     ``TrackedMap({"a": 1})`` stands alone, in memory, and takes the arguments of dict.
+
+    >>> delay_by_dest = TrackedMap({"ORD": 3.0})
+    >>> delay_by_dest["IAH"] = delay_by_dest.get("IAH", 0.0) + 11.0
+    >>> list(delay_by_dest.items())
+    [('IAH', 11.0), ('ORD', 3.0)]
     """
 
     __slots__ = ()

@@ -17,6 +17,12 @@ class TrackedReducing(TrackedValue[T]):
 
     ``value`` is None while nothing was added and after ``clear()``. ``fn`` may change its first argument in place,
     if it returns it. ``TrackedReducing(fn)`` stands alone, in memory.
+
+    >>> highest = TrackedReducing(max)
+    >>> for celsius in (20.5, 80.0, 21.0):
+    ...     highest.add(celsius)
+    >>> highest.value
+    80.0
     """
 
     __slots__ = ()
@@ -46,6 +52,11 @@ class TrackedCounter(TrackedValue[int]):
     """A whole number that starts at 0: ``counter.value += 1``, ``counter.add(n)``, ``clear()``.
 
     ``TrackedCounter()`` stands alone, in memory.
+
+    >>> seen = TrackedCounter()
+    >>> seen.add(2)
+    >>> seen.value
+    2
     """
 
     __slots__ = ()

@@ -20,6 +20,11 @@ class TrackedSet(Collection[T], MutableSet[T]):
     On an operator it belongs to one key for good. Asking for one member reads one cell; iterating reads all.
     A member that has no stored form raises EncodeError when it is added. Operators and methods that return a
     new set return a plain set. ``TrackedSet([1, 2])`` stands alone, in memory.
+
+    >>> carriers = TrackedSet(["UA"])
+    >>> carriers.add("AA")
+    >>> list(carriers)
+    ['AA', 'UA']
     """
 
     __slots__ = ()

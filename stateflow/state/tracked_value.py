@@ -19,6 +19,11 @@ class TrackedValue(Generic[T]):
     A mutable value (list, dict, …) may be changed in place in the batch that read it; an object kept from
     an earlier batch is a copy, changing it changes nothing.
     ``TrackedValue(0)`` stands alone, in memory.
+
+    >>> flights = TrackedValue(0)
+    >>> flights.value += 1
+    >>> flights.value
+    1
     """
 
     __slots__ = ("_dirty", "_implicit", "_next", "_now", "_row", "_spec", "_stored")

@@ -50,6 +50,9 @@ class MemoryStore:
     def flush(self) -> None:
         pass
 
+    def entries(self) -> int:
+        return len(self._entries)
+
     def close(self) -> None:
         pass
 

@@ -201,6 +201,20 @@ class RocksStore:
         with contextlib.suppress(DbClosedError), self._writing:
             self._db.flush()
 
+    def entries(self) -> int | None:
+        """Of files, each of which has a key once; None before there is one of what was written, and once closed.
+        RocksDB's own estimate has each write of memtables: a few keys that are written again and again would seem to be
+        thousands."""
+        try:
+            files = self._db.live_files()
+            if not files:
+                return None if self._db.property_int_value("rocksdb.estimate-num-keys") else 0
+        except DbClosedError:
+            return None
+        # a deletion is an entry itself, and takes one away
+        found: int = sum(each["num_entries"] - 2 * each["num_deletions"] for each in files)
+        return max(0, found)
+
     def close(self) -> None:
         self._writing.end()
         self._db.close()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from stateflow.durable import sync
 from stateflow.storage.commit_records import segment_name
 
 
@@ -18,8 +19,8 @@ class SegmentFiles(Protocol):
         ...
 
     def create(self, number: int, data: bytes) -> None:
-        """Or begin it anew. It is the one that is appended to, unless this raises. What was appended to the one before
-        is durable by then: a loss of power leaves no gap in front of it."""
+        """Or begin it anew. It is the one that is appended to, unless this raises. What was appended to those before is
+        durable by then, also by a process that has ended: a loss of power leaves no gap in front of it."""
         ...
 
     def append(self, data: bytes, *, sync: bool = True) -> None:
@@ -52,13 +53,16 @@ class DirectorySegments:
         self._directory.mkdir(exist_ok=True)
         if self._file is not None:
             os.fdatasync(self._file)
+        else:
+            for path in sorted(self._directory.glob("*" + Path(segment_name(0)).suffix)):
+                sync(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         file = os.open(self._directory / segment_name(number), flags, 0o600)
         try:
             _write(file, data)
             os.fsync(file)
-            _sync(self._directory)
-            _sync(self._directory.parent)
+            sync(self._directory)
+            sync(self._directory.parent)
         except BaseException:
             os.close(file)
             raise
@@ -79,7 +83,7 @@ class DirectorySegments:
     def remove(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             (self._directory / segment_name(number)).unlink(missing_ok=True)
-            _sync(self._directory)  # one by one: a loss of power may not bring an older one back beside a gap
+            sync(self._directory)  # one by one: a loss of power may not bring an older one back beside a gap
 
     def close(self) -> None:
         if self._file is not None:
@@ -91,11 +95,3 @@ def _write(file: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -45,4 +45,9 @@ class PartitionStore(Protocol):
         """Get buffered writes into files, so that the next ``snapshot`` has less to do. No error once closed."""
         ...
 
+    def entries(self) -> int | None:
+        """How many there are, estimated, without reading them; None where that cannot be told. What was overwritten or
+        deleted may count yet, and what is not in files may not."""
+        ...
+
     def close(self) -> None: ...

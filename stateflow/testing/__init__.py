@@ -1,6 +1,6 @@
 """Trying operators and clusters: a harness in one process, and a cluster of real processes on this machine."""
 
+from stateflow.local.cluster import LocalCluster
 from stateflow.testing.harness import OperatorHarness
-from stateflow.testing.local_cluster import LocalCluster
 
 __all__ = ["LocalCluster", "OperatorHarness"]

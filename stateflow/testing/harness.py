@@ -17,7 +17,10 @@ import pyarrow as pa
 
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.client.given import rows_given
-from stateflow.errors import InvalidArgument, KeyColumnMissing
+from stateflow.client.sorting import numbered
+from stateflow.errors import InvalidArgument
+from stateflow.metrics.figures import Histogram
+from stateflow.metrics.own import OwnFigures
 from stateflow.partitioner import check_partitions, partition_of
 from stateflow.runtime.host import PartitionHost
 from stateflow.runtime.operator import Operator, check_whole, key_columns, output_schema, side_schemas
@@ -41,6 +44,8 @@ class OperatorHarness:
         operator: an instance or the class.
         backend: ``memory`` or ``rocksdb`` (in a temporary directory, removed by ``close`` or with the harness).
         initial_state: rows for :meth:`Operator.init_state`.
+
+    Example: ``OperatorHarness(Count, backend="memory").send([{"k": "a"}])``
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class OperatorHarness:
         #: also when nobody closes it
         self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._batch = 0
+        self._figures = OwnFigures()
         self._changes: dict[int, bytes] = {}
         self._stores: list[PartitionStore] = []
         self._stores = [self._new_store(p) for p in range(partitions)]
@@ -97,30 +103,31 @@ class OperatorHarness:
             epoch=1,
             on_commit=lambda sequence, encode: self._changes.__setitem__(partition, encode()),
             deployed=lambda: deployed,
+            figures=self._figures,
         )
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """One batch; returns the outputs, grouped by partition, in order per key. Raises what ``process`` raises,
-        as OperatorFailed; the state of that partition is then as before."""
+        """One batch; returns the outputs, grouped by partition, in order per key. Rows may have different columns: what
+        one lacks is null.
+
+        Raises what ``process`` raises, as OperatorFailed; the state of that partition is then as before. Raises
+        InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey."""
         self._changes.clear()
         return self._apply(*self._messages(rows_given(rows)))
 
     def _messages(self, rows: list[Mapping[str, Any]]) -> tuple[bytes, dict[int, bytes]]:
         """(input schema, partition → record batch message)."""
-        by_partition: dict[int, list[Mapping[str, Any]]] = {}
-        for index, row in enumerate(rows):
-            missing = [column for column in self._key if column not in row]
-            if missing:
-                raise KeyColumnMissing(f"row {index} has no {missing[0]!r}", remedy="every row needs the key")
-            key = tuple(row[column] for column in self._key)
-            by_partition.setdefault(partition_of(key, self._partitions), []).append(row)
-        schema = pa.Table.from_pylist(rows).schema if rows else pa.schema([])
-        encoded = schema.serialize().to_pybytes()
+        if not rows:
+            return pa.schema([]).serialize().to_pybytes(), {}
+        batch, numbers = numbered(self._spec, None, rows)
+        by_partition: dict[int, list[int]] = {}
+        for index, partition in enumerate(numbers):
+            by_partition.setdefault(partition, []).append(index)
         messages = {
-            partition: pa.RecordBatch.from_pylist(mine, schema=schema).serialize().to_pybytes()
+            partition: batch.take(pa.array(mine)).serialize().to_pybytes()
             for partition, mine in sorted(by_partition.items())
         }
-        return encoded, messages
+        return batch.schema.serialize().to_pybytes(), messages
 
     def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
         """No older rows follow; returns what timers and ``on_watermark`` produced."""
@@ -153,6 +160,11 @@ class OperatorHarness:
         """The states of one key, by name: ``h.state("N1").flights.value``."""
         host = self._hosts[partition_of(key, self._partitions)]
         return host.peek(key[0] if len(self._key) == 1 else key, self._now_us)
+
+    def metric(self, name: str, /, **labels: str) -> float | Histogram:
+        """What the operator's own figure is by now, over all partitions: a counter's or gauge's number, or a histogram
+        with ``count``, ``total``, ``bounds`` and ``counts``. Raises InvalidArgument where nothing is known of it."""
+        return self._figures.value(self._name, name, labels)
 
     def changes(self, *key: Any) -> Mutations:
         """What the last ``send`` wrote to the key's partition."""

@@ -111,6 +111,15 @@ class StoreContract(ABC):
         store.apply(Mutations(deletes=[b"k"], puts=[(b"l", b"2")]), sync=True)
         assert list(store.scan(b"")) == [(b"l", b"2")]
 
+    def test_entries_are_counted_without_reading_them(self, store: PartitionStore) -> None:
+        assert store.entries() == 0
+        store.apply(Mutations(puts=[(b"%04d" % n, b"x") for n in range(1000)]))
+        store.flush()
+        assert store.entries() == 1000
+        store.apply(Mutations(deletes=[b"%04d" % n for n in range(600)]))
+        store.flush()
+        assert store.entries() == 400
+
     # -- scanning -----------------------------------------------------------------------------------------
 
     def test_scan_is_in_byte_order(self, store: PartitionStore) -> None:

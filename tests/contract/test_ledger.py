@@ -16,9 +16,10 @@ from sqlalchemy.schema import CreateColumn, CreateIndex
 
 from stateflow.clock import ManualClock
 from stateflow.ledger import App, Entry, Holder, Ledger
-from stateflow.ledger.migrations.versions import v0001_ledger, v0002_hold, v0003_keys
+from stateflow.ledger.migrations.versions import v0001_ledger, v0002_hold, v0003_keys, v0004_bundles
 from stateflow.ledger.schema import HOLD, METADATA, ItemId
 from tests.contract.databases import fresh_database
+from tests.contract.ledger_bundles_suite import BundlesContract
 from tests.contract.ledger_hold_suite import HoldContract
 from tests.contract.ledger_keeping_suite import KeepingContract
 from tests.contract.ledger_suite import LedgerContract
@@ -50,7 +51,7 @@ def fresh(fresh_url: str) -> Iterator[Ledger]:
         yield ledger
 
 
-class TestSqlite(LedgerContract, KeepingContract, ViewsContract, HoldContract):
+class TestSqlite(LedgerContract, KeepingContract, ViewsContract, HoldContract, BundlesContract):
     kind = "sqlite"
 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
@@ -58,7 +59,7 @@ class TestSqlite(LedgerContract, KeepingContract, ViewsContract, HoldContract):
         return [row.detail for row in plan if row.detail.startswith("SCAN ledger_")]
 
 
-class TestPostgresql(LedgerContract, KeepingContract, ViewsContract, HoldContract):
+class TestPostgresql(LedgerContract, KeepingContract, ViewsContract, HoldContract, BundlesContract):
     kind = "postgresql"
 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
@@ -67,7 +68,7 @@ class TestPostgresql(LedgerContract, KeepingContract, ViewsContract, HoldContrac
         return [line.strip() for line in plan if "Seq Scan" in line]
 
 
-class TestMariadb(LedgerContract, KeepingContract, ViewsContract, HoldContract):
+class TestMariadb(LedgerContract, KeepingContract, ViewsContract, HoldContract, BundlesContract):
     kind = "mariadb"
 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
@@ -118,6 +119,7 @@ def test_the_schema_compiles_for_sql_server() -> None:
         v0001_ledger._create_others()
         v0002_hold.create(set())
         v0003_keys.upgrade()
+        v0004_bundles.create()
     migrated = " ".join(said.getvalue().split())
     key_type = "VARCHAR(1024) COLLATE Latin1_General_100_BIN2_UTF8"
     server = mssql.dialect()  # type: ignore[no-untyped-call]

@@ -43,6 +43,21 @@ class TestRocksStore(StoreContract):
         assert list(again.scan(b"")) == [(b"a", b"1")]
         again.close()
 
+    def test_entries_that_are_overwritten_again_and_again_are_not_many(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path / "db")
+        for value in range(100):
+            store.apply(Mutations(puts=[(b"%02d" % n, b"%d" % value) for n in range(50)]))
+            if value == 1:
+                assert store.entries() is None, "nothing is in a file"
+                store.flush()
+        assert store.entries() == 50, "writes that are in no file do not count"
+        store.flush()
+        entries = store.entries()
+        assert entries is not None
+        assert 50 <= entries <= 100, "once in each file"
+        store.close()
+        assert store.entries() is None
+
     def test_a_given_up_scan_does_not_keep_the_database_locked(self, tmp_path: Path) -> None:
         store = self.make(tmp_path / "db")
         store.apply(Mutations(puts=[(b"%05d" % n, b"") for n in range(5000)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sqlite3
 import threading
@@ -114,8 +115,7 @@ def _run(local: ProxiedCluster, cell: Cell, number: int) -> Outcome:
         options: dict[str, Any] = {"max_pause_ms": 0.001} if cell.step.cancelled else {}
         migration = local.migrate("Tally", [partition], target, **options)
         if cell.step.cancelled:
-            request = cpb.ReconfigurationRequest(id=migration.id)
-            ControllerClient(local.address).call("CancelReconfiguration", request)
+            threading.Thread(target=_cancel, args=(local, migration.id), daemon=True).start()
         assert done.wait(STEP_TIMEOUT_S), f"the step was never seen: {cell.step}"
         if cell.fault is Fault.CRASH:
             local.restart(victim)
@@ -135,6 +135,12 @@ def _owner_of(local: ProxiedCluster, partition: int) -> str:
     status = eventually(local.cluster.status, "the controller answers")
     (deployed,) = [o for o in status.operators if o.name == "Tally"]
     return deployed.owners[partition]
+
+
+def _cancel(local: ProxiedCluster, reconfiguration: str) -> None:
+    """Beside what strikes the controller meanwhile: it may not answer before that is mended."""
+    with contextlib.suppress(StateflowError):  # it may have been killed; that the step is seen says that it was asked
+        ControllerClient(local.address).call("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
 
 
 def _strike(local: ProxiedCluster, victim: str, fault: Fault) -> None:

@@ -39,6 +39,7 @@ class Proxy:
         self._lock = threading.Lock()
         self.cut = False  # everything to and from here stands still
         self.cut_clients: frozenset[int] = frozenset()  # processes whose connections do
+        self.one_way: bool | None = None  # only what is asked stands still (True), or only what is answered (False)
         self._moving = threading.Condition()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -64,13 +65,15 @@ class Proxy:
     def stands_still(self, port: int) -> bool:
         return self.cut or (bool(self.cut_clients) and _owner(port, self.cut_clients))
 
-    def wait(self, port: int) -> None:
+    def wait(self, port: int, asks: bool) -> None:
         with self._moving:
-            self._moving.wait_for(lambda: not self.stands_still(port))
+            self._moving.wait_for(lambda: self.one_way not in (None, asks) or not self.stands_still(port))
 
-    def hold(self, clients: frozenset[int] | None = None) -> None:
-        """Nothing passes any more: at all, or to and from these processes."""
+    def hold(self, clients: frozenset[int] | None = None, one_way: bool | None = None) -> None:
+        """Nothing passes any more: at all, or to and from these processes. Args: one_way: only what they ask stands
+        still (True), or only what they are answered (False)."""
         with self._moving:
+            self.one_way = one_way
             if clients is None:
                 self.cut = True
             else:
@@ -83,7 +86,7 @@ class Proxy:
                 if self.stands_still(link.port):
                     link.close()
         with self._moving:
-            self.cut, self.cut_clients = False, frozenset()
+            self.cut, self.cut_clients, self.one_way = False, frozenset(), None
             self._moving.notify_all()
 
     def reset(self) -> None:
@@ -119,18 +122,18 @@ class _Link:
                     if len(buffer) < len(PREFACE):
                         continue
                     greeted = True
-                    self._pass(sink, buffer[: len(PREFACE)])
+                    self._pass(sink, buffer[: len(PREFACE)], asks)
                     buffer = buffer[len(PREFACE) :]
                 while len(buffer) >= 9 and len(buffer) >= 9 + (size := int.from_bytes(buffer[:3], "big")):
                     frame, buffer = buffer[: 9 + size], buffer[9 + size :]
                     self._look(frame, asks)
-                    self._pass(sink, frame)
+                    self._pass(sink, frame, asks)
         except OSError:
             pass
         self.close()
 
-    def _pass(self, sink: socket.socket, data: bytes) -> None:
-        self._proxy.wait(self.port)
+    def _pass(self, sink: socket.socket, data: bytes, asks: bool) -> None:
+        self._proxy.wait(self.port, asks)
         sink.sendall(data)
 
     def _look(self, frame: bytes, asks: bool) -> None:
@@ -159,12 +162,14 @@ class _Link:
 
 def _owner(port: int, processes: frozenset[int]) -> bool:
     """Does one of these processes have this local port?"""
-    wanted = f"0100007F:{port:04X}"
+    # gRPC's sockets are of IPv6 also where they speak IPv4
+    wanted = {f"0100007F:{port:04X}", f"0000000000000000FFFF00000100007F:{port:04X}"}
     inodes = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1] == wanted:
-            inodes.add(f"socket:[{fields[9]}]")
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1] in wanted:
+                inodes.add(f"socket:[{fields[9]}]")
     for process in processes:
         with contextlib.suppress(OSError):
             for descriptor in Path(f"/proc/{process}/fd").iterdir():

@@ -48,6 +48,44 @@ class Tally(Operator):
                 yield row.k, self.n.value, self.total.value
 
 
+class Sorting(Operator):
+    """Even values, never null; odd ones beside."""
+
+    key = "k"
+    output = "k string not null, v long NOT NULL"
+    side_outputs = {"odd": "v long not null"}  # noqa: RUF012
+    n = state.counter()
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        self.n.add(1)
+        if row.v % 2:
+            ctx.emit("odd", (row.v,))
+        else:
+            yield row.k, row.v
+
+
+class Alarmed(Operator):
+    """Counts alarms by kind; refuses a row below 0."""
+
+    key = "k"
+    output = "k string"
+    n = state.value(int, default=0)
+
+    def open(self, ctx: Context) -> None:
+        self.alarms = ctx.metrics.counter("alarms", "that were raised", ["kind"])
+        self.values = ctx.metrics.histogram("value", "of rows", buckets=[10, 100])
+
+    def process(self, row: Any, ctx: Context) -> list[tuple[str]]:
+        self.n.value += 1
+        self.alarms.labels(kind="even" if row.v % 2 == 0 else "odd").inc()
+        self.values.observe(row.v)
+        ctx.metrics.gauge("newest").set(row.v)
+        if row.v < 0:
+            ctx.logger.warning("it is below 0")
+            raise ValueError("below 0")
+        return [(row.k,)]
+
+
 class Prints(Operator):
     """A thousand letters for each row."""
 

@@ -1,10 +1,11 @@
-"""Spark drivers that run as processes of their own: ``python -m tests.integration.spark_drivers WHAT ADDRESS WORK``.
+"""Spark drivers that run as processes of their own: ``python -m tests.integration.spark_drivers WHAT ARGUMENT…``.
 
 They end when their standard input does, and so with the test that started them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -22,6 +23,15 @@ from tests.integration.spark_operators import Laggard, Tally, dwell
 SCHEMA = "seq long, k string, kind string, v long, pad string"
 LAGGING_BATCH = 1
 HOSTS = ("127.0.0.2", "127.0.0.3")
+STARTED = "the query is started"
+#: tasks have record batches by the dozen, so that what is killed is killed between two of them, too
+TALLYING = {
+    "spark__sql__shuffle__partitions": "2",
+    "spark__sql__execution__arrow__maxRecordsPerBatch": "50",
+    "spark__executorEnv__PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    "spark__executor__memory": "512m",
+    "spark__executor__extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 
 
 def start(frame: DataFrame, work: Path, **trigger: bool) -> Any:
@@ -33,33 +43,53 @@ def stream(spark: SparkSession, work: Path) -> DataFrame:
     return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(work / "input"))
 
 
-def tally(address: str, work: Path) -> None:
-    """Until ``work/enough`` is there and as many files as it says are worked off.
+def tally(address: str, work: Path, master: str = "local[2,4]") -> None:
+    """Until ``work/enough`` is there and as many files as it says are worked off."""
+    spark = local_session("tally", master=master, **TALLYING)
+    count(spark, address, work)
+    spark.stop()
 
-    Tasks have record batches by the dozen, so that what is killed is killed between two of them, too.
-    """
-    spark = local_session(
-        "tally",
+
+def connect_server(port: str) -> None:
+    """Until it is killed."""
+    local_session(
+        "connect server",
         master="local[2,4]",
-        spark__sql__shuffle__partitions="2",
-        spark__sql__execution__arrow__maxRecordsPerBatch="50",
+        spark__plugins="org.apache.spark.sql.connect.SparkConnectPlugin",
+        spark__connect__grpc__binding__port=port,
+        **TALLYING,
     )
+    threading.Event().wait()
+
+
+def connect_tally(address: str, work: Path, remote: str) -> None:
+    """As ``tally``, over Spark Connect. A query that runs under the checkpoint already, another client's, is ended by
+    the server when this one starts."""
+    count(SparkSession.builder.remote(remote).getOrCreate(), address, work)
+
+
+def count(spark: SparkSession, address: str, work: Path) -> None:
     query = start(apply_operator(stream(spark, work), Tally, cluster=address, order_by="seq", tasks=2), work)
+    print(STARTED, flush=True)
     # processAllAvailable() would take a listing that began before the last file came for an empty one
-    while not _done(work):
+    while not done(work):
         if not query.isActive:
             query.awaitTermination()  # raises what it ended with
         time.sleep(0.05)
     query.stop()
-    spark.stop()
 
 
-def _done(work: Path) -> bool:
+def done(work: Path) -> bool:
     try:
         files = int((work / "enough").read_text())
     except FileNotFoundError:
         return False
-    return (work / "checkpoint" / "commits" / str(files - 1)).exists()
+    numbers = [int(each.name) for each in (work / "checkpoint" / "commits").iterdir() if each.name.isdigit()]
+    if not numbers:
+        return False
+    # not by the batch's own number: one that a kill kept from being planned may be a part of the next
+    planned = (work / "checkpoint" / "offsets" / str(max(numbers))).read_text()
+    return bool(json.loads(planned.splitlines()[-1])["logOffset"] == files - 1)
 
 
 def speculate(address: str, work: Path) -> None:
@@ -141,5 +171,10 @@ def _end_with_the_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    {"tally": tally, "speculate": speculate}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
+    what, *arguments = sys.argv[1:]
+    if what == "connect_server":
+        connect_server(*arguments)
+    else:
+        address, directory, *rest = arguments
+        {"tally": tally, "connect_tally": connect_tally, "speculate": speculate}[what](address, Path(directory), *rest)
     os._exit(0)  # the thread still reads

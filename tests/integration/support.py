@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +15,11 @@ from stateflow.errors import StateflowError, Unavailable
 from stateflow.testing import LocalCluster
 
 T = TypeVar("T")
+Text = TypeVar("Text", str, bytes)
 POLL_S = 0.02
 
 
-def eventually(ask: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
+def eventually(ask: Callable[[], T], what: str, timeout_s: float = 120.0) -> T:
     """The first true answer. Unavailable counts as not yet."""
     deadline = time.monotonic() + timeout_s
     last: Any = None
@@ -30,6 +33,16 @@ def eventually(ask: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
                 return last
         time.sleep(POLL_S)
     raise AssertionError(f"{what}: not within {timeout_s} s, last {last!r}")
+
+
+@contextlib.contextmanager
+def ending(process: subprocess.Popen[Text]) -> Iterator[subprocess.Popen[Text]]:
+    """It does not outlive this, whatever becomes of the test."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 class Model:
@@ -105,7 +118,7 @@ class Streaming:
     def more(self, batches: int = 3) -> None:
         """Until so many further batches are acknowledged."""
         goal = self.batches + batches
-        eventually(lambda: self.error or self.batches >= goal, f"{batches} more batches", 60)
+        eventually(lambda: self.error or self.batches >= goal, f"{batches} more batches")
         if self.error:
             raise self.error
 
@@ -144,6 +157,19 @@ def wait_alive(local: LocalCluster, *names: str) -> None:
 
 def manifests(directory: Path, operator: str) -> list[Path]:
     return sorted((directory / "checkpoints" / "manifests" / operator).rglob("*.json"))
+
+
+def flip_byte(file: Path, at: float) -> None:
+    """Args: at: from 0 to 1."""
+    data = bytearray(file.read_bytes())
+    data[min(int(len(data) * at), len(data) - 1)] ^= 0xFF
+    file.write_bytes(data)
+
+
+def damage_table(local: LocalCluster, owner: str, partition: int) -> None:
+    """A byte near the beginning of the largest sorted file of Tally's partition."""
+    files = (local.data_dir / owner / "operators" / "Tally" / f"p{partition:05d}").rglob("*.sst")
+    flip_byte(max(files, key=lambda path: path.stat().st_size), 0.02)
 
 
 def one_line(error: StateflowError) -> str:

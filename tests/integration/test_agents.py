@@ -18,8 +18,8 @@ import pytest
 from stateflow.agent.limits import OVERHEAD_BYTES
 from stateflow.client import AgentReport, ChildReport, Cluster
 from stateflow.errors import InvalidArgument, NameTaken, NoRoom, PartitionsLive, UnknownSite
+from stateflow.local.process import Process
 from stateflow.testing import LocalCluster
-from stateflow.testing.local_cluster import Process
 from tests.integration.operators import Prints, Tally
 from tests.integration.support import Model, eventually, outputs, rows_of
 
@@ -77,7 +77,7 @@ class Fleet:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "stateflow", *arguments, "--controller", self.local.address],
-            capture_output=True, text=True, check=False, timeout=120,
+            capture_output=True, text=True, check=False, timeout=600,
         )  # fmt: skip
 
 
@@ -230,12 +230,12 @@ def test_what_an_operator_prints_is_no_failure_of_it_when_its_agent_is_killed(fl
     thread.start()
     for _ in range(3):
         sent.clear()
-        eventually(lambda: sent.is_set() or errors, "rows are committed", 60)
+        eventually(lambda: sent.is_set() or errors, "rows are committed")
         fleet.agent.kill()
         fleet.agent.start()
         fleet.agent.wait_ready()
     sent.clear()
-    eventually(lambda: sent.is_set() or errors, "rows are committed", 60)
+    eventually(lambda: sent.is_set() or errors, "rows are committed")
     stop.set()
     thread.join(90)
     assert errors == []
@@ -277,8 +277,8 @@ def test_a_replica_that_dies_at_every_start_says_why(fleet: Fleet) -> None:
 
 def test_another_controller_commands_when_the_first_is_gone(fleet: Fleet) -> None:
     fleet.agent.stop()
-    ledger = f"sqlite:///{fleet.local.data_dir / 'ledger.db'}"
-    second = fleet.local._process("second", ["controller", "--listen", "127.0.0.1:0", "--ledger", ledger])
+    arguments = ["controller", "--listen", "127.0.0.1:0", "--ledger", fleet.local.ledger]
+    second = fleet.local._process("second", arguments)
     second.start()
     both = f"{fleet.local.address},{second.wait_ready()}"
     fleet.agent = fleet.another("gw", "gw")

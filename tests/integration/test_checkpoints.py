@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
+from reconfig.controller.restores import AT_ONCE
 from stateflow.checkpoint import CheckpointStore
 from stateflow.cli.app import app
 from stateflow.errors import MoveConflict, SchemaMismatch, StateflowError
@@ -322,6 +324,33 @@ def test_an_entry_larger_than_a_message_is_read(local: LocalCluster) -> None:
     local.stream("Blob", source="s").send([{"k": "big", "size": large}])
     table = local.cluster.read_state("Blob", "blob", key="big")
     assert [len(row["value"]) for row in table.to_pylist()] == [large]
+
+
+def test_what_has_not_begun_of_a_restore_that_is_cancelled_stays_as_it_is(local: LocalCluster) -> None:
+    stream = local.stream("Tally", source="s")
+    stream.send(rows_of("a-", 0))
+    local.cluster.checkpoint("Tally")
+    local.freeze("cloud-0")
+    with ThreadPoolExecutor(1) as aside:
+        waits = aside.submit(local.cluster.restore, "Tally")
+
+        def planned() -> str:
+            batches = said("batch", "list", "--ledger", local.ledger)["batches"]
+            return next((each["bid"] for each in batches if each["command"] == "restore"), "")
+
+        eventually(planned, "it is planned")
+        bid = planned()
+        for _ in range(2):
+            assert run("batch", "cancel", bid, "--controller", local.address).exit_code == 0
+        local.thaw("cloud-0")
+        reports = waits.result(60)
+    cancelled = [each for each in reports if "move_cancelled" in each.error]
+    assert len(cancelled) == PARTITIONS - AT_ONCE
+    restored([each for each in reports if each not in cancelled])
+    found = said("batch", "info", bid, "--ledger", local.ledger)
+    assert (found["status"], found["succeeded"], found["cancelled"]) == ("CANCELLED", AT_ONCE, len(cancelled))
+    assert "move_unknown" in run("batch", "cancel", bid, "--controller", local.address).stderr
+    restored(local.cluster.restore("Tally"))
 
 
 def test_a_partition_that_moves_is_not_restored_meanwhile(local: LocalCluster) -> None:

@@ -37,7 +37,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", **environment}
     command = [sys.executable, "-m", "stateflow", *arguments]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
 
 
 def at(local: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -71,6 +71,16 @@ def test_status(local: LocalCluster) -> None:
     status = json.loads(done.stdout)
     assert {r["name"]: r["alive"] for r in status["replicas"]} == {"cloud-0": True, "edge-0": True}
     assert [o["partitions"] for o in status["operators"]] == [4]
+
+
+def test_the_tab_key_asks_the_cluster(local: LocalCluster) -> None:
+    words = f"stateflow migrate --controller {local.address} Tally 0 --to e"
+    asked = {"_STATEFLOW_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = Path(sys.executable).with_name("stateflow")  # shells ask by its name
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
+    done = subprocess.run([program], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["edge", "edge-0"]
 
 
 def test_migrate(local: LocalCluster) -> None:
@@ -180,7 +190,9 @@ def test_mistakes_for_machines(local: LocalCluster) -> None:
 
 def test_a_move_that_fails_is_no_success(local: LocalCluster) -> None:
     with Streaming(local.stream("Tally", "cli"), "cli-"):
-        done = at(local, "migrate", "Tally", "0", "--to", "edge", "--max-pause", "0.0001us", "--json")
+        done = at(
+            local, "migrate", "Tally", "0", "--to", "edge", "--max-pause", "0.0001us", "--patience", "1s", "--json"
+        )
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert report["state"] == "FAILED"
@@ -214,14 +226,14 @@ def test_a_controller_that_is_started_late_is_waited_for(asked: str, tmp_path: P
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        said, errors = early.communicate(timeout=60)
+        said, errors = early.communicate(timeout=600)
         if asked == "status":
             assert early.returncode == 0, errors
         else:  # there is nothing to deploy it on yet, which is the controller's answer
             assert (early.returncode, said) == (1, "")
             assert errors.startswith("invalid_argument: no replica can take partitions"), errors
     finally:
-        controller.communicate(timeout=60)
+        controller.communicate(timeout=600)
 
 
 def test_processes_that_cannot_start(local: LocalCluster, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def stateflow(*arguments: str, cwd: Path, out: int | None = subprocess.PIPE) -> 
         stdin=subprocess.DEVNULL,
         text=True,
         errors="replace",
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -85,7 +85,7 @@ def test_a_server_whose_stdout_is_full_serves(tmp_path: Path, command: str) -> N
         said = next(line for line in process.stderr if "stdout does not take it: No space left on device" in line)
         assert "listens on 127.0.0.1:" in said
         process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=60)[1]
+        rest = process.communicate(timeout=600)[1]
         assert process.returncode == 0, rest
         assert "Traceback" not in rest
     finally:

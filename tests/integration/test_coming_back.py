@@ -80,6 +80,6 @@ def test_it_is_not_waited_for_longer_than_the_setting_says(
         eventually(lambda: [each for each in local.cluster.reconfigurations() if each.kind == "failover"], "given away")
         held_up.unlink()
         local.processes["cloud-0"].wait_ready()
-        eventually(lambda: set(local.cluster.status().operators[0].owners) == {"edge-0"}, "the other one has them", 60)
-        check = eventually(lambda: read(local.cluster, "Slow", "n"), "it can be read", 60)
+        eventually(lambda: set(local.cluster.status().operators[0].owners) == {"edge-0"}, "the other one has them")
+        check = eventually(lambda: read(local.cluster, "Slow", "n"), "it can be read")
         assert set(check.values()) == {1}

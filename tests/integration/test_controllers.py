@@ -14,42 +14,36 @@ import pytest
 from stateflow.client import Cluster, Reconfiguration
 from stateflow.errors import NotLeading, StateflowError
 from stateflow.ledger import Ledger
+from stateflow.local.process import Process
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc.wire import remote_error
 from stateflow.testing import LocalCluster
-from stateflow.testing.local_cluster import Process
 from tests.integration.operators import Tally
 from tests.integration.support import Model, Streaming, check_owners, eventually, one_line, outputs, rows_of, wait_alive
 
 pytestmark = pytest.mark.processes
 HOLD_S = "2"
+SECOND = "controller-1"
 
 
 class Pair(LocalCluster):
-    """A cluster with a second controller, ``standby``, that every replica knows, and the second one's log."""
-
-    def _replica_arguments(self, name: str) -> list[str]:
-        if "standby" not in self.processes:
-            ledger = f"sqlite:///{self.data_dir / 'ledger.db'}"
-            second = self._process("standby", ["controller", "--listen", "127.0.0.1:0", "--ledger", ledger])
-            second.start()
-            address = second.wait_ready()
-            second._arguments[second._arguments.index("127.0.0.1:0")] = address
-        arguments = super()._replica_arguments(name)
-        arguments[arguments.index("--controller") + 1] = f"{self.address},{self.processes['standby'].address}"
-        return arguments
+    """A cluster of two controllers."""
 
     @property
-    def cluster(self) -> Cluster:
-        second = self.processes.get("standby")
-        return Cluster(f"{self.address},{second.address}" if second is not None else self.address)
+    def first(self) -> str:
+        """The address of the one that leads at first."""
+        return self.processes["controller"].address
+
+    @property
+    def second(self) -> str:
+        return self.processes[SECOND].address
 
     def said(self, name: str) -> str:
         return (self.data_dir / f"{name}.log").read_text()
 
     def hold(self) -> int:
-        with Ledger(f"sqlite:///{self.data_dir / 'ledger.db'}") as ledger:
+        with Ledger(self.ledger) as ledger:
             return ledger.hold().term
 
 
@@ -60,7 +54,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setenv("STATEFLOW_CONTROLLER_NOTICE_GONE", "false")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "60")
     monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
-    with Pair(Tally, sites={"cloud": 1, "edge": 1}, partitions=4, data_dir=tmp_path / "c") as pair:
+    with Pair(Tally, sites={"cloud": 1, "edge": 1}, partitions=4, data_dir=tmp_path / "c", controllers=2) as pair:
         yield pair
 
 
@@ -69,20 +63,20 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setenv("STATEFLOW_CONTROLLER_HOLD_S", HOLD_S)
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "3")
     monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
-    with Pair(Tally, sites={"cloud": 1, "edge": 1}, partitions=4, data_dir=tmp_path / "c") as pair:
+    with Pair(Tally, sites={"cloud": 1, "edge": 1}, partitions=4, data_dir=tmp_path / "c", controllers=2) as pair:
         yield pair
 
 
 def test_the_second_controller_waits_and_says_who_leads(pair: Pair) -> None:
-    second = pair.processes["standby"].address
+    second = pair.second
     with grpc.insecure_channel(second) as channel:
         stub = controller_pb2_grpc.ControllerServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
             stub.Status(cpb.StatusRequest(), timeout=30)
     meant = remote_error(refused.value, second)
     assert isinstance(meant, NotLeading)
-    assert pair.address in one_line(meant)
-    assert f"at {pair.address} leads, term 1" in pair.said("standby")
+    assert pair.first in one_line(meant)
+    assert f"at {pair.first} leads, term 1" in pair.said(SECOND)
     assert len(Cluster(second).status().operators) == 1, "clients ask the one that leads"
 
 
@@ -91,11 +85,11 @@ def test_one_that_is_stopped_and_goes_on_does_no_harm(pair: Pair) -> None:
     with Streaming(pair.stream("Tally", source="s"), "k") as streaming:
         streaming.more(3)
         pair.freeze("controller")
-        eventually(lambda: "leads from now on, term 2" in pair.said("standby"), "the second leads", 60)
+        eventually(lambda: "leads from now on, term 2" in pair.said(SECOND), "the second leads")
         wait_alive(pair, "cloud-0", "edge-0")
         streaming.more(3)
         pair.thaw("controller")
-        eventually(lambda: "term 1 ends here: hold_lost" in pair.said("controller"), "the first steps down", 60)
+        eventually(lambda: "term 1 ends here: hold_lost" in pair.said("controller"), "the first steps down")
         pair.migrate("Tally", [0, 1, 2, 3], "edge").wait()
         streaming.more(3)
     streaming.model.check(pair.cluster)
@@ -106,29 +100,29 @@ def test_one_that_is_stopped_and_goes_on_does_no_harm(pair: Pair) -> None:
 
 def test_clients_wait_for_one_that_was_stopped_until_it_leads_again(pair: Pair) -> None:
     """Before, what it answered meanwhile, that its term has ended, was an error of theirs."""
-    pair.processes["standby"].stop()
-    controller = pair.address
+    pair.processes[SECOND].stop()
+    controller = pair.first
     pair.freeze("controller")
     with ThreadPoolExecutor(2) as threads:
         opened = threads.submit(Cluster(controller).stream, "Tally", "s")
         asked = threads.submit(Cluster(controller).status)
         try:
-            with Ledger(f"sqlite:///{pair.data_dir / 'ledger.db'}") as ledger:
-                eventually(lambda: ledger.hold().left_s <= 0, "its hold is over", 60)
+            with Ledger(pair.ledger) as ledger:
+                eventually(lambda: ledger.hold().left_s <= 0, "its hold is over")
             assert not opened.done()
             assert not asked.done()
         finally:
             pair.thaw("controller")
         stream, status = opened.result(60), asked.result(60)
     assert [each.name for each in status.operators] == ["Tally"]
-    eventually(lambda: pair.hold() == 2, "it was between two terms", 30)
+    eventually(lambda: pair.hold() == 2, "it was between two terms")
     rows = rows_of("k", 0)
     assert outputs(stream.send(rows)) == Model().apply(rows)
 
 
 def test_a_killed_controller_is_followed_at_once_on_its_machine(pair: Pair) -> None:
     """Its process is gone, and that can be seen: nobody waits for the end of its hold."""
-    pair.kill("standby")
+    pair.kill(SECOND)
     os.kill(pair.processes["controller"].pid, signal.SIGKILL)
     pair.kill("controller")
     pair.restart("controller")
@@ -136,27 +130,27 @@ def test_a_killed_controller_is_followed_at_once_on_its_machine(pair: Pair) -> N
     assert pair.hold() == 2
     wait_alive(pair, "cloud-0", "edge-0")
     pair.processes["controller"].stop()
-    pair.restart("standby")
-    assert pair.said("standby").count("leads from now on, term 3") == 1, "it was given back"
+    pair.restart(SECOND)
+    assert pair.said(SECOND).count("leads from now on, term 3") == 1, "it was given back"
 
 
 def test_a_ledger_that_is_moved_away_is_noticed_before_the_next_decision(pair: Pair) -> None:
     """Before, it went on deciding into a file that nobody would find again."""
-    pair.processes["standby"].stop()
+    pair.processes[SECOND].stop()
     database, elsewhere = pair.data_dir / "ledger.db", pair.data_dir / "elsewhere.db"
     database.rename(elsewhere)
     refused: list[StateflowError] = []
     try:
-        Cluster(pair.address).deploy(Tally, 4, name="Other")
+        Cluster(pair.first).deploy(Tally, 4, name="Other")
     except StateflowError as error:
         refused.append(error)
     assert refused[0].code in ("ledger_replaced", "not_leading"), refused[0]
     one_line(refused[0])
-    eventually(lambda: "ledger_replaced: the ledger's file was deleted or moved" in pair.said("controller"), "said", 30)
+    eventually(lambda: "ledger_replaced: the ledger's file was deleted or moved" in pair.said("controller"), "said")
     assert not database.exists(), "none is made in its place"
     elsewhere.rename(database)
-    eventually(lambda: Cluster(pair.address).status().operators, "it goes on with what it had", 30)
-    assert [each.name for each in Cluster(pair.address).status().operators] == ["Tally"]
+    eventually(lambda: Cluster(pair.first).status().operators, "it goes on with what it had")
+    assert [each.name for each in Cluster(pair.first).status().operators] == ["Tally"]
 
 
 def _at_cloud(cluster: Cluster) -> int:
@@ -181,7 +175,7 @@ def _read_of(cluster: Cluster, moved: Reconfiguration) -> None:
 
 def test_reads_are_answered_while_nobody_leads_and_no_state_is_older_than_what_was_seen(apart: Pair) -> None:
     """Before, all that a caller heard was who had led."""
-    leader, second = apart.address, apart.processes["standby"].address
+    leader, second = apart.first, apart.second
     seen, fresh = Cluster(f"{leader},{second}"), Cluster(f"{second},{leader}")
     assert seen.status().follower is None
     moved = seen.migrate("Tally", [_at_cloud(seen)], "edge").wait()
@@ -200,7 +194,7 @@ def test_reads_are_answered_while_nobody_leads_and_no_state_is_older_than_what_w
     assert answered is not None
     assert (answered.address, answered.leader) == (second, leader)
     apart.restart("controller")
-    eventually(lambda: "waits" in apart.said("controller"), "its predecessor's hold is not its own", 30)
+    eventually(lambda: "waits" in apart.said("controller"), "its predecessor's hold is not its own")
     _read_of(Cluster(leader), moved)
 
 
@@ -214,10 +208,10 @@ def test_what_is_watched_is_told_of_by_whoever_leads(pair: Pair) -> None:
     pair.kill("controller")
     with ThreadPoolExecutor(1) as threads:
         last = threads.submit(lambda: list(told)[-1])
-        eventually(lambda: pair.hold() == 2, "the second leads", 60)
+        eventually(lambda: pair.hold() == 2, "the second leads")
         cluster.cancel(moving.id)
         report = last.result(60)
-    assert (report.id, report.state, report.moves[0].state) == (moving.id, "FAILED", "ABORTED")
+    assert (report.id, report.state, report.moves[0].state) == (moving.id, "CANCELLED", "ABORTED")
     assert report.follower is None
 
 

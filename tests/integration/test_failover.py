@@ -46,7 +46,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 def with_standbys(local: LocalCluster) -> None:
     local.cluster.standby("Tally", 1)
-    eventually(lambda: followed(local), "every partition has a standby that follows", 60)
+    eventually(lambda: followed(local), "every partition has a standby that follows")
 
 
 def followed(local: LocalCluster) -> bool:
@@ -73,9 +73,9 @@ def test_a_standby_takes_over_and_every_acknowledged_batch_is_there(start: Start
         with Streaming(stream, "k") as streaming:
             streaming.more(3)
             local.kill("cloud-0")
-            eventually(lambda: "cloud-0" not in owners(local), "its partitions went elsewhere", 60)
+            eventually(lambda: "cloud-0" not in owners(local), "its partitions went elsewhere")
             streaming.more(3)
-            eventually(lambda: followed(local), "standbys of the new owners", 60)
+            eventually(lambda: followed(local), "standbys of the new owners")
             local.restart("cloud-0")
             wait_alive(local, "cloud-0")
             streaming.more(2)
@@ -104,19 +104,19 @@ def test_moves_hold_no_batch_for_the_standby_that_the_former_owner_had(
             for begun in local.cluster.rebalance("Tally"):
                 assert begun.wait().state == "COMPLETED"
             streaming.more(3)
-        eventually(lambda: followed(local), "standbys of the new owners", 60)
+        eventually(lambda: followed(local), "standbys of the new owners")
         streaming.model.check(local.cluster)
         local.cluster.checkpoint("Tally")
         report = local.cluster.restore("Tally", [0, 1])
         assert [each.error for each in report] == ["", ""]
-        eventually(lambda: followed(local), "standbys of what was restored", 60)
+        eventually(lambda: followed(local), "standbys of what was restored")
         streaming.model.check(local.cluster)
         rows = rows_of("k", streaming.batches)
         assert outputs(streaming.stream.send(rows)) == streaming.model.apply(rows)
         to = next(view.replica for view in local.cluster.status().standbys if view.partition == 2)
         report = local.cluster.restore("Tally", [2], to=to)
         assert [(each.error, each.replica) for each in report] == [("", to)]
-        eventually(lambda: followed(local), "standbys of what was restored", 60)
+        eventually(lambda: followed(local), "standbys of what was restored")
 
 
 def test_an_owner_that_was_stopped_and_goes_on_does_no_harm(start: Start) -> None:
@@ -127,7 +127,7 @@ def test_an_owner_that_was_stopped_and_goes_on_does_no_harm(start: Start) -> Non
         for batch in range(3):
             assert outputs(stream.send(rows_of("k", batch))) == model.apply(rows_of("k", batch))
         local.freeze("cloud-0")
-        eventually(lambda: "cloud-0" not in owners(local), "its partitions went elsewhere", 60)
+        eventually(lambda: "cloud-0" not in owners(local), "its partitions went elsewhere")
         assert outputs(stream.send(rows_of("k", 3))) == model.apply(rows_of("k", 3))
         local.thaw("cloud-0")
         wait_alive(local, "cloud-0")
@@ -154,7 +154,7 @@ def test_what_a_checkpoint_lacks_is_asked_for_again(start: Start) -> None:
             if batch == 2:
                 local.cluster.checkpoint("Tally")
         local.kill("cloud-0")
-        eventually(lambda: owners(local) == {"edge-0"}, "its partitions went elsewhere", 60)
+        eventually(lambda: owners(local) == {"edge-0"}, "its partitions went elsewhere")
         forgetful = local.cluster.stream("Tally", "s", acknowledged=5)
         with pytest.raises(PositionGap) as caught:
             forgetful.send(rows_of("k", 6))
@@ -179,7 +179,7 @@ def test_an_owner_whose_data_is_lost_gets_it_back(start: Start) -> None:
         local.cluster.checkpoint("Tally")
         local.kill("cloud-0")
         local.replace("cloud-0")
-        eventually(lambda: len(failovers(local)) >= PARTITIONS, "its partitions are restored", 60)
+        eventually(lambda: len(failovers(local)) >= PARTITIONS, "its partitions are restored")
         assert outputs(stream.send(rows_of("k", 1))) == model.apply(rows_of("k", 1))
         model.check(local.cluster)
         eventually(lambda: owned_once(local), "one owner each, as the controller says")
@@ -191,7 +191,7 @@ def test_without_standby_and_checkpoint_a_partition_waits_for_its_owner(start: S
         model = Model()
         assert outputs(stream.send(rows_of("k", 0))) == model.apply(rows_of("k", 0))
         local.kill("cloud-0")
-        failed = eventually(lambda: [e for e in failovers(local) if e.state == "FAILED"], "a take-over was tried", 60)
+        failed = eventually(lambda: [e for e in failovers(local) if e.state == "FAILED"], "a take-over was tried")
         assert "state_missing: there is no checkpoint" in failed[0].moves[0].error
         local.restart("cloud-0")
         wait_alive(local, "cloud-0")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.testing.fork_server import readable
+from stateflow.local.fork_server import readable
 from tests.integration.support import eventually
 
 pytestmark = pytest.mark.processes
@@ -79,7 +79,7 @@ def _environment_of(pid: str) -> str:
 def ran(*arguments: str, environment: dict[str, str], directory: Path, stdin: str = "") -> str:
     command = [sys.executable, *arguments]
     done = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, env=environment, cwd=directory, timeout=120, check=False
+        command, input=stdin, capture_output=True, text=True, env=environment, cwd=directory, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from stateflow.local import fork_server as fork_servers
+from stateflow.local.fork_server import Forked, ForkServer, fork_server
 from stateflow.testing import LocalCluster
-from stateflow.testing import fork_server as fork_servers
-from stateflow.testing.fork_server import Forked, ForkServer, fork_server
 from tests.integration.support import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")]
@@ -170,7 +170,7 @@ UNGUARDED = """
 import sys, time
 from stateflow.testing import LocalCluster
 cluster = LocalCluster(sites={"a": 1}).start()
-from stateflow.testing.fork_server import fork_server
+from stateflow.local.fork_server import fork_server
 print(fork_server()._process.pid, *(process.pid for process in cluster.processes.values()), flush=True)
 time.sleep(600)
 """

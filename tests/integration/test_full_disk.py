@@ -31,7 +31,7 @@ def said(data_dir: Path) -> str:
     """What a replica ends with that cannot start."""
     arguments = ["replica", "--site", "s", "--name", "r", "--data-dir", str(data_dir), "--controller", "127.0.0.1:1"]
     done = subprocess.run(
-        [sys.executable, "-m", "stateflow", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "stateflow", *arguments], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stateflow.client import StreamClient
+from stateflow.local.process import Process
 from stateflow.reports import RefusedReplica
 from stateflow.testing import LocalCluster
-from stateflow.testing.local_cluster import Process
 from tests.integration.operators import Tally
 from tests.integration.support import Model, eventually, outputs, rows_of, wait_alive
 

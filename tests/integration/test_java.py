@@ -114,7 +114,7 @@ def test_the_demo_without_java_says_so_and_starts_nothing(tmp_path: Path) -> Non
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 1

@@ -60,7 +60,7 @@ def test_a_job_that_has_nothing_to_do_has_done_it_and_one_that_cannot_says_why(l
     local.cluster.change_job("there", "run")
     run = eventually(lambda: [each for each in local.cluster.job("there").runs if each.ended_us], "it has run")[0]
     assert (run.state, run.reconfigurations) == ("PROCESSED", ())
-    assert "is at edge" in run.note
+    assert run.note == "nothing to do"
     local.cluster.create_job("nowhere", "every 3000", "migrate", operator="Tally", partitions=[0], to="mars")
     local.cluster.change_job("nowhere", "run")
     run = eventually(lambda: [each for each in local.cluster.job("nowhere").runs if each.ended_us], "it has run")[0]
@@ -87,11 +87,38 @@ def test_a_schedule_goes_on_through_controllers_and_no_time_is_run_for_twice(loc
     local.cluster.change_job("often", "delete")
     with pytest.raises(InvalidArgument, match="no job 'often'"):
         local.cluster.job("often")
-    ledger = Ledger(f"sqlite:///{local.data_dir / 'ledger.db'}")
+    ledger = Ledger(local.ledger)
     items = [record.item_id for record in ledger.records() if record.item_id.startswith("run/often/")]
     ledger.close()
     assert len(set(items)) == len(times)
     assert len(items) == 3 * len(times), "begun, in hand, ended: each once"
+
+
+def test_a_run_waits_for_its_controller_and_its_nodes_or_does_without(local: LocalCluster) -> None:
+    create, there = local.cluster.create_job, {"operator": "Tally", "partitions": [0, 1]}
+    with pytest.raises(InvalidArgument, match=r"none of the nodes is of site mars .*: use one of cloud, edge"):
+        create("x", "every 3000", "migrate", to="edge", workers="site mars", **there)
+    with pytest.raises(InvalidArgument, match="is no affinity"):
+        create("x", "every 3000", "checkpoint", workers="4-2")
+    create("pinned", "every 3000", "checkpoint", coordinator="hard site moon")
+    run = local.cluster.run_job("pinned")
+    said = "waits: 0 of at least 1 controllers of site moon that take jobs answer"
+    eventually(lambda: local.cluster.job_run(run.id).note == said, "it says why it waits")
+    create("loose", "every 3000", "checkpoint", coordinator="soft:0.5 site moon")
+    done = local.cluster.job_run(local.cluster.run_job("loose").id, wait=True)
+    assert done.state == "PROCESSED"
+    assert "did without what it was to have" in done.note
+    local.kill("controller")
+    local.restart("controller")
+    eventually(lambda: local.cluster.job_run(run.id).note == said, "it waits under the next controller, too")
+    create("cloudwards", "every 3000", "rebalance", workers="hard node cloud-0", operator="Tally", policies=["load"])
+    done = local.cluster.job_run(local.cluster.run_job("cloudwards").id, wait=True)
+    assert done.state == "PROCESSED", done
+    assert [stage.operator for stage in done.stages] == ["Tally"]
+    for each in done.reconfigurations:
+        assert {move.target for move in local.cluster.reconfiguration(each).moves} == {"cloud-0"}
+    with pytest.raises(InvalidArgument, match="there is no run"):
+        local.cluster.job_run("pinned/7")
 
 
 def test_what_is_no_job(local: LocalCluster) -> None:

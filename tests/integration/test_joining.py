@@ -10,9 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from stateflow.cli.app import app
+from stateflow.errors import InMaintenance, InvalidArgument
+from stateflow.local.process import Process
 from stateflow.testing import LocalCluster
-from stateflow.testing.local_cluster import Process
 from tests.integration.operators import Tally
+from tests.integration.support import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -49,6 +51,67 @@ def automatic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Automatic]:
     cluster = Automatic(Tally, sites={"cloud": 2}, partitions=6, checkpoint_interval_s=0)
     with cluster:
         yield cluster
+
+
+def test_who_joins_in_the_middle_of_a_drain_has_its_share_until_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what waits: what has begun is left alone."""
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_HEARTBEAT_INTERVAL_S", "0.2")
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "2")
+    cluster = Joined(Tally, sites={"cloud": 2}, partitions=8, checkpoint_interval_s=0)
+    with cluster:
+        (drain,) = cluster.cluster.drain("cloud-0", max_pause_ms=1e-6, patience_s=600.0, limit=1)
+
+        def targets() -> Counter[str]:
+            moves = cluster.cluster.reconfiguration(drain.id).moves
+            return Counter(move.target for move in moves if move.stands == "waiting")
+
+        eventually(lambda: targets() == {"cloud-1": 3}, "one has begun")
+        cluster.join("cloud-2")
+        eventually(lambda: targets() == {"cloud-2": 3}, "it has less")
+        moves = cluster.cluster.reconfiguration(drain.id).moves
+        assert [move.target for move in moves if move.stands == "in_progress"] == ["cloud-1"]
+        assert {move.reason for move in moves if move.stands == "waiting"} == {"cloud-2 has less than cloud-1"}
+        cluster.kill("controller")
+        cluster.restart("controller")
+        eventually(lambda: targets() == {"cloud-2": 3}, "whoever leads")
+        cluster.kill("cloud-2")
+        eventually(lambda: targets() == {"cloud-1": 3}, "it does not answer")
+        cluster.cluster.cancel(drain.id)
+        assert drain.wait().state == "CANCELLED"
+
+
+def test_a_node_in_maintenance_is_given_nothing_whoever_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEFLOW_CONTROLLER_HEARTBEAT_INTERVAL_S", "0.2")
+    local = Joined(Tally, sites={"cloud": 2, "edge": 1}, partitions=6, checkpoint_interval_s=0)
+    with local:
+        cluster = local.cluster
+        would = cluster.would_drain("cloud-0")
+        assert {(move.source, move.target) for move in would.moves} == {("cloud-0", "cloud-1")}
+        assert local.owned()["cloud-0"] == len(would.moves) > 0, "nothing was moved"
+        (drain,) = cluster.maintain("cloud-0", one_of="rack-1", for_s=3600)
+        assert drain.wait().state == "COMPLETED"
+        (told,) = cluster.status().maintenance
+        assert (told.node, told.one_of, told.until_us - told.since_us) == ("cloud-0", "rack-1", 3600 * 10**6)
+        with pytest.raises(InMaintenance, match="never two of rack-1"):
+            cluster.maintain("cloud-1", one_of="rack-1")
+        assert local.owned() == {"cloud-1": 4, "edge-0": 2}, "what was refused moved nothing"
+        local.kill("controller")
+        local.restart("controller")
+        eventually(lambda: all(each.alive for each in cluster.status().replicas), "they are heard")
+        with pytest.raises(InMaintenance, match="cloud-0 is in maintenance"):
+            cluster.migrate("Tally", [0], "cloud-0")
+        for moved in cluster.rebalance():
+            assert moved.wait().state == "COMPLETED"
+        assert local.owned() == {"cloud-1": 3, "edge-0": 3}
+        assert "maintenance" in local.status()
+        assert "cloud-0 owns nothing" not in local.status(), "it is not to own anything"
+        cluster.end_maintenance("cloud-0")
+        with pytest.raises(InvalidArgument, match="is not in maintenance"):
+            cluster.end_maintenance("cloud-0")
+        assert {move.target for move in cluster.would_rebalance().moves} == {"cloud-0"}
+        assert cluster.maintain("edge-0", for_s=0.5)[0].wait().state == "COMPLETED"
+        eventually(lambda: not cluster.status().maintenance, "its time is over")
+        assert cluster.migrate("Tally", [0], "edge").wait().state == "COMPLETED"
 
 
 def test_status_says_it_and_a_rebalance_ends_it() -> None:

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from reconfig.controller.cluster_state import APP, ClusterState, Home
+from reconfig.controller.batch_book import APP
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.roster import Home
 from reconfig.policies import StrategyName
 from reconfig.work import PlannedMove, to_payload
 from stateflow.client import Cluster
 from stateflow.errors import StateflowError
 from stateflow.ledger import Ledger
 from stateflow.ledger.schema import RECORD
+from stateflow.local.process import Process
 from stateflow.testing import LocalCluster
-from stateflow.testing.local_cluster import Process
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.integration.operators import Tally
 from tests.integration.support import Model, eventually, outputs, rows_of
@@ -110,7 +112,7 @@ def test_many_partitions_are_created_on_one_replica(tmp_path: Path) -> None:
         deploying.join(60)
         assert [error.code for error in failed] == ["unavailable"]
         local.restart("controller")
-        eventually(lambda: local.cluster.status().operators, "it is gone on with", 120)
+        eventually(lambda: local.cluster.status().operators, "it is gone on with")
         local.cluster.deploy(Tally, PARTITIONS)  # doing it twice is no error
         (replica,) = local.cluster.status().replicas
         assert replica.partitions == PARTITIONS

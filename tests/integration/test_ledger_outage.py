@@ -15,9 +15,9 @@ import pytest
 from stateflow.client import Cluster
 from stateflow.errors import HoldLost, NotLeading
 from stateflow.ledger import Ledger, RecordState
+from stateflow.local.process import Process
 from stateflow.reports import Reconfiguration
 from stateflow.testing import LocalCluster
-from stateflow.testing.local_cluster import Process
 from tests.integration.mounts import Mount
 from tests.integration.operators import Tally
 from tests.integration.postgres import FAST, IMMEDIATE, Postgres, postgres
@@ -82,7 +82,7 @@ def moved_through(local: Ledgered, streaming: Streaming, fault: Callable[[], Non
     moving = local.migrate("Tally", list(range(MOVES)), "edge")
     eventually(lambda: any(m.state == "COMPLETED" for m in local.cluster.reconfiguration(moving.id).moves), "one moved")
     fault()
-    moved: Reconfiguration | None = eventually(lambda: ended(local.cluster, moving.id), "the moves end", 90)
+    moved: Reconfiguration | None = eventually(lambda: ended(local.cluster, moving.id), "the moves end")
     assert moved is not None
     streaming.more(3)
     return moved

@@ -137,7 +137,7 @@ def test_what_is_missing_is_said_and_never_created_empty(local: LocalCluster) ->
     assert local.cluster.status().operators == ()
     (found,) = local.cluster.adopt(partial=True)
     assert (list(found.missing), found.done) == (missing, True)
-    eventually(lambda: model.check(local.cluster) is None, "they come from the checkpoint", 60)
+    eventually(lambda: model.check(local.cluster) is None, "they come from the checkpoint")
     again = local.stream("Tally", source="s")
     assert outputs(again.send(rows_of("k", 2), sequence=2)) == model.apply(rows_of("k", 2))
     shutil.rmtree(local.data_dir / "edge-0")

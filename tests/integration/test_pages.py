@@ -1,12 +1,14 @@
 """Every block of Python and YAML in README and docs/ runs as it is printed.
 
 README is one program, as its reader has it. The blocks of a page of docs/ are run one after the other, with what the
-page takes for given: a cluster, a Spark session, flights. Only places are others: the cluster's address, and where
-files are, as the JVM of all tests has another working directory.
+page takes for given: a cluster, and where it speaks of them a Spark session and flights. Only places are others: the
+cluster's address, and where files are, as the JVM of all tests has another working directory.
+Blocks of other systems, whose title says so, are left out (tests/pages.py).
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -20,21 +22,30 @@ import yaml
 
 from stateflow.ledger.config import ledger_url
 from stateflow.spark.pipeline_file import load_pipeline
+from stateflow.spark.versions import JETSTREAM, Feature
 from stateflow.testing import LocalCluster
 from tests.integration.page_operators import DelayByAircraft, Delays
-from tests.pages import PAGES, ROOT, blocks
+from tests.pages import OF_EXAMPLES, PAGES, ROOT, blocks
+from tests.versions import lacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.processes, pytest.mark.spark]
 COLUMNS = "time_hour timestamp, tailnum string, dest string, arr_delay double"
-#: run elsewhere: README below, docs/state.md by tests/unit/state/test_docs.py
+#: run elsewhere: README below, docs/state.md by tests/unit/state/test_docs.py, examples by test_examples.py
 DOCS = [
     page
     for page in PAGES
-    if page.name not in ("README.md", "state.md") and {"python", "yaml"} & {block.kind for block in blocks(page)}
+    if page not in OF_EXAMPLES
+    and page not in (ROOT / "README.md", ROOT / "docs" / "state.md")
+    and {"python", "yaml"} & {block.kind for block in blocks(page)}
 ]
+#: what pages speak of without making it, and what of that takes a Spark session
+GIVEN = {"cluster", "spark", "flights", "df", "query", "DelayByAircraft", "Delays", "work"}
+OF_SPARK = {"spark", "flights", "df", "query"}
+#: what blocks speak of that not every PySpark has
+NEWER = {"register_jetstream": JETSTREAM, "TwsTester": Feature("Spark's tester of stateful processors", (4, 2))}
 ADDRESSES = re.compile(r"ctl:7070|localhost:7070")
 FOLDERS = re.compile(r'"(?=(?:flights|checkpoint|output|delays|late|raw|clean)/)')
 
@@ -45,7 +56,7 @@ def test_readme_is_a_program(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     done = subprocess.run(
         [sys.executable, script.name],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=200, check=False,
+        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5000:]
     assert "state='COMPLETED'" in done.stdout
@@ -64,11 +75,21 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def given(local: LocalCluster, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def given(local: LocalCluster) -> dict[str, Any]:
     """What the pages speak of without making it."""
+    return {
+        "cluster": local.cluster,
+        "DelayByAircraft": DelayByAircraft,
+        "Delays": Delays,
+        "work": lambda item: {"done": item.item_id},
+    }
+
+
+@pytest.fixture
+def given_spark(local: LocalCluster, spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
+    """The same, of pages about queries."""
     from stateflow.spark import apply_operator
 
-    monkeypatch.chdir(tmp_path)
     rows = spark.range(20).selectExpr(
         "timestamp_seconds(id) time_hour", "concat('N', id % 5) tailnum", "'IAH' dest", "double(id) arr_delay"
     )
@@ -77,35 +98,50 @@ def given(local: LocalCluster, spark: SparkSession, tmp_path: Path, monkeypatch:
     flights = spark.readStream.schema(COLUMNS).parquet(f"{tmp_path}/flights/")
     query = apply_operator(flights, DelayByAircraft, cluster=local).writeStream.format("noop").start()
     query.processAllAvailable()
-    return {
-        "cluster": local.cluster,
-        "spark": spark,
-        "flights": flights,
-        "df": flights,
-        "query": query,
-        "DelayByAircraft": DelayByAircraft,
-        "Delays": Delays,
-        "work": lambda item: {"done": item.item_id},
-    }
+    return {"spark": spark, "flights": flights, "df": flights, "query": query}
 
 
-@pytest.fixture(autouse=True)
-def no_query_is_left(spark: SparkSession) -> Iterator[None]:
-    yield
-    for query in spark.streams.active:
-        query.stop()
+def taken_for_given(page: Path) -> set[str]:
+    """Names of GIVEN that the page's blocks use and do not make."""
+    tree = ast.parse("\n".join(block.text for block in blocks(page) if block.kind == "python"))
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    made |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    return {node.id for node in names} & GIVEN - made
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_the_blocks_of_a_page(page: Path, given: dict[str, Any], local: LocalCluster) -> None:
-    for block in blocks(page):
-        if block.kind == "python":
-            text = FOLDERS.sub(f'"{Path.cwd()}/', ADDRESSES.sub(local.address, block.text))
-            exec(compile("\n" * block.line + text, str(page), "exec"), given)
-            for query in given["spark"].streams.active:
-                query.processAllAvailable()
-        elif block.kind == "yaml":
-            check_yaml(block.text)
+def lacking(text: str) -> str:
+    """Why a block cannot run here; empty: it can."""
+    return next((why for name, feature in NEWER.items() if name in text and (why := lacks(feature))), "")
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_blocks_of_a_page(
+    page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    local: LocalCluster = request.getfixturevalue("local")
+    names: dict[str, Any] = dict(request.getfixturevalue("given"))
+    streams, left_out = None, ""
+    if taken_for_given(page) & OF_SPARK:
+        names |= request.getfixturevalue("given_spark")
+        streams = names["spark"].streams
+    try:
+        for block in blocks(page):
+            if why := lacking(block.text):
+                left_out = f"{block}: {why}"
+            elif block.kind == "python":
+                text = FOLDERS.sub(f'"{Path.cwd()}/', ADDRESSES.sub(local.address, block.text))
+                exec(compile("\n" * block.line + text, str(page), "exec"), names)
+                for query in streams.active if streams else ():
+                    query.processAllAvailable()
+            elif block.kind == "yaml":
+                check_yaml(block.text)
+    finally:
+        for query in streams.active if streams else ():
+            query.stop()
+    if left_out:
+        pytest.skip(f"its other blocks run; {left_out}")
 
 
 def check_yaml(text: str) -> None:
@@ -113,6 +149,10 @@ def check_yaml(text: str) -> None:
     if "state_manager" in document:
         environment = {"LEDGER_USER": "user", "LEDGER_PASSWORD": "secret"}
         assert ledger_url(document, environment).host == "db.example.org"
+    elif "scrape_configs" in document:  # Prometheus reads it, and asks there
+        asked = [each["url"] for job in document["scrape_configs"] for each in job["http_sd_configs"]]
+        assert asked
+        assert all(url.endswith(":9072/sd") for url in asked)
     else:
         file = Path("pipeline.yml")
         file.write_text(text)

@@ -39,15 +39,15 @@ def keys_of(partitions: set[int]) -> list[str]:
 
 
 @contextmanager
-def flowing(*streams: tuple[StreamClient, list[str]]) -> Iterator[list[int]]:
-    """Batches that go on; how many were answered."""
+def flowing(*streams: tuple[StreamClient, list[str]], **values: int) -> Iterator[list[int]]:
+    """Batches that go on; how many were answered. Args: values: of each row beside its key."""
     stop, sent, errors = threading.Event(), [0], list[BaseException]()
 
     def send() -> None:
         try:
             while not stop.wait(0.02):
                 for stream, keys in streams:
-                    stream.send([{"k": key, "v": 1} for key in keys])
+                    stream.send([{"k": key, **(values or {"v": 1})} for key in keys])
                 sent[0] += 1
         except BaseException as error:  # noqa: BLE001 - told below
             errors.append(error)
@@ -108,7 +108,7 @@ def test_an_autopilot_brings_state_to_where_its_rows_come_from_and_says_why(loca
     assert told.policies == ("locality",)
     wanted = tuple("edge-0" if number in edge else "cloud-0" for number in range(PARTITIONS))
     with flowing(*streams):
-        eventually(lambda: owners(local) == wanted, "every partition is where its rows come from", 60)
+        eventually(lambda: owners(local) == wanted, "every partition is where its rows come from")
         local.kill("controller")
         local.restart("controller")
         assert local.cluster.autopilot_orders() == told, "it is what it was told, started again"

@@ -19,10 +19,13 @@ import pytest
 import yaml
 
 from stateflow.ledger import Ledger, StateManager
+from stateflow.spark.versions import JETSTREAM
 from stateflow.testing import LocalCluster
 from tests.integration.nats_support import URL, Stream, needs_nats
 from tests.integration.spark_operators import POISON, Peak, Tally
+from tests.integration.support import ending
 from tests.integration.test_spark_apply import FIRST_FILE_S, REPOSITORY, SCHEMA, Model, Row, rows, state_of
+from tests.versions import needs
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
@@ -77,7 +80,7 @@ class Pipeline:
 
     def run(self, *options: str) -> tuple[int, str, str]:
         process = self.start(*options)
-        out, err = process.communicate(timeout=150)
+        out, err = process.communicate(timeout=600)
         assert "Traceback" not in err, err
         return process.returncode, out, err
 
@@ -105,17 +108,17 @@ def test_a_pipeline_is_stopped_goes_on_fails_and_is_mended(spark: Any, cluster: 
     Ledger(f"sqlite:///{ledger}").close()
     first, second = rows(0, 40), rows(40, 40)
     pipeline.add(first, "00001")
-    running = pipeline.start("--json")  # continuous: it ends only when it is told to
-    assert running.stdout is not None
-    line = json.loads(running.stdout.readline())
-    assert (line["batch"], line["rows"], line["rows_total"]) == (0, 40, 40)
-    parts = [line[f"{part}_ms"] for part in ("spark", "routing", "rpc", "operator", "commit")]
-    assert min(parts) > 0
-    assert sum(parts) == pytest.approx(line["duration_ms"], abs=0.01)
-    assert [(each["operator"], each["rows"]) for each in line["operators"]] == [("Tally", 40), ("Peak", 40)]
-    running.send_signal(signal.SIGTERM)
-    out, err = running.communicate(timeout=60)
-    assert running.returncode == 0, err
+    with ending(pipeline.start("--json")) as running:  # continuous: it ends only when it is told to
+        assert running.stdout is not None
+        line = json.loads(running.stdout.readline())
+        assert (line["batch"], line["rows"], line["rows_total"]) == (0, 40, 40)
+        parts = [line[f"{part}_ms"] for part in ("spark", "routing", "rpc", "operator", "commit")]
+        assert min(parts) > 0
+        assert sum(parts) == pytest.approx(line["duration_ms"], abs=0.01)
+        assert [(each["operator"], each["rows"]) for each in line["operators"]] == [("Tally", 40), ("Peak", 40)]
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=600)
+        assert running.returncode == 0, err
     end = json.loads(out)
     assert (end["state"], end["rows"], end["batches"]) == ("stopped", 40, 1)
     assert [(each["operator"], each["rows"]) for each in end["operators"]] == [("Tally", 40), ("Peak", 40)]
@@ -139,6 +142,26 @@ def test_a_pipeline_is_stopped_goes_on_fails_and_is_mended(spark: Any, cluster: 
         assert ends == {(str(tmp_path / "in"), str(tmp_path / "out"), "pipeline.yml")}
         [failed] = StateManager(opened).get_failures("tallies")
         assert "poison in row 85" in failed["error"]["stack"]
+
+
+def test_it_starts_beside_what_a_spark_left_that_was_killed_in_its_first_batch(
+    spark: Any, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(cluster, tmp_path, operators=[])
+    pipeline.add(rows(0, 40), "00001")
+    checkpoint = tmp_path / "checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+    left = checkpoint / "offsets" / f".0.{uuid.uuid4()}.tmp"
+    left.write_text("v1\n")
+    with pytest.raises(Exception, match="STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"):
+        read = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "in")).writeStream.trigger(availableNow=True)
+        read.format("noop").option("checkpointLocation", str(checkpoint)).start().awaitTermination()
+    status, _, err = pipeline.run("--once")
+    assert status == 0, err
+    assert "put aside what a killed Spark left: offsets/.0." in err
+    assert len(pipeline.output()) == 40
+    assert not left.exists()
 
 
 def test_the_effective_configuration_has_no_secrets(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -194,6 +217,7 @@ def test_a_batch_pipeline_and_what_spark_refuses(spark: Any, cluster: LocalClust
 
 
 @needs_nats
+@needs(JETSTREAM)
 def test_a_pipeline_over_jetstream(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.cluster.deploy(Tally, 4, name="TallyStream")
     stream = Stream(URL, f"test-{uuid.uuid4().hex}")

@@ -29,15 +29,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
         directory = tmp_path_factory.mktemp("several") / "c"
-        with Pair(Tally, sites={"cloud": 1, "edge": 1}, partitions=PARTITIONS, data_dir=directory) as running:
+        with Pair(
+            Tally, sites={"cloud": 1, "edge": 1}, partitions=PARTITIONS, data_dir=directory, controllers=2
+        ) as running:
             yield running
 
 
 @pytest.fixture(params=["the first is dead", "the first does not lead"])
 def addresses(running: Pair, request: pytest.FixtureRequest) -> str:
-    second = running.processes["standby"].address
-    first = DEAD if request.param == "the first is dead" else second
-    return f"{first},{running.address}"
+    first = DEAD if request.param == "the first is dead" else running.second
+    return f"{first},{running.first}"
 
 
 def asked(addresses: str, *arguments: str) -> Any:

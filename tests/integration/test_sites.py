@@ -51,13 +51,13 @@ def test_it_stays_there_until_nobody_there_is_left(cluster: LocalCluster) -> Non
         streaming.more()
     cluster.cluster.checkpoint()
     cluster.kill("edge-0")
-    eventually(lambda: owners(cluster) == {"edge-1"}, "they are taken over there", 60)
+    eventually(lambda: owners(cluster) == {"edge-1"}, "they are taken over there")
     with pytest.raises(Unavailable, match="no other replica at the sites of Tally answers"):
         cluster.cluster.drain("edge-1")
     assert owners(cluster) == {"edge-1"}
     cluster.cluster.checkpoint()
     cluster.kill("edge-1")
-    eventually(lambda: owners(cluster) == {"cloud-0"}, "nobody there is left", 60)
+    eventually(lambda: owners(cluster) == {"cloud-0"}, "nobody there is left")
     notes = {
         each.moves[0].note
         for each in cluster.cluster.reconfigurations()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ from stateflow.errors import (
     UnsupportedKeyType,
 )
 from stateflow.ledger import Ledger, StateManager
+from stateflow.partitioner import partition_of
+from stateflow.reports import ProposedMove
 from stateflow.spark import Seconds, apply, apply_operator, query_metrics, read_state, rewind
 from stateflow.spark.session import PLAN_ONCE
 from stateflow.testing import LocalCluster
@@ -329,6 +332,29 @@ def test_order_by_decides_the_order_within_a_key(spark: SparkSession, cluster: L
         frame.withColumn("down", -F.col("seq")), Tally, cluster=cluster, order_by="down", name=deploy(Tally)
     )
     assert collected(down) == sorted(Model([batch[::-1]]).outputs)
+
+
+def test_rows_that_say_their_site_draw_their_state_there(
+    spark: SparkSession, cluster: LocalCluster, deploy: Deploy
+) -> None:
+    """Those of one batch come from two."""
+    name, batch = deploy(Tally), rows(0, 300, keys=40)
+    site = F.when(F.col("seq") < 40, "cloud").otherwise("edge")  # one row of each key, most of its others from edge
+    frame = frame_of(spark, batch).withColumn("site", site)
+    (deployed,) = (each for each in cluster.cluster.status().operators if each.name == name)
+    wanted = {p for row in batch if deployed.owners[p := partition_of(row.k, PARTITIONS)] == "cloud-0"}
+    assert wanted
+    moves: tuple[ProposedMove, ...] = ()
+    until = time.monotonic() + PATIENCE_S
+    with ThreadPoolExecutor(1) as aside:
+        # a job of Spark may take as long as is measured, and its rows come to one partition after another
+        while {move.partition for move in moves} != wanted and time.monotonic() < until:
+            proposed = aside.submit(cluster.cluster.propose, "locality", operator=name)
+            while not proposed.done():
+                apply_operator(frame, Tally, cluster=cluster, name=name, site="site").collect()
+            moves = proposed.result().moves
+    assert {move.partition for move in moves} == wanted
+    assert all(move.target == "edge-0" and "come from edge" in move.reason for move in moves)
 
 
 KEYS_BY_TYPE: dict[str, list[Any]] = {
@@ -747,8 +773,10 @@ def test_a_replica_that_stays_away_fails_the_task_and_its_return_mends_it(
     cluster.kill("edge-0")
     started = time.monotonic()
     said = said_by(out.collect)
-    assert "unavailable: no owner answered for" in said
-    assert "start the replica that owns it" in said
+    # why nobody answers is known where the controller was asked behind a heartbeat that did not come
+    assert "unavailable: no owner answered for 3 s" in said or "unavailable: edge-0 does not answer" in said
+    assert "start the replica that owns it" in said or "see that it runs" in said
+    assert "edge-0" in said
     assert time.monotonic() - started < 30
     cluster.restart("edge-0")
     model = Model([batch])
@@ -811,7 +839,7 @@ def test_tasks_that_are_retried_apply_once(spark: SparkSession, cluster: LocalCl
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -983,6 +1011,8 @@ def test_inputs_that_are_refused_before_anything_runs(
         attempt(frame, allowed_lateness=timedelta(minutes=1))
     with pytest.raises(InvalidArgument, match=r"^invalid_argument: there is no column 'when' to order by"):
         attempt(frame, order_by="when")
+    with pytest.raises(InvalidArgument, match=r"^invalid_argument: 'seq' cannot be .* a row comes: it is bigint: name"):
+        attempt(frame, site="seq")
     with pytest.raises(SchemaMismatch, match=r"^schema_mismatch: .*another key or output"):
         attempt(frame, operator=Peak)
     with pytest.raises(SchemaMismatch, match=r"^schema_mismatch: .*another key or output"):
@@ -1184,5 +1214,11 @@ def test_a_query_is_put_back_to_the_batch_behind_a_restored_checkpoint(
     store = str(cluster.data_dir / "checkpoints")
     read = read_state(spark, checkpoint=store, savepoint=f"before-{name}", operator=name, state="n")
     assert read.count() == len(source.model().state()["n"])
-    with pytest.raises(InvalidArgument):
-        read_state(spark, operator=name, state="n")
+    with pytest.raises(InvalidArgument, match="read of one place"):
+        read_state(spark, cluster=cluster, checkpoint=store, operator=name, state="n")
+    with pytest.raises(InvalidArgument, match="in a checkpoint store"):
+        read_state(spark, cluster=cluster, savepoint=f"before-{name}", operator=name, state="n")
+    nowhere = cluster.data_dir / "nowhere"
+    with pytest.raises(InvalidArgument, match="was ever here"):
+        read_state(spark, directory=nowhere, operator=name, state="n")
+    assert not nowhere.exists(), "whoever looks makes nothing"

@@ -305,7 +305,7 @@ def test_a_replica_that_is_stopped_in_the_middle_until_it_is_given_up(
     cluster.freeze("cloud-0")
     try:
         here.let()
-        eventually(lambda: "cloud-0" not in alive(), "it is given up", 60)
+        eventually(lambda: "cloud-0" not in alive(), "it is given up")
     finally:
         cluster.thaw("cloud-0")
     assert is_whole(run.result(PATIENCE_S))

@@ -14,7 +14,7 @@ from tests.simulation.sim.checkpoints import simulate
 from tests.simulation.sim.oracle import Violation
 from tests.sizes import sized
 
-SEEDS = sized(400)
+SEEDS = sized(240)
 ENOUGH = 600
 
 

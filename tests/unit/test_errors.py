@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stateflow import errors
 from stateflow.errors import (
+    Busy,
     LeaseLost,
     LocalMisuse,
     Moved,
@@ -73,6 +74,7 @@ def test_misuse_and_remote_conditions_are_separate() -> None:
 def test_only_conditions_that_pass_by_themselves_are_retryable() -> None:
     assert {cls for cls in ALL if cls.retryable} == {
         Unavailable,
+        Busy,
         NotLeading,
         WriteUncertain,
         NotOwner,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +14,11 @@ ROOT = UNIT.parents[1]
 #: about no one module
 CROSS_CUTTING = {
     "test_distribution.py",
+    "test_help.py",
     "test_layout.py",
     "test_pages.py",
     "test_public_api.py",
+    "test_site.py",
     "state/test_docs.py",
     "state/test_tracked.py",
 }
@@ -35,6 +40,27 @@ def test_a_test_is_named_after_its_module(file: Path) -> None:
         words = file.stem.removeprefix("test_").split("_")
         modules = ["_".join(words[: length + 1]) for length in range(len(words))]
         assert any((package / f"{module}.py").exists() for module in modules), f"none of {modules} in {package}"
+
+
+def contract(name: str) -> dict[str, Any]:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return next(each for each in contracts if each["name"].startswith(name))
+
+
+def test_the_readme_has_the_layers_that_are_held() -> None:
+    shown = re.search(r"```text\n(stateflow\.cli .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    held = [name.strip() for layer in contract("layers")["layers"] for name in layer.split("|")]
+    at = [re.search(rf"\b({re.escape(name)}|{name.rpartition('.')[2]})(?=\s)", shown[1]) for name in held]
+    assert [name for name, found in zip(held, at, strict=True) if found is None] == []
+    starts = [shown[1].count("\n", 0, found.start()) for found in at if found is not None]
+    assert starts == sorted(starts), "from above to below"
+
+
+def test_everything_but_the_command_line_is_held_not_to_know_reconfig() -> None:
+    apart = {"__init__", "__main__", "__pycache__", "cli", "examples", "py"}
+    there = {path.name.partition(".")[0] for path in (ROOT / "stateflow").iterdir()} - apart
+    assert {f"stateflow.{name}" for name in there} == set(contract("stateflow does not know")["source_modules"])
 
 
 def test_what_is_cross_cutting_is_there() -> None:

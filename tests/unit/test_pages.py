@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -9,12 +11,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import typer
 import typer.main
 from typer.core import TyperArgument, TyperGroup
 
 from benchmarks.__main__ import COMMANDS, _parser
 from stateflow import settings
 from stateflow.cli.app import app
+from stateflow.project.examples import EXAMPLES
+from stateflow.settings import base
+from stateflow.settings.variables import known_variables
 from tests.pages import PAGES, ROOT, blocks
 
 PROGRAM = typer.main.get_command(app)
@@ -31,11 +37,35 @@ def lines() -> Iterator[tuple[str, str]]:
                     yield str(block), command
 
 
+def test_diagrams_are_of_kinds_that_are_drawn() -> None:
+    for block in blocks():
+        if block.kind == "mermaid":
+            kind = block.text.split(maxsplit=1)[0]
+            assert kind in ("flowchart", "sequenceDiagram", "stateDiagram-v2"), block
+            assert kind != "sequenceDiagram" or ";" not in block.text, f"{block}: a semicolon ends a line there"
+
+
 def test_every_block_says_what_it_is() -> None:
     """What says nothing is looked at by no test. Diagrams: test_transitions.py."""
-    assert [str(block) for block in blocks() if block.kind not in ("python", "yaml", "sh", "text", "mermaid")] == []
+    kinds = ("python", "yaml", "toml", "sh", "text", "mermaid", "theirs")
+    assert [str(block) for block in blocks() if block.kind not in kinds] == []
+    theirs = {block.page.parent for block in blocks() if block.kind == "theirs"}
+    assert theirs == {ROOT / "docs" / "porting"}, "what is ours is run"
+    for page in PAGES:  # one whose first line is written otherwise would be of no kind, and pass unseen
+        assert page.read_text().count("\n```") == 2 * len(blocks(page)), page
     commanding = re.compile(r"^(stateflow|make|pip|python|apt-get) ", re.MULTILINE)
     assert [str(block) for block in blocks() if block.kind == "text" and commanding.search(block.text)] == []
+
+
+@pytest.fixture(autouse=True)
+def _with_the_file_that_pages_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """`--config` reads it, and tells those that are started from here of it."""
+    monkeypatch.setenv(settings.CONFIG, "")
+    monkeypatch.chdir(tmp_path)
+    shown = next(block for block in blocks(ROOT / "docs" / "settings.md") if block.kind == "toml")
+    (tmp_path / "fleet.toml").write_text(shown.text)
+    yield
+    base._read.cache_clear()
 
 
 @pytest.mark.parametrize(("where", "command"), list(lines()))
@@ -47,7 +77,9 @@ def test_commands(where: str, command: str) -> None:
     match shlex.split(command):
         case ["stateflow", *words]:
             found, rest = leaf(words)
-            found.make_context("command", rest)  # fails for whatever is not one of its options and arguments
+            asks = pytest.raises(typer.Exit) if "--print-config" in rest else contextlib.nullcontext()
+            with cast("Any", asks):
+                found.make_context("command", rest)  # fails for whatever is not one of its options and arguments
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         case ["python", "-m", "benchmarks", name, *rest]:
@@ -55,6 +87,10 @@ def test_commands(where: str, command: str) -> None:
                 _parser().parse_args([name, *(word for word in rest if not NOTATION.search(word))])
         case ["pip", "install" | "wheel", *_]:
             pass  # tests/unit/test_distribution.py
+        case ["jupyter", "lab", file] | ["python", file, *_]:
+            assert any(file in example.files for example in EXAMPLES)
+        case ["pytest"] | ["cd", _]:
+            pass  # in what `stateflow init` has written: tests/integration/test_first_project.py
         case other:
             pytest.fail(f"no test knows what {other[0]!r} is")
 
@@ -107,6 +143,8 @@ def check_form(words: list[str]) -> None:
         ("stateflow nodes [OPERATOR]", "takes no argument"),
         ("make nothing", "nothing"),
         ("python -m benchmarks nothing", "2"),
+        ("python nothing.py", "assert"),
+        ("jupyter lab nothing.ipynb", "assert"),
         ("rm x", "no test knows"),
     ],
 )
@@ -119,20 +157,50 @@ def test_what_is_wrong_is_found(command: str, said: str) -> None:
 NAMED = re.compile(
     r"`((?:tests/)?(?:stateflow|reconfig|benchmarks|docs|unit|integration|contract|property)/[\w/.]+\.\w+)"
 )
-SETTINGS = {
-    f"{kind.model_config['env_prefix']}{name}".upper()
-    for kind in vars(settings).values()
-    if isinstance(kind, type) and issubclass(kind, settings.Settings)
-    for name in kind.model_fields
-}
+SETTINGS = known_variables()
+TESTS = [ROOT / "tests", ROOT / "stateflow" / "examples"]
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_is_there(page: Path) -> None:
     text = page.read_text()
     linked = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
     missing = [link for link in linked if not (page.parent / link).exists()]
     missing += [name for name in NAMED.findall(text) if not any((at / name).exists() for at in (ROOT, ROOT / "tests"))]
-    missing += [name for name in set(re.findall(r"\btest_\w+\.py", text)) if not any((ROOT / "tests").rglob(name))]
-    asked = re.findall(r"STATEFLOW_(?:REPLICA|CONTROLLER|ROUTER|CLIENT)_[A-Z_]+[A-Z]", text)
+    tests = [path.name for folder in TESTS for path in folder.rglob("test_*.py")]
+    missing += sorted(set(re.findall(r"\btest_\w+\.py", text)) - set(tests))
+    asked = re.findall(r"STATEFLOW_(?:(?:REPLICA|CONTROLLER|ROUTER|CLIENT|TLS)_[A-Z_]+[A-Z]|INSECURE)", text)
     assert missing + sorted(set(asked) - SETTINGS) == []
+
+
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1, "ms": 1e-3}
+
+
+def limits() -> list[tuple[str, str, str]]:
+    """(what, most, who says it) of docs/limits.md."""
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \| `([^`]+)` \|", (ROOT / "docs" / "limits.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 25
+    return rows
+
+
+@pytest.mark.parametrize(("what", "most", "said_by"), limits())
+def test_limits_are_as_the_page_says(what: str, most: str, said_by: str) -> None:
+    number, _, unit = most.partition(" ")
+    if said_by.startswith("STATEFLOW_"):
+        models = [
+            each for each in vars(settings).values() if isinstance(each, type) and issubclass(each, settings.Settings)
+        ]
+        found = [
+            field.default
+            for model in models
+            for name, field in model.model_fields.items()
+            if f"{model.model_config['env_prefix']}{name}".upper() == said_by
+        ]
+        assert found, "there is no such setting"
+        actual = found[0]
+    else:
+        module, _, name = said_by.rpartition(".")
+        actual = getattr(importlib.import_module(module), name)
+    assert float(number) * UNITS[unit] == actual

@@ -61,7 +61,7 @@ def test_reports_are_frozen_and_say_what_they_are(report: type) -> None:
 
 def test_a_report_is_a_dict_for_machines() -> None:
     sample = rpb.RequestSample(number=3, at_us=5, operator="Tally", rows=2, total_ms=1.5, held_ms=0.5)
-    view = rpb.PartitionView(operator="Tally", partition=1, state="OWNED", epoch=2, sequence=9, batch_rate=0.5)
+    view = rpb.PartitionView(operator="Tally", partition=1, state="OWNED", epoch=2, sequence=9, batch_rate=0.5, rows=8)
     found = statistics_of(rpb.StatsReply(samples=[sample], partitions=[view], rows=7, checkpoints=1))
     assert json.loads(json.dumps(found.to_dict())) == {
         "requests": [{"number": 3, "at_us": 5, "operator": "Tally", "rows": 2, "total_ms": 1.5, "held_ms": 0.5}],
@@ -74,6 +74,9 @@ def test_a_report_is_a_dict_for_machines() -> None:
                 "sequence": 9,
                 "move_id": "",
                 "batch_rate": 0.5,
+                "rows": 8,
+                "bytes": 0,
+                "entries": None,
             }
         ],
         "rows": 7,

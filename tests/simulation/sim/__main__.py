@@ -19,6 +19,7 @@ COLLECT_EVERY = 10
 def run_seeds(seeds: Iterable[int]) -> tuple[Counts, list[tuple[int, str, list[str]]]]:
     """What was done, and (seed, violation, trace) of those that failed."""
     total, failed = Counts(), []
+    gc.collect()  # what is frozen stays: not the last worlds of the shard before
     gc.freeze()
     for seed in seeds:
         world = simulate(seed)

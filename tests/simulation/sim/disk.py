@@ -1,10 +1,12 @@
 """A computer whose power may fail: files and databases that keep what was synced, and by luck more.
 
 Files and directories are inodes. A file keeps what it held at its last sync, a directory the entries it had at its
-own: a name that was made or renamed since may be gone, or the old one back. What was appended since then is kept up to
-anywhere, and sectors of it may be missing. A database has a log and immutable files, as RocksDB does: a write is in the
-log when it returns, and outlives its process; it outlives power once it, a later synced write or a flush was synced.
-What is left of the log is a prefix of it; or of each of its files, where what is committed is in another log first.
+own: a name that was made since may be gone, or a removed one back. A rename is one transaction, as journals have it:
+what was durable under the old name is there under one of the two. What was appended since then is kept up to
+anywhere, and sectors of it may be missing. A database has a log and immutable files, as RocksDB does: a write is in
+the log when it returns, and outlives its process; it outlives power once it, a later synced write or a flush was
+synced. What is left of the log is a prefix of it; or of each of its files, where what is committed is in another log
+first.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -87,6 +89,25 @@ class Dir:
         self.durable.pop(name, None)
 
 
+class _Rename(NamedTuple):
+    node: File | Dir
+    before: Dir
+    old: str
+    behind: Dir
+    new: str
+
+    def commit(self) -> None:
+        if self.before.durable.get(self.old) is self.node:
+            del self.before.durable[self.old]
+            self.behind.durable[self.new] = self.node
+
+    def undo(self) -> None:
+        if self.before.durable.get(self.old) is self.node:
+            if self.behind.entries.get(self.new) is self.node:
+                del self.behind.entries[self.new]
+            self.before.entries[self.old] = self.node
+
+
 class Disk:
     """Outlives the processes that use it."""
 
@@ -96,12 +117,35 @@ class Disk:
         self.name = name  # of no other
         self.ids = 0
         self._files = 0
+        self._renames: list[_Rename] = []  # neither of their directories was synced since
 
     def new(self, data: bytes = b"") -> File:
         self._files += 1
         return File(self._files, data)
 
+    def rename(self, before: Dir, old: str, behind: Dir, new: str) -> None:
+        node = before.entries.pop(old)
+        behind.entries[new] = node
+        self._renames.append(_Rename(node, before, old, behind, new))
+
+    def sync(self, directory: Dir) -> None:
+        left: list[_Rename] = []
+        for rename in self._renames:
+            if directory is rename.before or directory is rename.behind:
+                rename.commit()
+            else:
+                left.append(rename)
+        self._renames = left
+        directory.durable = dict(directory.entries)
+
     def power_loss(self) -> None:
+        # none is on disk without those before it
+        kept = self.random.randint(0, len(self._renames)) if self._renames else 0
+        for rename in self._renames[:kept]:
+            rename.commit()
+        for rename in reversed(self._renames[kept:]):
+            rename.undo()
+        self._renames = []
         self._forget(self.root)
 
     def _forget(self, directory: Dir) -> None:
@@ -211,6 +255,9 @@ class Environment:
     def expect(self, databases: int) -> None:
         pass
 
+    def open_apart(self, directory: Path) -> Store:
+        return self.open_read_only(directory)
+
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> Store:
         if not up_to_damage:
             return self.open(directory)
@@ -246,7 +293,7 @@ class Environment:
             self.write()
             node = path.find()
             if isinstance(node, Dir):
-                node.durable = dict(node.entries)
+                self.disk.sync(node)
             elif isinstance(node, File):
                 node.synced = node.data
             else:
@@ -381,10 +428,7 @@ class Path:
 
     def rename(self, other: Path) -> Path:
         self._environment.write()
-        node = self.find()
-        assert node is not None
-        del self.parent.directory().entries[self.name]
-        other.parent.directory().entries[other.name] = node
+        self._environment.disk.rename(self.parent.directory(), self.name, other.parent.directory(), other.name)
         return other
 
     def look(self) -> dict[bytes, bytes]:
@@ -466,6 +510,8 @@ class Segments:
         if self._file is not None:
             self._environment.write()
             self._file.synced = self._file.data
+        else:
+            self._environment.sync(sorted(self._directory.glob("*.commits")))
         path = self._directory / segment_name(number)
         path.write_bytes(data)
         self._environment.sync([path, self._directory, self._directory.parent])

@@ -88,7 +88,7 @@ class Doubles:
 
         world = self._world
         cluster = world.controller.cluster if world.controller is not None else None
-        if cluster is None or "Flow" not in cluster.deployed or not set(REPLICAS) <= cluster.replicas.keys():
+        if cluster is None or "Flow" not in cluster.deployed or not set(REPLICAS) <= cluster.roster.replicas.keys():
             return  # there is nothing yet that could be lost, or a replica belongs to no ledger yet
         world.log("the controller gets an empty ledger")
         world.counts.blanks += 1

@@ -7,9 +7,11 @@ it is and nobody is told.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import timedelta
 from enum import Enum
 from random import Random
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from stateflow.errors import HoldLost, IllegalRecord, LedgerReadOnly, Locked, Unavailable, WriteUncertain
@@ -43,6 +45,7 @@ class MemoryLedger:
         state: RecordState,
         previous: Record | None = None,
         payload: Any = None,
+        payload_schema: str | None = None,
     ) -> Record:
         if (None if previous is None else previous.state) not in LEGAL_PREVIOUS[state]:
             raise IllegalRecord("it cannot follow", remedy="-", item=item_id)
@@ -69,6 +72,7 @@ class MemoryLedger:
             0,
             "",
             None if payload is None else json.loads(json.dumps(payload)),
+            payload_schema,
         )
         self._records.append(record)
         self._heads[item_id] = record
@@ -85,7 +89,8 @@ class MemoryLedger:
             for entry in entries:
                 previous = entry.previous
                 known = written[id(previous)] if isinstance(previous, Entry) else previous
-                written[id(entry)] = self.put(entry.item_id, entry.app, entry.state, known, entry.payload)  # type: ignore[arg-type]
+                made = self.put(entry.item_id, entry.app, entry.state, known, entry.payload, entry.payload_schema)  # type: ignore[arg-type]
+                written[id(entry)] = made
         except BaseException:
             del self._records[before:]
             self._heads = heads
@@ -113,18 +118,19 @@ class Handle:
     ) -> None:
         self._ledger, self._meets, self._step, self._random = ledger, meets, step, random
         self.id = ledger.id
+        self.clock = SimpleNamespace(now_us=lambda: round(ledger.now() * 1e6))
         self._held: tuple[int, str] | None = None
 
     # -- records ------------------------------------------------------------------------------------------
 
-    def put_many(
-        self, entries: Sequence[Entry], term: int | None = None, check: Callable[[], None] = lambda: None
+    def append(
+        self, entries: Sequence[Entry], guard: Callable[[Any], None], term: int | None = None, author: str = ""
     ) -> list[Record]:
         def append() -> list[Record]:
             if term is not None and (self._held is None or self._held[0] != term):
                 raise HoldLost("another term began here", remedy="-")
             self._check()
-            check()
+            guard(None)
             return self._ledger.put_many(entries)
 
         return self._write(append)
@@ -192,6 +198,10 @@ class Handle:
         if self._meets(Outage.AWAY) or self._random.random() < (UNCERTAIN_IN_OUTAGE if cut else UNCERTAIN):
             raise WriteUncertain("the ledger went away during a commit", remedy="-")
         return done
+
+    def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
+        """There are none."""
+        return 0
 
     def close(self) -> None:
         pass

@@ -335,6 +335,10 @@ class Context:
         self.status: tuple[Any, str, Any] = (grpc.StatusCode.UNKNOWN, "", ())
         self.encode: Callable[[Any], bytes] = bytes
 
+    def peer(self) -> str:
+        """Each call has a connection of its own."""
+        return f"simulated:{id(self._call)}"
+
     def send(self, message: bytes) -> None:
         if self._heard:
             self._call.net.post(self._call, True, self._call.client, self._call.arrived, message)

@@ -42,6 +42,19 @@ class Nemesis:
         for _ in range(random.choice((0, 1, 2, 3, 5, 8)) if kinds else 0):
             self._world.loop.at(0.5 + random.random() * BUSY_S, None, random.choice(kinds))
 
+        for _ in range(self._world.person.choice((1, 2, 3)) if self._world.manual else 0):
+            self._world.loop.at(1 + self._world.person.random() * BUSY_S, None, self.isolate)
+
+    def isolate(self) -> None:
+        """A replica whose clients reach it, and no controller does, for so long that its lease lapses."""
+        world, person = self._world, self._world.person
+        name, until = person.choice(REPLICAS), self._world.loop.now + 5 + 8 * person.random()
+        world.log(f"{name} is cut off")
+        world.counts.cuts += 1
+        for each in world.controllers.names:
+            world.net.cut(name, each)
+            world.loop.at(until, None, self._heal, name, each)
+
     def _later(self, work: object, *arguments: object) -> None:
         delay = self._random.choice((0.1, 1.0, 6.0, 12.0)) * self._random.random()
         self._world.loop.at(self._world.loop.now + delay, None, work, *arguments)  # type: ignore[arg-type]
@@ -161,8 +174,10 @@ def _run(world: World) -> None:
     moved = [False]
 
     async def move(process: Process) -> None:
-        await Mover(world, process).run(BUSY_S)
+        mover = Mover(world, process)
+        await mover.run(BUSY_S)
         moved[0] = True
+        await mover.give_up()
 
     world.add("mover", move)
 

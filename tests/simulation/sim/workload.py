@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 
+from reconfig.failover import Why
 from stateflow.errors import (
     BatchIncomplete,
     OperatorNotDeployed,
@@ -236,7 +237,8 @@ class Mover:
     async def run(self, for_s: float) -> None:
         world, random = self._world, self._world.random
         begun: list[str] = []
-        while not await self._asked("Deploy", cpb.DeployRequest(spec=spec_to_pb(SPEC)), 30):
+        deploy = cpb.DeployRequest(spec=spec_to_pb(SPEC), failover="manual" if world.manual else "")
+        while not await self._asked("Deploy", deploy, 30):
             await asyncio.sleep(0.3)
         standby = cpb.StandbyRequest(operator="Flow", count=world.standbys)
         while not await self._asked("Standby", standby):
@@ -249,21 +251,53 @@ class Mover:
             request = cpb.MigrateRequest(
                 operator="Flow",
                 partitions=random.sample(range(PARTITIONS), random.choice((1, 1, 2))),
-                to=random.choice(REPLICAS),
-                options=cpb.MoveOptions(max_pause_ms=budget, strategy=strategy),
+                to=random.choice((*REPLICAS, "edge")),
+                options=cpb.MoveOptions(max_pause_ms=budget, strategy=strategy, limit=random.choice((None, None, 1))),
             )
+            if world.manual and world.person.random() < 0.1:
+                failover = world.person.choice(("automatic", "manual"))
+                await self._asked("Deploy", cpb.DeployRequest(spec=spec_to_pb(SPEC), failover=failover))
             reply = await self._asked("Migrate", request)
             if reply is not None:
                 begun.append(reply.id)
-                if random.random() < 0.2:
-                    await asyncio.sleep(random.expovariate(1 / 0.2))
-                    await self._cancel(reply.id)
+                await self._interfere(begun)
         await asyncio.sleep(2)
-        for reconfiguration in begun:  # those whose budget cannot be met would wait for long
-            await self._cancel(reconfiguration)
+        for reconfiguration in begun:  # those whose budget cannot be met would wait for long, what is paused for ever
+            while await self._cancel(reconfiguration) is None:
+                await asyncio.sleep(0.5)
 
-    async def _cancel(self, reconfiguration: str) -> None:
-        await self._asked("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
+    async def give_up(self) -> None:
+        """What its owner has lost goes to who has a copy, where nobody takes it over without being told."""
+        world = self._world
+        while world.manual:
+            await asyncio.sleep(1)
+            controller = world.controller
+            orphans = {} if controller is None else controller.takeovers._orphans
+            lost = [each.partition for each, orphan in orphans.items() if orphan.why is Why.MISSING]
+            if lost:
+                request = cpb.TakeOverLostRequest(operator="Flow", partitions=lost, accept_loss=True)
+                await self._asked("TakeOver", request)
+
+    async def _interfere(self, begun: list[str]) -> None:
+        """With the newest one; or what was cancelled before is asked for again."""
+        random, newest = self._world.random, begun[-1]
+        what = random.random()
+        if what < 0.2:
+            await asyncio.sleep(random.expovariate(1 / 0.2))
+            await self._cancel(newest)
+        elif what < 0.35:
+            await self._asked("PauseReconfiguration", cpb.ReconfigurationRequest(id=newest))
+            await asyncio.sleep(random.expovariate(1 / 0.3))
+            if random.random() < 0.7:  # else it is cancelled while it is paused
+                await self._asked("EditReconfiguration", cpb.EditRequest(id=newest, limit=random.choice((0, 2))))
+                await self._asked("ResumeReconfiguration", cpb.ReconfigurationRequest(id=newest))
+        elif what < 0.45:
+            request = cpb.ReconfigurationRequest(id=random.choice(begun), cancelled=random.random() < 0.5)
+            if (again := await self._asked("RetryReconfiguration", request)) is not None:
+                begun.append(again.id)
+
+    async def _cancel(self, reconfiguration: str) -> Any:
+        return await self._asked("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
 
     async def _asked(self, method: str, request: Any, timeout: float = 10) -> Any:
         """The answer, or None: what was refused or lost is not asked again."""

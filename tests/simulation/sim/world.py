@@ -117,9 +117,9 @@ class WatchedBatches(Batches):
         finally:
             job.notes.clear()
 
-    def open_source(self, partition: PartitionId, source: str, session: Session) -> int:
+    def open_source(self, partition: PartitionId, source: str, session: Session, settled: int | None = None) -> int:
         with self._noted({partition: (Batch(source, -1, sparse=True, session=session), b"")}):
-            return super().open_source(partition, source, session)
+            return super().open_source(partition, source, session, settled)
 
     @contextlib.contextmanager
     def _noted(self, what: dict[PartitionId, tuple[Batch, bytes]]) -> Iterator[None]:
@@ -187,6 +187,11 @@ class Node(ReplicaNode):
     @property
     def leased(self) -> bool:
         """May it serve now, as it would say itself?"""
+        return self.lease.holds(self._process.local(self._process.loop.now), "Flow")
+
+    @property
+    def heard(self) -> bool:
+        """Does it have a lease?"""
         return self._process.local(self._process.loop.now) < self.lease.until
 
     def on_change(self, listener: Callable[[PartitionId], None]) -> None:
@@ -261,6 +266,8 @@ class World:
         self.standbys = int(self.random.random() < 0.5)
         self.acknowledge = self.random.choice(("wal", "fsync", "standby") if self.standbys else ("wal", "fsync"))
         self._slow = Random(f"{self.seed}:opening")
+        self.person = Random(f"{self.seed}:failover")  # who orders which it is
+        self.manual = self.person.random() < 0.3
         self.damaged = 0  # copies that are still to be mended
         self.loop = SimLoop(self.random)
         self.net = Network(self.loop)
@@ -501,7 +508,7 @@ class World:
             return False
         if any(self.programs[name].running and name not in self.nodes for name in REPLICAS):
             return False  # one still looks what it has …
-        if not all(self.nodes[name].leased for name in REPLICAS if name in self.nodes):
+        if not all(self.nodes[name].heard for name in REPLICAS if name in self.nodes):
             return False  # … or has not heard what it owns no more
         cluster = self.controller.cluster
         if any(cluster.changes()):
@@ -545,8 +552,8 @@ class World:
         for node in self.nodes.values():
             if all(slot.mutex._mutex._owner is None for slot in node._registry.slots()):  # else it is being changed
                 node._registry.validate()
-        if (folded.replicas, folded.epochs_granted, folded.operator("Flow").assignment) != (
-            cluster.replicas,
+        if (folded.roster.replicas, folded.epochs_granted, folded.operator("Flow").assignment) != (
+            cluster.roster.replicas,
             cluster.epochs_granted,
             assignment,
         ):
@@ -579,7 +586,7 @@ class World:
         cluster = self.controller.cluster
         moves = [item for item, move in cluster.open_moves.items() if move.planned.strategy != "standby"]
         reports = [name for name, running in self.controller.runs.running.items() if not running.over]
-        if stranded := [*moves, *cluster.open_restores, *cluster.planned, *reports]:
+        if stranded := [*moves, *cluster.restores.records, *cluster.planned, *reports]:
             raise Violation(f"never ended: {stranded}")
 
 

@@ -39,6 +39,23 @@ def test_what_is_wanted_is_begun_once() -> None:
     assert (child.state, child.address, child.deaths) == ("RUNNING", "host:1", 0)
 
 
+def test_figures_are_found_where_a_replica_runs() -> None:
+    machine = started()
+    machine.serves("r", {"r": "host:2"})
+    assert machine.pages() == {}, "it is not ready"
+    machine.ready("r", "host:1", 2.0)
+    machine.serves("r", {"r": "host:2", "r~1": "host:3"})
+    assert machine.pages() == {"r": "host:2", "r~1": "host:3"}
+    machine.want([replace(R, running=False)])
+    assert machine.actions(3.0) == [End("r")]
+    assert machine.pages() == {}, "it is asked to end"
+    machine.ended("r", 4.0)
+    machine.want([replace(R, generation=3)])
+    assert machine.actions(5.0) == [Begin(replace(R, generation=3))]
+    machine.ready("r", "host:1", 6.0)
+    assert machine.pages() == {}, "those were of a process that has ended"
+
+
 def test_who_was_well_is_started_again_at_once_and_others_later_and_later() -> None:
     machine = started()
     now, pauses = 0.0, []

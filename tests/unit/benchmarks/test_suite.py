@@ -30,10 +30,10 @@ def test_an_experiment_that_takes_too_long_takes_its_processes_with_it(
     program.write_text(TIDY.format(python=sys.executable))
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(suite, "LIMIT_QUICK_S", 3.0)
+    monkeypatch.setattr(suite, "LIMIT_QUICK_S", 10.0)
     began = time.monotonic()
     assert suite._run("spark", "T1", quick=True, seed=1) is False
     assert time.monotonic() - began < suite.GRACE_S, "it was not waited out"
     assert program.with_suffix(".begun").exists()
     assert program.with_suffix(".tidied").exists()
-    assert "benchmark_too_slow: spark T1 took over 3 s" in capfd.readouterr().err
+    assert "benchmark_too_slow: spark T1 took over 10 s" in capfd.readouterr().err

@@ -19,7 +19,7 @@ from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention
 from stateflow.checkpoint.backend import LocalBackend, Throttle
 from stateflow.checkpoint.catalog import Found, Mark
-from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, key_from_environment
+from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
 from stateflow.checkpoint.collecting import is_dead, to_drop, to_sweep, whose_turn
 from stateflow.checkpoint.holds import MARK_LIFE_S
 from stateflow.checkpoint.manifest import blob_name, digest_of, manifest_name, parse_name
@@ -411,9 +411,9 @@ def test_several_frames() -> None:
 def test_keys_that_are_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(KEY_VARIABLE, text)
     with pytest.raises(InvalidArgument, match=KEY_VARIABLE):
-        key_from_environment()
+        configured_key()
     monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
-    assert key_from_environment() == bytes.fromhex("ab" * 32)
+    assert configured_key() == bytes.fromhex("ab" * 32)
 
 
 # -- links that are slow --------------------------------------------------------------------------------------

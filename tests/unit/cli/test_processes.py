@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from stateflow.cli.app import app
 
 #: it fills the pipe that it logs to, in the thread that a lock of logging's is held by, and is then to end
 SCRIPT = """
@@ -55,3 +60,11 @@ def test_it_ends_though_the_pipe_that_it_logs_to_is_full(reads_on: bool, status:
     process.stdin.close()
     assert process.wait(60) == status
     process.stdout.close()
+
+
+def test_a_controller_whose_page_cannot_be_served_ends_without_more(tmp_path: Path) -> None:
+    words = ["--ledger", f"sqlite:///{tmp_path}/ledger.db", "--listen", "127.0.0.1:0", "--dashboard", "nowhere"]
+    done = CliRunner().invoke(app, ["controller", *words])
+    gc.collect()  # a coroutine that nobody awaits is told of then, which is an error here
+    assert done.exit_code == 1
+    assert "'nowhere' is no address" in done.stderr

@@ -14,7 +14,7 @@ from stateflow.cli import reconfig, show
 from stateflow.cli.output import console
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.errors import BudgetUnreachable, NameTaken, StateMissing
-from stateflow.reports import RefusedReplica, UnservedPartitions
+from stateflow.reports import LackOfRoom, LeftPartition, LinkReport, Placement, RefusedReplica, UnservedPartitions
 
 WHY = StateMissing("a came without them", remedy="start a with [its] directory", operator="Op", partitions="1-2")
 STATUS = ClusterStatus(
@@ -256,3 +256,25 @@ def test_workers_that_are_refused_for_one_reason_are_said_once() -> None:
     text = shown(show.status(dataclasses.replace(cluster([]), refused=refused)))
     assert text.count("another data directory") == 1
     assert "n (2 workers)" in text
+
+
+def test_nodes_have_room_where_it_is_known_and_links_what_was_measured() -> None:
+    here = [ReplicaStatus(name, "edge", f"{name}:1", 1, True, 0.4, 1, room_bytes=room) for name, room in two_rooms()]
+    text = shown(show.replicas(here, {}, of_nodes=True), width=120)
+    assert "3.0 GiB" in lines(text, "a")[0]
+    assert "GiB" not in lines(text, "b")[0]
+    text = shown(show.links([LinkReport("edge", "cloud", 40.25, None), LinkReport("cloud", "edge", None, 2 << 20)]))
+    assert "40.2 ms" in text
+    assert "2.0 MiB/s" in text
+
+
+def two_rooms() -> list[tuple[str, int | None]]:
+    return [("a", 3 << 30), ("b", None)]
+
+
+def test_a_dry_run_says_what_stays_and_what_has_no_room() -> None:
+    left, lack = LeftPartition("Op", 7, "edge has no room for it"), LackOfRoom(("a", "b"), 1 << 20, 3 << 20)
+    text = shown(show.placement(Placement((), 1, 1, 1, 1, 1, 1, left=(left,), lacking=(lack,))), width=120)
+    assert "no_room: a, b: 1.0 MiB free for state, 3.0 MiB would come: it is refused" in text
+    assert "edge has no room for it" in text
+    assert "everything is where" not in text

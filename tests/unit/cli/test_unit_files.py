@@ -17,8 +17,9 @@ import yaml
 from typer.testing import CliRunner
 
 from stateflow.cli.app import app
-from stateflow.cli.unit_files import DATA, KINDS, PORTS, ROLES, Plan, compose, docker, kubernetes, systemd
+from stateflow.cli.unit_files import DATA, KINDS, PORTS, ROLES, TLS, Plan, compose, docker, kubernetes, systemd
 from stateflow.errors import InvalidArgument
+from stateflow.settings import ConnectionSettings
 
 LABELS = {"disk": "ssd"}
 
@@ -57,6 +58,9 @@ def test_a_unit_has_what_it_needs(role: str) -> None:
     assert service["MemoryMax"] == "4G"
     assert ("Delegate" in service) == (role == "agent")
     assert parser["Install"]["WantedBy"] == "multi-user.target"
+    said = dict(word.split("=", 1) for word in service["Environment"].split())
+    assert bool(said.pop("STATE_DIRECTORY", "")) == (role == "controller")
+    assert ConnectionSettings(**{k.removeprefix("STATEFLOW_").lower(): v for k, v in said.items()}).tls
     elsewhere = unit(role, data_dir="/data/it has%")["Service"]
     assert "StateDirectory" not in elsewhere
     assert role == "controller" or '"/data/it has%%"' in elsewhere["ExecStart"]
@@ -93,7 +97,8 @@ def test_a_compose_file_has_what_it_needs(role: str) -> None:
     ((name, service),) = document["services"].items()
     check_command(service["command"])
     assert service["hostname"] == name
-    assert service["volumes"] == [f"{name}:{DATA}"]
+    assert service["volumes"] == [f"{name}:{DATA}", f"./{name}-tls:{TLS}:ro"]
+    assert set(service["environment"].values()) == {f"{TLS}/{file}.pem" for file in ("ca", "cert", "key", "crl")}
     assert document["volumes"] == {name: {}}
     assert service["mem_limit"] == "512m"
     assert int(service["stop_grace_period"][:-1]) >= 30
@@ -122,7 +127,14 @@ def test_manifests_have_what_they_need(role: str) -> None:
     assert mounts[claim["metadata"]["name"]] == DATA
     assert {each["name"] for each in pod["volumes"]} | {claim["metadata"]["name"]} == set(mounts)
     for probe, asked in (("startupProbe", "live"), ("livenessProbe", "live"), ("readinessProbe", "ready")):
-        assert container[probe]["grpc"] == {"port": PORTS[role], "service": asked}
+        shell, _, command = container[probe]["exec"]["command"]
+        assert shell == "sh"
+        address = f"pod-0.{name.removesuffix('.yaml')}:{PORTS[role]}"
+        words = shlex.split(command.replace("$POD_NAME", "pod-0"))
+        assert words == ["stateflow", "health", address, "--service", asked]
+        check_command(words[1:])
+    given = {each["name"]: each.get("value") for each in container["env"]}
+    assert given["STATEFLOW_TLS_KEY"] == f"{TLS}/$(POD_NAME).key.pem", "a node speaks for itself only"
     assert container["resources"]["limits"] == {"memory": "4Gi"}
     assert ("lifecycle" in container) == (role == "replica")
     if role == "replica":

@@ -14,7 +14,7 @@ from stateflow.agent.local import LocalLauncher
 from stateflow.client.launching import AgentLauncher
 from stateflow.fleet import Request
 from stateflow.launching import Command, Launcher, Started
-from stateflow.testing.fork_server import ForkLauncher
+from stateflow.local.fork_server import ForkLauncher
 
 LAUNCHERS = [LocalLauncher(), LocalLauncher(rotates=False), *([ForkLauncher()] if sys.platform == "linux" else [])]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from reconfig.adoption import EPOCHS_SKIPPED, Claim, Held, assignment, claimants, find
-from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.roster import Home
 from stateflow.errors import ForeignLedger, StaleTerm
 from stateflow.ledger import Ledger
 from stateflow.runtime.authority import Authority, Command

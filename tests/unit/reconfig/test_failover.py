@@ -268,7 +268,7 @@ def test_partitions_of_one_reason_are_told_together_and_with_a_command() -> None
         "lost for good, `stateflow undeploy Op --delete-state` and a new deployment begin empty"
     )
     assert lines[2] == (
-        "unavailable: the lease of b has lapsed; they are being taken over (operator=Op partitions=9): wait"
+        "unavailable: the lease of b has lapsed; what it served is being taken over (operator=Op partitions=9): wait"
     )
     assert lines[3].endswith("when its lease has lapsed (operator=Op partitions=10): see that it runs")
 
@@ -282,3 +282,20 @@ def test_who_is_at_the_sites_of_a_confined_operator_comes_first() -> None:
     standbys = [Standby("b", "m1", True, 3), Standby("c", "m2", True, 5)]
     assert f.choose(OWNER, False, standbys, alive, {}, {B.site}) == Choice("c", How.STANDBY, "m2"), "loses less"
     assert f.choose(OWNER, False, standbys[1:], alive, {}, {B.site}) == Choice("c", How.STANDBY, "m2"), "loses less"
+
+
+def test_nothing_newer_is_given_up_for_the_sake_of_a_maintenance() -> None:
+    alive = {"b": B, "c": C}
+    older = [Standby("b", "m1", True, 6), Standby("c", "m2", True, 7)]
+    assert f.choose(OWNER, False, older, alive, {}, (), {"c"}) == Choice("c", How.STANDBY, "m2"), "it has more"
+    equal = [Standby("b", "m1", True, 7), Standby("c", "m2", True, 7)]
+    assert f.choose(OWNER, False, equal, alive, {}, {C.site}, {"c"}) == Choice("b", How.STANDBY, "m1")
+    assert f.choose(OWNER, False, [], alive, {}, (), {"c"}) == Choice("b", How.CHECKPOINT)
+    assert f.choose(OWNER, False, [], {"c": C}, {}, (), {"c"}) == Choice("c", How.CHECKPOINT), "to be served first"
+    failed = {"c": 1}
+    assert f.choose(OWNER, False, [], alive, {}, tried=failed) == Choice("b", How.CHECKPOINT), "not where it failed"
+    assert f.choose(OWNER, False, [], alive, {}, {C.site}, tried=failed) == Choice("c", How.CHECKPOINT), (
+        "but at its site"
+    )
+    assert f.choose(OWNER, False, [], alive, {}, tried={"b": 1, "c": 1}) == Choice("c", How.CHECKPOINT), "in turns"
+    assert f.choose(OWNER, True, equal, {**alive, "a": OWNER}, {}, (), {"a"}) == Choice("a", How.LOCAL)

@@ -5,24 +5,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconfig.autopilot import Autopilot, Orders
-from reconfig.placement import (
-    UNEVEN_MAX,
-    PolicyName,
-    Seen,
-    View,
-    by_load,
-    by_locality,
-    decide,
-    may_rest,
-    policies_named,
-    uneven,
-)
+from reconfig.capacity import Room
+from reconfig.evening import BYTES_THAT_MATTER, ROWS_THAT_MATTER, UNEVEN_MAX, by_load
+from reconfig.placement import PolicyName, by_locality, decide, policies_named, uneven
+from reconfig.view import PAYBACK_S, Left, Seen, View, Wish
 from stateflow.errors import InvalidArgument
 from stateflow.types import PartitionId, ReplicaInfo, node_of, worker_name
 
@@ -95,13 +88,38 @@ def test_weights_are_shares() -> None:
     assert counts["b"] <= 10 * UNEVEN_MAX
 
 
+def does_it_matter(view: View, measure: str) -> bool:
+    """What is below that on average may be as uneven as it likes."""
+    takers = {info.name for info in view.takers()}
+    theirs = [view.of(partition) for partition, owner in view.owners.items() if owner in takers]
+    total = sum(seen.rows if measure == "rows" else seen.size for seen in theirs)
+    least = ROWS_THAT_MATTER if measure == "rows" else BYTES_THAT_MATTER
+    return total >= least * len({node_of(name) for name in takers})
+
+
+PAIRS = [("edge", "cloud"), ("cloud", "edge"), ("edge", "else"), ("cloud", "else")]
+
+
+def check_room(view: View, wishes: list[Wish]) -> None:
+    """Nobody is given more than may come, nor two of a disk together."""
+    came: Counter[str] = Counter()
+    for wish in wishes:
+        came[wish.target] += view.of(wish.partition).size
+    for name in came:
+        if (there := view.room.get(name)) is not None:
+            assert came[name] <= there.own
+            assert there.own > 0
+            together = [other for other, each in view.room.items() if other == name or each.disk == there.disk != ""]
+            assert sum(came[other] for other in together) <= min(view.room[other].free for other in together)
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_policy_never_makes_it_worse_nor_breaks_a_rule(data: st.DataObject) -> None:
     sites = {"edge": data.draw(st.integers(1, 3)), "cloud": data.draw(st.integers(1, 3))}
     infos = replicas(**sites)
     count = data.draw(st.integers(1, 24))
-    rates = data.draw(st.lists(st.floats(0, 1e4), min_size=count, max_size=count))
+    rows = data.draw(st.lists(st.floats(0, 1e4), min_size=count, max_size=count))
     sizes = data.draw(st.lists(st.integers(0, 1 << 30), min_size=count, max_size=count))
     owners = {partition: data.draw(st.sampled_from(infos)).name for partition in partitions(count)}
     origins = [
@@ -110,28 +128,34 @@ def test_a_policy_never_makes_it_worse_nor_breaks_a_rule(data: st.DataObject) ->
     ]
     seen = {
         partition: Seen(size, rate, 0.0, where)
-        for partition, size, rate, where in zip(partitions(count), sizes, rates, origins, strict=True)
+        for partition, size, rate, where in zip(partitions(count), sizes, rows, origins, strict=True)
     }
     confined = {"Op": ["edge"]} if data.draw(st.booleans()) else {}
     resting = set(data.draw(st.lists(st.sampled_from([info.name for info in infos]), max_size=2)))
-    room = {info.name: float(data.draw(st.integers(0, 1 << 32))) for info in infos}
-    view = View(owners, infos, seen, confined, room, resting)
-    names = data.draw(st.permutations(list(PolicyName)))
-    wishes = decide(names, view)
+    own, disk, free = st.integers(-1, 1 << 32), st.sampled_from(["", "disk"]), st.integers(0, 1 << 33)
+    room = {info.name: Room(*data.draw(st.tuples(own, disk, free))) for info in infos if data.draw(st.booleans())}
+    known = data.draw(st.dictionaries(st.sampled_from(PAIRS), st.floats(0.1, 200.0)))
+    rates = data.draw(st.dictionaries(st.sampled_from(PAIRS), st.floats(1e3, 1e8)))
+    view = View(owners, infos, seen, confined, room, resting, rtt_ms=known, bytes_per_s=rates)
+    names = data.draw(st.lists(st.sampled_from(list(PolicyName)), min_size=1, unique=True))
+    wishes = decide(names, view, left := Left())
+    assert left.reasons.keys().isdisjoint(wish.partition for wish in wishes)
     assert len({wish.partition for wish in wishes}) == len(wishes)
     where = {info.name: info.site for info in infos}
-    after = view.after(wishes)
-    held: Counter[str] = Counter()
-    for partition, owner in after.owners.items():
-        held[node_of(owner)] += view.of(partition).size
+    check_room(view, wishes)
     for wish in wishes:
         assert wish.source == owners[wish.partition] != wish.target
         assert wish.reason
         assert wish.target not in resting
         assert not confined or where[wish.target] == "edge"
-        assert held[node_of(wish.target)] <= room[node_of(wish.target)]
+        between = where[wish.source], where[wish.target]
+        rate = rates.get(between) if between[0] != between[1] else None
+        assert rate is None or len(names) > 1 or view.of(wish.partition).size / rate <= PAYBACK_S
     alone = by_load(view)[0]
-    assert uneven(view.after(alone)) <= max(uneven(view), UNEVEN_MAX) + 1e-9
+    matters = [measure for measure in ("rows", "bytes") if does_it_matter(view, measure)]
+    worst = max([UNEVEN_MAX, *(uneven(view, measure) for measure in matters)])
+    for measure in matters:
+        assert uneven(view.after(alone), measure) <= worst + 1e-9
     assert decide(names, view) == wishes
 
 
@@ -176,7 +200,8 @@ def test_rows_of_a_site_without_replica_go_to_the_nearest() -> None:
     p = partitions(1)[0]
     near = {("mars", "edge"): 1.0, ("mars", "cloud"): 80.0}
     (wish,), _ = by_locality(View({p: "cloud-0"}, replicas(edge=1, cloud=1), {p: coming(mars=5.0)}, rtt_ms=near))
-    assert (wish.target, wish.reason) == ("edge-0", "edge is nearer to its rows")
+    assert wish.target == "edge-0"
+    assert wish.reason == "edge is nearer to its rows: 1.0 ms a round trip, 80.0 from cloud"
 
 
 def test_a_move_that_costs_more_than_it_brings_is_none() -> None:
@@ -201,14 +226,115 @@ def test_a_worker_of_a_node_is_chosen_by_what_it_has() -> None:
     assert Counter(wish.target for wish in wishes) == {worker_name("e", 0): 2, worker_name("e", 1): 2}
 
 
-# -- maintenance ----------------------------------------------------------------------------------------------
+def away(*sites: str, **origins: float) -> tuple[PartitionId, View]:
+    """One partition, which is at the first of these sites: each has one replica."""
+    p = partitions(1)[0]
+    return p, View({p: f"{sites[0]}-0"}, replicas(**dict.fromkeys(sites, 1)), {p: coming(**origins)})
 
 
-def test_never_two_nodes_that_have_copies_of_one_partition() -> None:
-    copies = [{"a", "b"}, {"c", "d"}]
-    assert may_rest("a", {"c"}, copies)
-    assert not may_rest("b", {"a"}, copies)
-    assert may_rest("a", {"a"}, copies)
+def test_of_two_sites_the_one_that_is_measured_to_be_nearer() -> None:
+    _, view = away("cloud", "far", "near", edge=10.0)
+    measured = {("cloud", "edge"): 60.0, ("far", "edge"): 30.0, ("edge", "near"): 5.0}
+    (wish,) = decide([LOCALITY], replace(view, rtt_ms=measured))
+    assert (wish.target, wish.reason) == ("near-0", "near is nearer to its rows: 5.0 ms a round trip, 60.0 from cloud")
+    full = {"near-0": Room(own=0)}
+    (wish,) = decide([LOCALITY], replace(view, rtt_ms=measured, room=full))
+    assert wish.target == "far-0", "the next one, where the nearest is full"
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        {},
+        {("far", "edge"): 5.0},  # how far it is now is not known
+        {("cloud", "edge"): 20.0, ("far", "edge"): 15.0},
+        {("cloud", "edge"): 0.9, ("far", "edge"): 0.3},  # noise
+        {("cloud", "edge"): 20.0, ("far", "edge"): 40.0},
+    ],
+)
+def test_without_a_measured_gain_it_stays(measured: Mapping[tuple[str, str], float]) -> None:
+    _, view = away("cloud", "far", edge=10.0)
+    assert decide([LOCALITY], replace(view, rtt_ms=measured)) == []
+
+
+def test_a_site_between_those_of_its_rows_may_be_best() -> None:
+    _, view = away("a", "b", "hub", a=4.0, b=3.0, c=3.0)
+    measured = {("a", "b"): 100.0, ("a", "c"): 100.0, ("b", "c"): 100.0}
+    measured |= {(site, "hub"): 10.0 for site in "abc"}
+    (wish,) = decide([LOCALITY], replace(view, rtt_ms=measured))
+    assert wish.target == "hub-0"
+
+
+SITES = ["a", "b", "c", "d"]
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_locality_never_goes_further_away_by_measure(data: st.DataObject) -> None:
+    infos = replicas(**dict.fromkeys(SITES[:3], 1))
+    count = data.draw(st.integers(1, 6))
+    owners = {partition: data.draw(st.sampled_from(infos)).name for partition in partitions(count)}
+    where = st.dictionaries(st.sampled_from(SITES), st.floats(0.0, 50.0), max_size=3)
+    seen = {partition: coming(**data.draw(where)) for partition in partitions(count)}
+    every = {(one, other): data.draw(st.floats(0.01, 300.0)) for one in SITES for other in SITES if one < other}
+    view = View(owners, infos, seen, rtt_ms=every)
+    sites = {info.name: info.site for info in infos}
+    for wish in decide([LOCALITY], view):
+        origins = seen[wish.partition].origins
+
+        def trips(site: str, origins: Mapping[str, float] = origins) -> float:
+            return sum(rows * view.between_ms(origin, site) for origin, rows in origins.items())
+
+        assert trips(sites[wish.target]) < trips(sites[wish.source])
+
+
+# -- room and bandwidth ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_what_would_take_longer_than_it_pays_back_stays_and_is_said(policy: PolicyName) -> None:
+    infos = replicas(edge=1, cloud=1)
+    seen = {partition: Seen(1 << 30, 100.0, 1e9, {"edge": 100.0}) for partition in partitions(8)}
+    view = View(dict.fromkeys(partitions(8), "cloud-0"), infos, seen)
+    assert decide([policy], replace(view, bytes_per_s={("cloud", "edge"): 2e6}))
+    assert decide([policy], replace(view, bytes_per_s={("edge", "cloud"): 1e6})), "the other way"
+    left = Left()
+    assert decide([policy], replace(view, bytes_per_s={("cloud", "edge"): 1e6}), left) == []
+    assert "a move from cloud to edge takes 18 min, more than 10" in left.reasons.values()
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_what_has_no_room_stays_and_is_said(policy: PolicyName) -> None:
+    infos = replicas(edge=1, cloud=1)
+    seen = {partition: Seen(1 << 30, 100.0, 1e9, {"edge": 100.0}) for partition in partitions(8)}
+    room = {"edge-0": Room(own=2.5 * (1 << 30))}
+    view = View(dict.fromkeys(partitions(8), "cloud-0"), infos, seen, room=room)
+    left = Left()
+    assert len(decide([policy], view, left)) == 2
+    assert set(left.reasons.values()) & {"edge has no room for it", "edge-0 has no room for it"}
+
+
+def test_what_lies_there_already_needs_no_room() -> None:
+    p, infos = partitions(1)[0], replicas(edge=1, cloud=1)
+    view = View({p: "cloud-0"}, infos, {p: replace(coming(edge=100.0), size=1000)}, room={"edge-0": Room(own=10)})
+    assert decide([LOCALITY], view) == []
+    (wish,) = decide([LOCALITY], replace(view, copies={(p, "edge-0"): 995}))
+    assert wish.target == "edge-0"
+
+
+def test_workers_of_one_disk_are_not_given_the_same_room_twice() -> None:
+    infos = [ReplicaInfo(worker_name("e", n), "edge", "x:1") for n in range(2)] + replicas(cloud=1)
+    seen = {partition: replace(coming(edge=10.0), size=600) for partition in partitions(4)}
+    room = {info.name: Room(disk="d", free=1000) for info in infos[:2]}
+    wishes = decide([LOCALITY], View(dict.fromkeys(partitions(4), "cloud-0"), infos, seen, room=room))
+    assert len(wishes) == 1
+
+
+def test_no_more_of_what_stays_is_kept_than_is_shown() -> None:
+    left = Left(2)
+    for partition in partitions(5):
+        left.note(partition, "why")
+    assert list(left.reasons) == partitions(2)
 
 
 @pytest.mark.parametrize("text", ["", "speed", "load,load", "load,"])

@@ -71,6 +71,27 @@ def test_standbys_are_never_with_their_owner_and_rather_elsewhere() -> None:
     assert plan.spread_standbys(partitions, {p: ["b1", "a2"] for p in partitions}, 3, replicas) == []
 
 
+@given(
+    st.dictionaries(st.sampled_from([f"{site}{n}" for site in "abc" for n in range(3)]), st.integers(0, 2), min_size=1),
+    st.integers(1, 3),
+    st.data(),
+)
+def test_copies_are_at_as_many_sites_as_there_are(weights: dict[str, int], count: int, data: st.DataObject) -> None:
+    replicas = infos(**weights)
+    owner = data.draw(st.sampled_from(sorted(weights)))
+    able = data.draw(st.lists(st.sampled_from(replicas), unique=True))
+    p = PartitionId("Op", 0)
+    found = plan.spread_standbys({p: owner}, {}, count, able, {}, {info.name: info.site for info in replicas})
+    names = [replica for _, replica in found]
+    free = {info.name for info in able if info.weight > 0} - {owner}
+    assert set(names) <= free
+    assert len(set(names)) == len(names) == min(count, len(free))
+    sites = {name[0] for name in free} - {owner[0]}
+    assert len({name[0] for name in names} - {owner[0]}) == min(len(names), len(sites)), (
+        "another site, while there is one"
+    )
+
+
 def test_a_standby_is_begun_again_where_most_of_it_is() -> None:
     replicas, p = infos(a1=1, a2=1, b1=1, b2=1), PartitionId("Op", 0)
 

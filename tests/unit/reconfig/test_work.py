@@ -8,6 +8,7 @@ import pytest
 
 from reconfig.policies import StrategyName
 from reconfig.work import (
+    Asked,
     Cause,
     Planned,
     PlannedMove,
@@ -25,7 +26,17 @@ P = PartitionId("Op", 3)
 COMMON = {"operator": "Op", "partition": 3, "source": "a", "target": "b", "epoch": 4}
 NONE = {"max_pause_ms": 0.0, "patience_s": 0.0, "bandwidth_max": 0.0, "how": "", "standby_move": "", "asked": ""}
 
-OPTIONS = {"max_pause_ms": 20.0, "max_bandwidth": 4e6, "patience_s": 0.0, "strategy": "auto", "order": "hot-first"}
+OPTIONS = {
+    "max_pause_ms": 20.0,
+    "max_bandwidth": 4e6,
+    "patience_s": 0.0,
+    "strategy": "auto",
+    "order": "hot-first",
+    "limit": 0.0,
+    "per_node": 0.0,
+    "per_link": 0.0,
+}
+UNSAID = {"max_pause_ms": 0.0, "max_bandwidth": 0.0}
 FORMS: dict[str, tuple[dict[str, Any], Planned]] = {
     "move": (
         COMMON
@@ -43,8 +54,21 @@ FORMS: dict[str, tuple[dict[str, Any], Planned]] = {
             7.0,
             1e6,
             Cause.DRAIN,
-            "edge",
+            Asked("edge"),
             2,
+        ),
+    ),
+    "drain": (
+        COMMON
+        | NONE
+        | {"granted_epoch": 5, "strategy": "fluid", "kind": "drain", "round": 0, "options": OPTIONS | UNSAID}
+        | {"leaving": "a", "only": ["b", "c"], "reason": "so"},
+        PlannedMove(
+            *("r", P, "a", "b", 4, 5, StrategyName.FLUID),
+            MoveOptions(order="hot-first"),
+            cause=Cause.DRAIN,
+            asked=Asked(leaving="a", only=frozenset("cb")),
+            reason="so",
         ),
     ),
     "standby": (
@@ -74,7 +98,7 @@ def test_what_earlier_versions_left_out() -> None:
     late = {name: value for name, value in FORMS["move"][0].items() if name not in ("round", "options")}
     options = MoveOptions(20.0, 1e6, 7.0, "fluid")  # what was made of what was asked is all that is known
     assert planned_of("move/r/3", late) == PlannedMove(
-        "r", P, "a", "b", 4, 5, StrategyName.FLUID, options, 7.0, 1e6, Cause.DRAIN, "edge"
+        "r", P, "a", "b", 4, 5, StrategyName.FLUID, options, 7.0, 1e6, Cause.DRAIN, Asked("edge")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Moved, NotOwner, Unavailable
-from stateflow.replica.applying import Answer, Applier
+from stateflow.replica.applying import SLICE_S, Answer, Applier
 from stateflow.replica.lane import LeftBehind
 from stateflow.replica.messages import Piece
 from stateflow.runtime.host import Applied
@@ -59,6 +60,8 @@ class Node:
 
 class Sender:
     """``then``: is awaited when all was sent."""
+
+    caller = "s"
 
     def __init__(self, requests: Iterable[Piece], then: Any = None) -> None:
         self.requests, self.then = list(requests), then
@@ -267,3 +270,36 @@ def test_where_the_thread_does_not_come_back_partitions_are_visited() -> None:
     serve(node, sender)
     assert node.rows == [(1, [])]
     assert sender.past == []
+
+
+def test_one_that_takes_long_lets_others_go_first() -> None:
+    """Between two of its partitions, and all of them are applied once."""
+
+    class Slow(Node):
+        def apply(self, shares: Shares, answers: Answers) -> None:
+            for number, part in enumerate(shares.parts):
+                if not answers.goes_on():
+                    return
+                answers.begun(number)
+                time.sleep(2 * SLICE_S if len(self.here) > 1 else 0)
+                self.rows.append((part.partition, []))
+                answers.told(number, self.here[part.partition])
+
+    node = Slow({number: applied(1) for number in range(8)})
+    large, small = Sender([whole({n: [n] for n in range(7)})]), Sender([whole({7: [7]})])
+    small.caller = "another"
+
+    async def run() -> None:
+        applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
+        first = asyncio.create_task(applier.run(large))
+        while not node.rows:
+            await asyncio.sleep(0.001)
+        await asyncio.wait_for(applier.run(small), LONG_S)
+        assert [answer for _, answer in small.answers] == [applied(1)]
+        assert len(node.rows) < 6, "it did not wait for all of them"
+        await asyncio.wait_for(first, LONG_S)
+        await applier.close()
+
+    asyncio.run(run())
+    assert sorted(partition for partition, _ in node.rows) == list(range(8))
+    assert [partition.partition for partition, _ in large.answers] == list(range(7))

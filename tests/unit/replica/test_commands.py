@@ -39,7 +39,7 @@ SERVICE = rpb.DESCRIPTOR.services_by_name["ReplicaService"]
 NOT_CONTROL = {
     *("Apply", "Inspect", "Scan", "Stats", "Positions"),
     *("Snapshot", "Fetch", "Follow", "Confirm"),  # of replicas among each other
-    *("OpenSource", "Sources", "RetireSource"),  # of clients, for their sources
+    *("OpenSource", "Outputs", "Sources", "RetireSource"),  # of clients, for their sources
 }
 CONTROL = sorted(method.name for method in SERVICE.methods if method.name not in NOT_CONTROL)
 LEDGER, TERM, SESSION = "a-ledger", 5, "a-secret-of-the-two"
@@ -74,6 +74,10 @@ def sample(method: str) -> Any:
             return rpb.RestoreRequest(restore_id="r", spec=spec_to_pb(SPEC), partition=1, epoch=2, own=True)
         case "Checkpoint":
             return rpb.CheckpointRequest()
+        case "RoundTrips":
+            return rpb.RoundTripsRequest(addresses=["127.0.0.1:1"])
+        case "Verify":
+            return rpb.VerifyRequest(**of)
     raise AssertionError(f"{method} needs a sample")
 
 
@@ -188,7 +192,7 @@ def serving(tmp_path: Path, work: Callable[[Any, ReplicaNode], Awaitable[None]])
 async def refused(stub: Any, method: str, request: Any) -> StateflowError:
     try:
         answer = getattr(stub, method)(request, timeout=30)
-        if isinstance(answer, AsyncIterator) or method == "Prepare":
+        if isinstance(answer, AsyncIterator) or method in ("Prepare", "Verify"):
             async for _ in answer:
                 pass
         else:

@@ -61,7 +61,8 @@ class Shell:
         self.node = SimpleNamespace(
             lost_some=False,
             identity=Identity("d", "a-0"),
-            lease=SimpleNamespace(granted=self._granted, revoke=lambda: None),
+            lease=SimpleNamespace(granted=self._granted, revoke=lambda: None, unanswered=lambda: None, cut_off=False),
+            alone=(0, frozenset()),
             settings=SimpleNamespace(heartbeat_interval_s=0.01),
             successor=SimpleNamespace(supersede=self._supersede),
             authority=authority,
@@ -74,7 +75,10 @@ class Shell:
 
     def member(self) -> Member:
         info, this = ReplicaInfo("a-0", "a", "127.0.0.1:1"), cast(Any, self)
-        return Member(this.node, info, self.clock, self.connect, threads=this, pulls=this)
+        return Member(this.node, info, self.clock, self.connect, threads=this, pulls=this, bundles=this)
+
+    async def ensure(self, _: Any) -> None:
+        """No operator of it came in a bundle."""
 
     def _obey(self, *_: Any) -> None:
         if self.raising:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from stateflow.errors import InvalidArgument, NotOwner
-from stateflow.replica.messages import FrameReader, Piece, responses_of
+from stateflow.replica.messages import FrameReader, Piece, batch_of, responses_of
 from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.batches import header_of
 from stateflow.rpc.wire import error_of
 from stateflow.runtime.host import Applied
 from stateflow.runtime.layout import Attempt, Session
@@ -126,3 +127,13 @@ def test_answers_cross_in_pieces_and_in_order() -> None:
     assert b"".join(result.output for result in found) == output
     assert (found[2].replayed, found[2].operator_us, found[2].commit_us) == (True, 5, 6)
     assert str(error_of(found[3].fault)) == str(fault)
+
+
+def test_all_of_a_batch_crosses() -> None:
+    attempt, session = Attempt("r", "u", "t", "c"), Session(1, "0" * 16)
+    batch = Batch("s", 4, True, 5, attempt, 6, True, session, b"k", "edge-1", "site", f"00-{'a' * 32}-{'b' * 16}-01")
+    plain = Batch(batch.source, batch.number)
+    assert sum(one == other for one, other in zip(astuple(batch), astuple(plain), strict=True)) == 2, "all are said"
+    crossed = batch_of(header_of("Op", batch, SCHEMA))
+    assert astuple(crossed) == astuple(batch)
+    assert crossed == replace(batch, traceparent=""), "a batch that is sent again is the same in another trace"

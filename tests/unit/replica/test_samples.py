@@ -34,3 +34,11 @@ def test_older_ones_go_and_are_counted_all_the_same(clock: Any, monkeypatch: pyt
         made.add("Op", 1, started=10.0, held_from=None)
     assert [sample.number for sample in made.after(0)] == [4, 5]
     assert made.rows == 5
+
+
+def test_of_many_that_are_newer_the_newest_are_enough(clock: Any) -> None:
+    made = Samples(clock)
+    for _ in range(5):
+        made.add("Op", 1, started=10.0, held_from=None)
+    assert [sample.number for sample in made.after(1, 2)] == [4, 5]
+    assert [sample.number for sample in made.after(4, 2)] == [5]

@@ -381,3 +381,60 @@ def test_nobody_is_answered_who_is_gone() -> None:
         assert not s.stream._calls
 
     run(work)
+
+
+def test_of_a_sender_that_takes_no_answers_nothing_more_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "UNTAKEN_BYTES_MAX", 1000)
+
+    async def work() -> None:
+        takes, written, began = asyncio.Event(), list[rpb.ApplyResponse](), list[int]()
+
+        async def write(response: rpb.ApplyResponse) -> None:
+            await takes.wait()
+            written.append(response)
+
+        async def big(exchange: Exchange) -> None:
+            while (piece := await exchange.receive()) is not None:
+                began.append(number_of(piece))
+                await exchange.answer([(PartitionId("Op", 0), Applied(b"x" * 600, False, 1))])
+
+        s = Stream(big)
+        s.stream._write = write
+        s.send(*(request(call, 0) for call in range(1, 21)), None)
+        async with asyncio.timeout(LONG_S):
+            while s.taken < 20 or not began:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        held = len(began)
+        assert held < 20, "answers of so many would be kept"
+        takes.set()
+        await s.task
+        assert began == list(range(1, 21))
+        assert len(written) == 20
+
+    run(work)
+
+
+def test_many_streams_read_ahead_less_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        held = asyncio.Event()
+
+        async def waits(exchange: Exchange) -> None:
+            await exchange.receive()
+            await held.wait()
+            while await exchange.receive() is not None:
+                pass
+
+        s = Stream(waits)
+        s.stream._streams = lambda: 100_000
+        s.send(*(request(call, 0, rows=b"x" * 30_000) for call in range(1, 21)), None)
+        async with asyncio.timeout(LONG_S):
+            while s.taken < 3:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert s.taken == 3, "as much as the least that each may have"
+        held.set()
+        await s.task
+        assert s.taken == 20
+
+    run(work)

@@ -10,16 +10,18 @@ from typing import Any
 import grpc
 import pytest
 
-from stateflow.errors import NotOwner, Unavailable
-from stateflow.router import Router, session
-from stateflow.router.session import Route, RoutingTable
+from stateflow.errors import InvalidArgument, NotOwner, Unavailable
+from stateflow.reports import Deployment
+from stateflow.router import Router
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.clients import ControllerClient
 from stateflow.rpc.wire import fault_of
 from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.operator import describe
 from stateflow.runtime.positions import Batch
 from stateflow.settings import RouterSettings
+from stateflow.types import ReplicaInfo
 from tests.applying import WORD, words
 from tests.unit.operators import Count
 
@@ -60,11 +62,11 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Serve], tuple[
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         servers.append(server)
-        routes = [Route("a", f"127.0.0.1:{port}", 1)] * 2
-        asked = describe(Count, 2), RoutingTable("Count", 1, routes)
-        monkeypatch.setattr(Router, "_ask", lambda *_: asked)
+        owners = (ReplicaInfo("a", "edge", f"127.0.0.1:{port}"),) * 2
+        deployment = Deployment(describe(Count, 2), 1, owners, (1, 1))
+        monkeypatch.setattr(ControllerClient, "deployment", lambda *_: deployment)
         settings = RouterSettings(stall_s=0.05, unavailable_timeout_s=0.3, backoff_initial_s=0.01)
-        return Router("nowhere:1", "Count", settings), replica
+        return Router("nowhere:1", "Count", settings, silence_s=0.3), replica
 
     yield start
     for server in servers:
@@ -121,9 +123,8 @@ def test_a_call_that_is_refused_goes_out_again_on_the_same_stream(
 
 
 def test_a_silent_stream_fails_its_batch_and_the_next_gets_another(
-    routed: Callable[[Serve], tuple[Router, Replica]], monkeypatch: pytest.MonkeyPatch
+    routed: Callable[[Serve], tuple[Router, Replica]],
 ) -> None:
-    monkeypatch.setattr(session, "SILENCE_S_MIN", 0.3)
     over = threading.Event()
 
     def silent(stream: int, requests: Iterator[rpb.ApplyRequest]) -> Iterator[rpb.ApplyResponse]:
@@ -140,3 +141,8 @@ def test_a_silent_stream_fails_its_batch_and_the_next_gets_another(
     assert router.send(Batch("s", 0), words({0: b"x"})) == {0: b"x"}
     assert replica.streams == 2
     over.set()
+
+
+def test_an_address_that_is_none_is_refused_before_anybody_is_asked() -> None:
+    with pytest.raises(InvalidArgument, match="'nowhere' is not a valid address: write host:port"):
+        Router("nowhere:1", "Count", addresses={"a:1": "nowhere"})

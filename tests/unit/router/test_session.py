@@ -344,6 +344,19 @@ def test_table_of() -> None:
         table_of("Op", 7, infos, [3])
 
 
+def test_addresses_are_translated_wherever_owners_are_named() -> None:
+    """By the controller, and by a replica that has given a partition away."""
+    infos = [ReplicaInfo("a", "s", "a:1"), ReplicaInfo("b", "s", "b:1")]
+    here = table_of("Op", 1, infos, [1, 1], addresses={"a:1": "nat:7", "c:1": "nat:9"})
+    assert here.routes == [Route("a", "nat:7", 1), Route("b", "b:1", 1)]
+    s = BatchSession(here, [0, 1], 10.0)
+    assert set(sends(s.poll(0.0))) == {"nat:7", "b:1"}
+    s.refused(1, Moved("it went", owner="c", address="c:1", epoch="2"), 0.1)
+    assert sends(s.poll(0.1)) == {"nat:9": ((1, 2),)}
+    s.refreshed(table_of("Op", 2, [infos[0], ReplicaInfo("c", "s", "c:1")], [1, 2], addresses=here.addresses))
+    assert s.table.routes[1] == Route("c", "nat:9", 2), "the same route: nothing to send again"
+
+
 def test_a_restarted_owner_may_have_another_address() -> None:
     mine = table(1)
     mine.merge(RoutingTable("Op", 1, [Route("a", "a:2", 1)]))

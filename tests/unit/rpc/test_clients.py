@@ -160,6 +160,29 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+class Broken(controller_pb2_grpc.ControllerServiceServicer):
+    """Its connections end when it has heard what is wanted."""
+
+    def _end(self, context: Any) -> None:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "Stream removed (sendmsg: Broken pipe (32))")
+
+    def Undeploy(self, request: Any, context: Any) -> Any:
+        self._end(context)
+
+    def WatchReconfiguration(self, request: Any, context: Any) -> Any:
+        self._end(context)
+        yield cpb.Reconfiguration()
+
+
+def test_what_only_is_read_is_asked_of_another_one_where_the_connection_broke() -> None:
+    leading = BetweenTerms()
+    leading.leads = True
+    with served(Broken()) as broken, served(leading) as other:
+        assert ASKED["stream"](ControllerClient(f"{broken},{other}")) == ["r"]
+        with pytest.raises(Unavailable, match="Broken pipe"):
+            ASKED["call"](ControllerClient(f"{broken},{other}"))  # it may have been done
+
+
 @pytest.mark.parametrize("leader", ["", "127.0.0.1:1"])
 @pytest.mark.parametrize(("asked", "answer"), [("call", 4), ("stream", ["r"])])
 def test_one_that_does_not_lead_is_asked_again_whatever_it_is_asked(

@@ -74,11 +74,22 @@ def test_only_prose_and_payloads_hold_anything() -> None:
         and isinstance(kind := kind_of(field), Kind)
         and kind.holds("../[/x]\n\x1b")
     }
-    assert loose == {"Fault.what", "Fault.remedy", "Move.note", "Adopted.conflicts", "OperatorSpec.source"} | {
+    assert loose == {
+        "Fault.what",
+        "Fault.remedy",
+        "Move.note",
+        "JobStage.error",
+        "RollingNode.error",
+        "SweepNode.error",
+        "PartitionFault.error",
+        "Adopted.conflicts",
+        "OperatorSpec.source",
+    } | {
         "Move.reason",
         "Job.schedule",
         "JobRun.note",
         "ProposedMove.reason",
+        "Left.reason",
     }
     payloads = {f.name for f in plain_fields() if f.type == FieldDescriptor.TYPE_BYTES and kind_of(f) is ANY}
     assert payloads == {"rows", "output", "data", "change_sets", "records", "keys"}

@@ -18,21 +18,31 @@ from stateflow.reports import (
     FollowerReport,
     JobReport,
     JobRun,
+    JobStage,
+    LackOfRoom,
+    LeftPartition,
+    LinkReport,
+    MaintenanceReport,
     MoveReport,
+    PartitionFault,
     Placement,
     ProposedMove,
     Reconfiguration,
     RefusedReplica,
     ReplicaStatus,
     RestoredPartition,
+    Rolling,
+    RollingNode,
     StandbyReport,
+    Sweep,
+    SweepNode,
     UnservedPartitions,
 )
 from stateflow.rpc import reports as wire
 from stateflow.types import OperatorSpec, ReplicaInfo
 
 SPEC = OperatorSpec(
-    "Op", "m:Op", 3, ("k",), b"schema", "[]", (("late", b"s"),), (("old", 2),), "class Op", "ab", "cd", 9
+    "Op", "m:Op", 3, ("k",), b"schema", "[]", (("late", b"s"),), (("old", 2),), "class Op", "ab", "cd", 9, "ef"
 )
 WHY = Unavailable("no answer", remedy="see it", replica="a")
 A, B = ReplicaInfo("a", "cloud", "a:1", 2), ReplicaInfo("b", "edge", "b:1", 1)
@@ -41,25 +51,41 @@ MOVE = MoveReport(
     15.5, 16, 17, "a note", "a reason",
 )  # fmt: skip
 FOLLOWER = FollowerReport("b:7070", "a:7070", 0.5)
-RECONFIGURATION = Reconfiguration("r", "Op", "FAILED", (MOVE,), 20.5, "drain", "warm-up", 21, FOLLOWER)
+RECONFIGURATION = Reconfiguration(
+    "r", "Op", "FAILED", (MOVE,), 20.5, "drain", "warm-up", 21, FOLLOWER, 4, 2, 1, 7.5, "admin/a"
+)
 STANDBY = StandbyReport("Op", 1, "b", "CATCHING_UP", 5)
 UNSERVED = UnservedPartitions("Op", (0, 2), "a", WHY)
-DEPLOYMENT = Deployment(SPEC, 4, (B, A, B), (1, 2, 3), (UNSERVED,), ("cloud", "edge"), FOLLOWER)
+DEPLOYMENT = Deployment(SPEC, 4, (B, A, B), (1, 2, 3), (UNSERVED,), ("cloud", "edge"), FOLLOWER, "manual")
 CLUSTER = ClusterReport(
-    (ReplicaStatus("a", "cloud", "a:1", 2, None, 0.5, 3, True),),  # a follower does not know
+    (ReplicaStatus("a", "cloud", "a:1", 2, None, 0.5, 3, True, True, 7),),  # a follower does not know
     (DEPLOYMENT,),
     (RECONFIGURATION,),
     (STANDBY,),
     (RefusedReplica("a", "c:1", "0f", WHY, 2.5),),
     (DeployingOperator("New", 8, 3),),
     FOLLOWER,
+    (MaintenanceReport("c", "rack", 7, 8),),
+    (LinkReport("a", "b", 5.5, None), LinkReport("b", "a", None, 1e6)),
+    (PartitionFault("Op", 3, "b", "state_damaged: it is"),),
 )
 RESTORED = RestoredPartition(1, "b", 2, 3, {"s": 4}, 5, (WHY,))
 NOT_RESTORED = RestoredPartition(1, "b", fault=WHY)
-PLACEMENT = Placement((ProposedMove("Op", 1, "a", "b", "a has too much", 5),), 2.5, 1.5, 3.5, 1.25, 4.5, 6.5, ("b",))
-JOB = JobReport(
-    "j", "every 5", "migrate", "Op", ("load",), (1, 2), "edge", True, 5, (JobRun(1, 2, 3, "FAILED", ("r",), "why"),)
+PLACEMENT = Placement(
+    (ProposedMove("Op", 1, "a", "b", "a has too much", 5),),
+    *(2.5, 1.5, 3.5, 1.25, 4.5, 6.5),
+    ("b",),
+    (LeftPartition("Op", 2, "c has no room for it"),),
+    (LackOfRoom(("b", "c"), 5, 6),),
 )
+RUN = JobRun(1, 2, 3, "FAILED", ("r",), "why", "j/1", (JobStage("Op", ("r",), "no room"),), FOLLOWER)
+JOB = JobReport(
+    *("j", "every 5", "migrate", "Op", ("load",), (1, 2), "edge", True, 5, (RUN,)),
+    *("soft:5 site cloud", "hard label disk=ssd:2-4", FOLLOWER),
+)
+ROLLING = Rolling("r", "FAILED", "edge", 2, (RollingNode("gw-0", "FAILED", "it died", 5),))
+_SWEPT = SweepNode("gw-0", "FAILED", "it died", 5, 1, 2, 3, 4, 6, 7, (PartitionFault("Op", 1, "gw-0", "away", True),))
+SWEEP = Sweep("s", "verify", "FAILED", "Op", "edge", 2, (_SWEPT, SweepNode("(moved)", "WAITING")))
 ORDERS = AutopilotReport(("locality", "load"), 50.5, 30.5, 12.5)
 ADOPTED = AdoptedOperator("Op", 4, (0,), (1,), (2, 3), ("two of them",), True)
 
@@ -87,6 +113,8 @@ def plain(value: Any) -> Any:
         (PLACEMENT, wire.placement_to_pb, wire.placement_of),
         (ORDERS, wire.autopilot_to_pb, wire.autopilot_of),
         (JOB, wire.job_to_pb, wire.job_of),
+        (ROLLING, wire.rolling_to_pb, wire.rolling_of),
+        (SWEEP, wire.sweep_to_pb, wire.sweep_of),
         (replace(ORDERS, max_pause_ms=None), wire.autopilot_to_pb, wire.autopilot_of),
     ],
     ids=lambda value: type(value).__name__,
@@ -98,7 +126,7 @@ def test_what_is_sent_is_what_is_told(value: Any, to_pb: Callable[[Any], Any], o
 
 @pytest.mark.parametrize(
     "value",
-    [MOVE, RECONFIGURATION, STANDBY, ADOPTED, DEPLOYMENT, CLUSTER, PLACEMENT, ORDERS, JOB],
+    [MOVE, RECONFIGURATION, STANDBY, ADOPTED, DEPLOYMENT, CLUSTER, PLACEMENT, ORDERS, JOB, ROLLING, SWEEP],
     ids=lambda value: type(value).__name__,
 )
 def test_no_field_is_left_out_of_that_test(value: Any) -> None:
@@ -126,5 +154,6 @@ def test_users_see_a_cluster_without_what_only_routers_need() -> None:
         "epochs": (1, 2, 3),
         "unserved": ({"operator": "Op", "partitions": (0, 2), "owner": "a", "error": str(WHY)},),
         "sites": ("cloud", "edge"),
+        "failover": "manual",
     }
     assert DEPLOYMENT.why_unserved() == {0: WHY, 2: WHY}

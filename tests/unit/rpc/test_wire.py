@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc.experimental import ChannelOptions
 
 from stateflow.rpc import clients
-from stateflow.rpc.wire import OPTIONS, positions_of, positions_to_pb, source_of, source_to_pb
+from stateflow.rpc.wire import CHANNEL_OPTIONS, positions_of, positions_to_pb, source_of, source_to_pb
 from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.retirement import SourceView
 
@@ -23,7 +25,7 @@ def core() -> bytes:
     return Path(spec.origin).read_bytes()
 
 
-@pytest.mark.parametrize("option", [name for name, _ in OPTIONS])
+@pytest.mark.parametrize("option", [name for name, _ in CHANNEL_OPTIONS])
 def test_every_option_is_one_that_grpc_knows(option: str, core: bytes) -> None:
     """One that it does not know has no effect, and nobody says so."""
     assert b"\0" + option.encode() + b"\0" in core
@@ -34,11 +36,27 @@ def test_an_option_that_does_not_exist_would_be_found(core: bytes) -> None:
 
 
 def test_what_clients_set_besides_is_an_option_of_grpc_for_python() -> None:
-    besides = [name for name, _ in clients._OPTIONS if name not in dict(OPTIONS)]
+    besides = [name for name, _ in clients._OPTIONS if name not in dict(CHANNEL_OPTIONS)]
     assert besides == [ChannelOptions.SingleThreadedUnaryStream]
 
 
 # -- how far a source has come --------------------------------------------------------------------------------
+
+
+def test_a_channel_that_nobody_uses_leaves_the_port_of_who_is_gone_alone() -> None:
+    """Another program may have it by then, which is not to be spoken to."""
+    assert "grpc.client_idle_timeout_ms" in dict(CHANNEL_OPTIONS)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    options = [*(dict(CHANNEL_OPTIONS) | {"grpc.client_idle_timeout_ms": 1_000}).items()]
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/any/Method")(b"", timeout=0.5)
+        with socket.create_server(("127.0.0.1", port)) as another:
+            another.settimeout(1.5)  # longer than it ever backs off
+            with pytest.raises(TimeoutError):
+                for _ in range(20):  # until it is idle
+                    another.accept()[0].close()
 
 
 def test_positions_cross_by_partition() -> None:

@@ -15,8 +15,11 @@ import pytest
 
 from stateflow import Context, Operator, state
 from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable
+from stateflow.runtime.bundles import BundleStore
 from stateflow.runtime.operator import class_of, describe, key_columns, load, output_schema
 from tests.unit.operators import Count, Outer, Pair
+
+NO_BUNDLES = BundleStore(Path("/nonexistent/bundles"))
 
 
 def _class(**members: Any) -> type[Operator]:
@@ -101,7 +104,7 @@ def test_a_set_of_unordered_members_is_refused_where_it_is_declared() -> None:
 def test_a_class_of_a_module_is_named() -> None:
     for cls in (Count, Pair, Outer.Inner):
         spec = describe(cls)
-        assert class_of(spec) is cls
+        assert class_of(spec, NO_BUNDLES) is cls
         assert (spec.source, spec.source_digest) == ("", "")
     assert describe(Outer.Inner).target == "tests.unit.operators:Outer.Inner"
 
@@ -170,7 +173,7 @@ def of_script(said: str, cls: str = "Scripted") -> type[Operator]:
     """The class that a replica has of what a program says of its own."""
     target, source, digest = json.loads(said)
     assert target.endswith(f":{cls}")
-    return class_of(replace(describe(Count, 2), target=target, source=source, source_digest=digest))
+    return class_of(replace(describe(Count, 2), target=target, source=source, source_digest=digest), NO_BUNDLES)
 
 
 def test_a_scripts_own_class_goes_along_as_text(tmp_path: Path) -> None:
@@ -209,10 +212,10 @@ def test_a_text_that_is_not_what_was_deployed_is_not_loaded(tmp_path: Path) -> N
     script.write_text(SCRIPT.replace("BELOW", f"open({str(proof)!r}, 'w')"))
     spec = describe(load(f"{script}:Scripted"), 2)
     with pytest.raises(OperatorNotImportable, match="its digest is another"):
-        class_of(replace(spec, source=spec.source + f"open({str(proof)!r}, 'w')"))
+        class_of(replace(spec, source=spec.source + f"open({str(proof)!r}, 'w')"), NO_BUNDLES)
     for target in (spec.target, "<stdin>:Scripted"):  # and the file is never taken for it
         with pytest.raises(OperatorNotImportable, match="text is missing"):
-            class_of(replace(spec, source="", source_digest="", target=target))
+            class_of(replace(spec, source="", source_digest="", target=target), NO_BUNDLES)
     with pytest.raises(OperatorNotImportable, match="in no file"):
         load("<stdin>:Scripted")
     assert not proof.exists()

@@ -45,6 +45,11 @@ SETTINGS = ReplicaSettings(
 )
 
 
+def path_of(source: ReplicaNode, base: SnapshotInfo, name: str) -> Path:
+    with source.sender.open_file(base.snapshot_id, name) as file:
+        return Path(file.name)
+
+
 class Two:
     """Replicas ``a`` and ``b``; the operator's partition 0 is at ``a``, at epoch 1."""
 
@@ -99,7 +104,7 @@ class Two:
         have = target.receiver.warm_base(P)
         directory = target.receiver.incoming_directory(P, move)
         for file in base.files:
-            near = have.get(file.digest) or source.sender.snapshot_file(base.snapshot_id, file.name)
+            near = have.get(file.digest) or path_of(source, base, file.name)
             shutil.copy(near, directory / file.name)
         return base
 
@@ -496,11 +501,11 @@ def test_what_is_not_here(two: Two) -> None:
     with pytest.raises(NotOwner):
         list(two.a.reader.scan(PartitionId("Other", 0), "n"))
     with pytest.raises(MoveUnknown):
-        two.a.sender.snapshot_file("nothing", "CURRENT")
+        two.a.sender.open_file("nothing", "CURRENT")
     base = two.a.sender.snapshot(P, "m1")
-    for name in ("../../LOCK", "../LOCK", "nothing"):
+    for name in ("../../LOCK", "../LOCK", "nothing", "CURRENT/nothing"):
         with pytest.raises(MoveUnknown):
-            two.a.sender.snapshot_file(base.snapshot_id, name)
+            two.a.sender.open_file(base.snapshot_id, name)
     with pytest.raises(MoveUnknown):
         two.b.receiver.open_incoming(P, "m1", base)
     with pytest.raises((StateMissing, StateflowError)):
@@ -514,7 +519,7 @@ def test_a_replica_starts_where_a_copy_is_not_whole(tmp_path: Path) -> None:
     two.b.receiver.prepare(two.spec, P, "m1", 1)
     base = two.a.sender.snapshot(P, "m1")
     arrived = two.b.receiver.incoming_directory(P, "m1")
-    shutil.copy(two.a.sender.snapshot_file(base.snapshot_id, "CURRENT"), arrived)
+    shutil.copy(path_of(two.a, base, "CURRENT"), arrived)
     half_removed = two.root / "b" / "operators" / "Op" / "p00000" / "m0-0-1.part"
     shutil.copytree(arrived, half_removed)
     two.restart("b")
@@ -556,3 +561,35 @@ def test_the_first_batch_imports_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FIRST_BATCH, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "[] True\n"), done.stderr
+
+
+def test_rows_of_one_batch_are_counted_by_the_site_that_each_says(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    try:
+        sites = [("k1", 1, "east"), ("k2", 2, "west"), ("k3", 3, "east"), ("k1", 4, None)]
+        schema = pa.schema([*SCHEMA, ("site", pa.string())])
+        rows = pa.RecordBatch.from_pylist([dict(zip("kvs", row, strict=True)) for row in sites])
+        data = rows.rename_columns(schema.names).cast(schema).serialize().to_pybytes()
+        encoded = schema.serialize().to_pybytes()
+        apply_to(two.a, P, 1, Batch("s", 0, site_column="site"), encoded, data)
+        apply_to(two.a, P, 1, Batch("s", 1, site="north"), encoded, data)
+        traffic = two.a.view(P)
+        assert traffic.rows == 8
+        assert traffic.origins == {"east": 2, "west": 1, "north": 4}
+    finally:
+        two.close()
+
+
+def test_replicas_of_one_disk_name_the_same_one(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    assert two.a.disk().disk == two.b.disk().disk != ""
+    assert two.a.disk().disk_free_bytes > 0
+    two.a.close()
+    two.b.close()
+
+
+def test_a_limit_of_its_own_and_a_reserve_that_is_all_there_is(tmp_path: Path) -> None:
+    settings = ReplicaSettings(room_bytes=5, disk_reserve_bytes=1 << 60)
+    node = ReplicaNode(ReplicaInfo("a", "site", "a:1"), tmp_path, settings)
+    assert (node.disk().room_bytes, node.disk().disk_free_bytes) == (5, 0)
+    node.close()

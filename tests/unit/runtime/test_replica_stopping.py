@@ -263,6 +263,8 @@ def applier_of(node: Node) -> Applier:
 class Sender:
     """One end of an exchange: hears the answers."""
 
+    caller = "s"
+
     def __init__(self, *requests: Piece) -> None:
         self.requests = list(requests)
         self.said: list[Applied | StateflowError] = []

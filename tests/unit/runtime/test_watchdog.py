@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -13,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from stateflow import Context, Operator, state
-from stateflow.clock import SYSTEM_CLOCK
+from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import OperatorStuck
-from stateflow.replica.lane import Lane, LeftBehind
+from stateflow.replica.lane import Fair, Lane, LeftBehind
 from stateflow.runtime.environment import WorkLock
 from stateflow.runtime.host import Applied
 from stateflow.runtime.operator import describe
@@ -227,6 +228,96 @@ def test_a_thread_is_stalled_while_it_has_work_and_no_batch(
     busy_since: float | None, in_hand: bool, served_at: float, stalled: float
 ) -> None:
     assert stalled_s(busy_since, in_hand, served_at, now=10.0) == stalled
+
+
+def test_who_had_least_of_a_lane_comes_first() -> None:
+    """Whoever gives much waits for himself, and nobody saves time up."""
+    fair = Fair()
+    jobs: Any = {name: (None, name) for name in ("f0", "f1", "f2", "f3", "a0", "a1", "a2", "b0", "own")}
+    for name in ("f0", "f1", "f2"):
+        fair.give("flood", jobs[name])
+    took: list[str] = []
+
+    def turn(seconds: float) -> None:
+        caller, (_, name) = fair.take()
+        fair.took(caller, seconds)
+        took.append(name)  # type: ignore[arg-type]
+
+    turn(5.0)
+    for name in ("a0", "a1", "a2"):
+        fair.give("a", jobs[name])
+    turn(2.0)
+    turn(2.0)
+    fair.give(None, jobs["own"])
+    fair.give("b", jobs["b0"])
+    assert fair.others_wait("b")
+    turn(9.0)
+    turn(0.5)
+    turn(2.0)
+    turn(5.0)
+    assert took == ["f0", "a0", "a1", "own", "b0", "a2", "f1"]
+    assert not fair.others_wait("flood")
+    for number in range(3000):
+        fair.give(number, jobs["a0"])
+        turn(0.001)
+    assert len(fair._had) <= 1002
+    turn(0.0)
+    assert took[-1] == "f2"
+
+
+def test_callers_of_a_lane_take_turns() -> None:
+    """What one of them gave in its order."""
+    lane = Lane("test", SYSTEM_CLOCK)
+    began, go_on, done = threading.Event(), threading.Event(), list[str]()
+
+    def busy() -> bool:
+        began.set()
+        return go_on.wait(30)
+
+    first = lane.submit_for("flood", busy)
+    assert began.wait(30)
+    assert not lane.others_wait("flood")
+    rest = [lane.submit_for("flood", functools.partial(done.append, f"flood {n}")) for n in range(4)]
+    rest += [lane.submit_for("a", functools.partial(done.append, f"a {n}")) for n in range(2)]
+    rest += [lane.submit(done.append, "own")]
+    assert lane.others_wait("flood")
+    assert lane.others_wait("nobody")
+    go_on.set()
+    lane.shutdown()
+    assert [each.result(30) for each in rest] == [None] * 7
+    assert done[:3] == ["own", "a 0", "a 1"], "who had none of it yet"
+    assert done[3:] == [f"flood {n}" for n in range(4)]
+    assert not lane.others_wait("nobody")
+    assert first.result(0)
+    with pytest.raises(RuntimeError):
+        lane.submit(done.append, "late")
+
+
+def test_who_hangs_has_had_the_time_for_which_the_others_waited() -> None:
+    clock = ManualClock()
+    lane = Lane("test", clock)
+    hangs, busy, go_on, done = threading.Event(), threading.Event(), threading.Event(), list[str]()
+
+    def hang() -> None:
+        hangs.set()
+        go_on.wait(30)
+
+    def keep_busy() -> None:
+        busy.set()
+        go_on.wait(30)
+
+    lane.submit_for("hangs", hang)
+    assert hangs.wait(30)
+    clock.advance(60)
+    lane.submit(keep_busy)
+    lane.leave_behind()
+    assert busy.wait(30)
+    last = [lane.submit_for(who, functools.partial(done.append, who)) for who in ("hangs", "other", "other")]
+    go_on.set()
+    for each in last:
+        each.result(30)
+    assert done == ["other", "other", "hangs"]
+    lane.shutdown()
 
 
 def test_a_lane_goes_on_without_a_thread_that_does_not_come_back() -> None:

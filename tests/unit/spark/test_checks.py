@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable, StateflowError
+from stateflow.errors import DeclarationError, InvalidArgument, StateflowError
 from stateflow.spark import apply_operator, read_state
-from stateflow.spark.checks import check_executors, not_importable
+from stateflow.spark.checks import site_column
 from stateflow.testing import LocalCluster
 from tests.unit.operators import Count
-
-
-def test_spark_connect_is_refused() -> None:
-    remote = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
-    with pytest.raises(InvalidArgument, match=r"^invalid_argument: this is Spark Connect.*classic session"):
-        apply_operator(remote, Count, cluster="127.0.0.1:1")
-    with pytest.raises(InvalidArgument, match="this is Spark Connect"):
-        read_state(remote, cluster="127.0.0.1:1", operator="Tally", state="n")
 
 
 class Frame:
     """A DataFrame as far as it is looked at first. ``jvm``: None: its session was stopped."""
 
     isStreaming = False
+    master = "yarn"
 
     def __init__(self, jvm: object) -> None:
         self.sparkSession = self.sparkContext = self
@@ -46,7 +38,8 @@ class Frame:
         ),
         (Frame("jvm"), dict, "127.0.0.1:1", "is not an operator"),
         (Frame("jvm"), Count, LocalCluster(sites={"a": 1}), "is no running cluster: pass .* a started LocalCluster"),
-        (Frame("jvm"), Count, None, "None is no running cluster"),
+        (Frame("jvm"), Count, "", "'' is no running cluster"),
+        (Frame("jvm"), Count, None, r"is on this machine, and Spark's tasks are not \(master yarn\)"),
     ],
 )
 def test_what_is_passed_by_mistake(frame: Any, operator: Any, cluster: Any, said: str) -> None:
@@ -80,49 +73,14 @@ def test_a_cluster_of_what_is_no_operator() -> None:
         LocalCluster(Count())  # type: ignore[arg-type]
 
 
-class Remote:
-    """A session whose executors fail with this message, or are not to be asked."""
+def test_the_column_that_says_where_rows_come_from() -> None:
+    from pyspark.sql import types as t
 
-    def __init__(self, master: str, said: str = "", python: str = sys.executable) -> None:
-        self.sparkContext = self
-        self.pythonExec = python
-        self.master, self.applicationId = master, f"app of {said}"
-        self.said, self.asked = said, 0
-
-    def parallelize(self, *_: object) -> Remote:
-        self.asked += 1
-        return self
-
-    def map(self, *_: object) -> Remote:
-        return self
-
-    def collect(self) -> None:
-        if self.said:
-            raise RuntimeError(self.said)
-
-
-def test_executors_without_the_package_are_told_apart_from_other_failures() -> None:
-    lacking = Remote("spark://m:7077", "Job aborted\nModuleNotFoundError: No module named 'stateflow'\n\tat org.apache")
-    with pytest.raises(Exception, match=r"^operator_not_importable: .*'stateflow': install"):
-        check_executors(lacking)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="out of memory"):
-        check_executors(Remote("yarn", "out of memory"))  # type: ignore[arg-type]
-    assert not_importable("ValueError: no") is None
-
-
-def test_executors_are_asked_once_and_only_where_they_are_others() -> None:
-    fine = Remote("local-cluster[2,1,1024]")
-    for _ in range(3):
-        check_executors(fine)  # type: ignore[arg-type]
-    assert fine.asked == 1
-    here = Remote("local[2]", "never asked")
-    check_executors(here)  # type: ignore[arg-type]
-    assert here.asked == 0
-
-
-def test_a_local_session_whose_workers_are_another_python_is_asked_too(tmp_path: Path) -> None:
-    other = tmp_path / "python3"  # as a virtual environment has it that is not activated
-    other.symlink_to(sys.executable)
-    lacking = Remote("local[2]", "ModuleNotFoundError: No module named 'msgpack'", str(other))
-    with pytest.raises(OperatorNotImportable, match=r"'msgpack': install.*PYSPARK_PYTHON"):
-        check_executors(lacking)  # type: ignore[arg-type]
+    schema = t.StructType([t.StructField("site", t.StringType()), t.StructField("n", t.LongType())])
+    frame: Any = SimpleNamespace(schema=schema, columns=schema.names)
+    assert site_column(frame, "site") == "site"
+    assert site_column(frame, None) == ""
+    with pytest.raises(InvalidArgument, match=r"'where' cannot be .*: the input has site, n: name a string column"):
+        site_column(frame, "where")
+    with pytest.raises(InvalidArgument, match=r"'n' cannot be .*: it is bigint: name a string column of the input"):
+        site_column(frame, "n")

@@ -8,6 +8,12 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
+from stateflow.spark.versions import JETSTREAM
+from tests.versions import lacks
+
+if why := lacks(JETSTREAM):
+    pytest.skip(why, allow_module_level=True)
+
 from stateflow.errors import DecodeError, InvalidArgument
 from stateflow.spark.jetstream import JetStreamOptions, JetStreamSource
 from stateflow.spark.jetstream_client import Message, StreamFacts

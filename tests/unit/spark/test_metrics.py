@@ -7,13 +7,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import Row
 
 from stateflow.errors import InvalidArgument, NoMetrics
 from stateflow.spark import metrics, query_metrics, task_reports
 from stateflow.spark.metrics import OperatorMetrics, Seconds, Tally, TaskReport, Trigger, covered, elapsed
+from stateflow.spark.observed import REPORT_COLUMN, decoded, encoded, with_report, with_report_column
 
 SPENT = Seconds(spark=0.5, routing=0.125, rpc=0.25, operator=1.0, commit=0.125)
 NOTHING = Seconds()
@@ -102,6 +105,17 @@ def test_a_batch_that_another_run_did_again_is_that_runs() -> None:
     assert tally.query("unknown") is None
 
 
+def test_two_operators_of_one_batch_pipeline_are_counted_beside_each_other() -> None:
+    """Each is a call of its own, and there is no run of a query that they are of."""
+    first, second = {"run": "", "use": "a"}, {"run": "", "use": "b", "operator": "Next", "rows": 3}
+    found = filled(report(**first), report(**second), report(task=1, **first))
+    assert [(each.operator, each.rows, each.tasks) for each in found.operators] == [("Op", 20, 2), ("Next", 3, 1)]
+    again = filled(report(**first), report(task=1, **first), report(**first | {"use": "c"}))
+    assert [(each.rows, each.tasks, each.repeated) for each in again.operators] == [(10, 1, 2)], (
+        "applied anew, with one"
+    )
+
+
 def test_what_is_not_kept_in_detail_stays_in_the_totals() -> None:
     tally = Tally(batches_kept=3, queries_kept=2)
     for number in range(10):
@@ -185,9 +199,10 @@ def test_reports_are_a_list_on_their_way_and_the_book_at_the_driver() -> None:
     assert tally.query("q").rows == 20  # type: ignore[union-attr]
 
 
-def progress(batch: int = 0, ran: bool = True) -> dict[str, Any]:
+def progress(batch: int = 0, ran: bool = True, **metrics: Any) -> dict[str, Any]:
     took = {"triggerExecution": 3000, **({"addBatch": 1000} if ran else {})}
-    return {"id": "q", "runId": "run", "name": "flights", "batchId": batch, "numInputRows": 25, "durationMs": took}
+    known = {"id": "q", "runId": "run", "name": "flights", "batchId": batch, "numInputRows": 25, "durationMs": took}
+    return known | {"observedMetrics": metrics}
 
 
 def test_a_query_is_told_from_one_that_has_no_operator(tally: Tally) -> None:
@@ -224,3 +239,40 @@ def test_a_batch_frame_is_asked_for_itself(tally: Tally) -> None:
     streaming: Any = Frame(streaming=True)
     with pytest.raises(InvalidArgument, match=r"start\(\)"):
         query_metrics(streaming)
+
+
+def test_reports_that_come_with_the_progress_count_once(tally: Tally) -> None:
+    """As over Spark Connect, where a query tells of its newest micro-batches as often as it is asked."""
+    told = {"stateflow:use": Row(reports=[encoded(report()), encoded(report(task=1))]), "mine": Row(rows=3)}
+    query: Any = SimpleNamespace(id="q", name="flights", recentProgress=[progress(**told), progress(1, ran=False)])
+    found = query_metrics(query)
+    assert [(batch.rows, batch.tasks, batch.trigger_s) for batch in found.batches] == [(20, 2, 3.0)]
+    assert query_metrics(query) == found, "asked again it is told again"
+    query.recentProgress.append(
+        progress(
+            1, **{"stateflow:use": Row(values=[[encoded(report(batch=1))]], schema={"fields": [{"name": "reports"}]})}
+        )
+    )
+    query.recentProgress.append(progress(2, **{"stateflow:use": Row()()}))
+    again = query_metrics(query)
+    assert [batch.rows for batch in again.batches] == [20, 10]
+    assert again.operators[0].repeated == 0
+
+
+def test_a_report_reads_as_it_was_written() -> None:
+    for each in (report(), report(run="", batch=3, source="s", use="u", began_us=1 << 50)):
+        assert decoded(encoded(each)) == each
+
+
+def test_a_tasks_last_row_is_its_report() -> None:
+    schema = pa.schema([pa.field("k", pa.string(), nullable=False), pa.field("s", pa.struct([("n", pa.int64())]))])
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "s": {"n": 1}}, {"k": "b", "s": None}], schema)
+    reports = [report()]
+    first, last = with_report([rows], schema, reports)
+    assert first.schema == last.schema, "a stream of Arrow has one"
+    assert first.select(["k", "s"]).to_pylist() == rows.to_pylist()
+    assert last.to_pylist() == [{"k": None, "s": None, REPORT_COLUMN: encoded(reports[0])}]
+    [alone] = with_report([], schema, reports)
+    assert alone == last
+    assert [batch.num_rows for batch in with_report([rows], schema, [])] == [2, 0], "it did not come to its end"
+    assert with_report_column("k string NOT NULL, n long not  null") == f"k string, n long, {REPORT_COLUMN} string"

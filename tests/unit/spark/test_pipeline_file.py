@@ -96,7 +96,6 @@ def test_what_is_shown_has_no_secrets(load: Any) -> None:
         ),
         ({"source": {"format": 3}}, "source.format is wrong: Input should be a valid string"),
         ({"trigger": "often"}, "trigger is wrong: "),
-        ({"cluster": None}, "cluster is missing"),
         ({"sink": {"format": "parquet"}}, "sink.checkpoint is missing: a streaming pipeline could not go on"),
         (
             {"sink": {"format": "jdbc", "connection": "warehous", "checkpoint": "c"}},
@@ -117,6 +116,18 @@ def test_what_is_shown_has_no_secrets(load: Any) -> None:
             {"source": {"format": "csv", "streaming": True, "record": "n"}},
             "source.record is for the stage of a batch pipeline",
         ),
+        ({"real_time": "often"}, "real_time is wrong: "),
+        ({"real_time": "5 seconds"}, "sink.format is wrong with real_time: jdbc is written by micro-batches"),
+        ({"real_time": "5 seconds", "trigger": "0 seconds"}, "trigger is wrong with real_time: an epoch is as long"),
+        (
+            {"real_time": "5 seconds", "sink": {"format": "kafka", "mode": "append", "checkpoint": "c"}},
+            "sink.mode is wrong with real_time: it is update",
+        ),
+        (
+            {"real_time": "5 seconds", "source": {"format": "csv", "streaming": False}},
+            "source.streaming is wrong with real_time: a batch pipeline has no real-time mode",
+        ),
+        ({"operators": [{"operator": "a:B", "position": ["p", "o"]}]}, "operators[0].position is of real-time mode"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(load: Any, changes: dict[str, Any], said: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument
 from stateflow.spark import rewind
-from stateflow.spark.rewind import plan_rewind
+from stateflow.spark.rewind import plan_rewind, take_out_left
 
 
 def checkpoint_of(planned: int, finished: int, oldest: int = 0) -> set[str]:
@@ -34,6 +34,40 @@ def test_state_versions_behind_it_go() -> None:
     plan = plan_rewind(checkpoint_of(6, 6) | set(kept) | set(gone), 4)
     assert set(gone) <= set(plan.moved)
     assert not set(kept) & set(plan.moved)
+
+
+LEFT = {
+    "offsets/.0.3c2de6a1-6f6c-4ad1-8a3b-3f6f7a0b9c1d.tmp",
+    "offsets/..0.3c2de6a1-6f6c-4ad1-8a3b-3f6f7a0b9c1d.tmp.crc",
+    "commits/.0.9c2de6a1-6f6c-4ad1-8a3b-3f6f7a0b9c1d.tmp",
+}
+
+
+def test_what_a_killed_spark_left_goes() -> None:
+    """Beside it no first batch can start."""
+    assert set(plan_rewind({"metadata", *LEFT, "sources/0/.0.tmp"}, 0).moved) == LEFT
+    assert set(plan_rewind(checkpoint_of(2, 1) | LEFT, 2).moved) == LEFT
+    with pytest.raises(InvalidArgument, match="there is no batch 1"):
+        plan_rewind({"metadata", *LEFT}, 1)
+
+
+def test_it_is_taken_out_where_a_query_is_about_to_start(tmp_path: Path) -> None:
+    def make(*names: str) -> None:
+        for name in names:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+
+    assert take_out_left(tmp_path / "none") == ()
+    assert take_out_left("s3://bucket/checkpoint") == ()
+    make("metadata", *LEFT)
+    assert set(take_out_left(tmp_path)) == LEFT
+    assert not any((tmp_path / name).exists() for name in LEFT)
+    assert len([path for path in (tmp_path / "_rewound").rglob("*") if path.is_file()]) == len(LEFT), (
+        "nothing is deleted"
+    )
+    assert take_out_left(tmp_path) == ()
+    make("offsets/0", *LEFT)
+    assert take_out_left(tmp_path) == (), "Spark does not care, and a query that runs may be about to rename it"
 
 
 def test_to_the_first_batch_and_to_where_it_is() -> None:

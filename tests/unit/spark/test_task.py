@@ -68,10 +68,10 @@ def task() -> OperatorTask:
 
 
 def run(task: OperatorTask, replicas: Replicas, source: Input, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
-    monkeypatch.setattr(OperatorTask, "_router", lambda _: replicas)
-    monkeypatch.setattr(tasks, "_ended", lambda: whole)
+    monkeypatch.setattr(OperatorTask, "router", lambda _: replicas)
+    monkeypatch.setattr(tasks, "ended", lambda: whole)
     first = Batch("batch:s", 0)
-    work = tasks._Work(task, None, first, 0, ManualClock())
+    work = tasks.Work(task, None, first, 0, ManualClock())
     for _ in task._in_pieces(first, 0, iter(source), work, PIECE_BYTES):
         pass
 
@@ -114,7 +114,7 @@ def test_more_than_can_be_one_batch_is_refused_as_soon_as_it_is_read(
     """Of a micro-batch, before anything of it is sent."""
     source = Input()
     monkeypatch.setattr(tasks, "WHOLE_BYTES_MAX", 7 * BATCH_BYTES)
-    work = tasks._Work(task, "q", Batch("query:q", 0), 0, ManualClock())
+    work = tasks.Work(task, "q", Batch("query:q", 0), 0, ManualClock())
     with pytest.raises(InvalidArgument, match=r"bytes of rows came to one task.*maxFilesPerTrigger"):
-        list(task._whole_batch(Batch("query:q", 0), 0, iter(source), work, streaming=False))
+        list(task._whole_batch(Batch("query:q", 0), 0, iter(source), work, None))
     assert source.asked_for == 8

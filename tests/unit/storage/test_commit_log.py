@@ -303,6 +303,11 @@ def test_a_segment_begins_when_the_one_before_is_durable(tmp_path: Path, monkeyp
     done.clear()
     files.create(2, b"two")
     assert done[:2] == [f"data of {segment_name(1)}", f"all of {segment_name(2)}"]
+    files.append(b"more", sync=False)
+    files.close()
+    done.clear()
+    DirectorySegments(tmp_path / "commits").create(3, b"three")  # by the next process (seed 546)
+    assert done[:3] == [f"all of {segment_name(number)}" for number in (1, 2, 3)]
 
 
 def test_forgetting_what_is_not_there_writes_nothing() -> None:

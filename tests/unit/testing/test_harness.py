@@ -221,6 +221,21 @@ def test_a_null_key_and_a_missing_one(basket: OperatorHarness) -> None:
     assert contents(basket, "Ann") == before
 
 
+def test_rows_with_other_columns_and_of_other_types() -> None:
+    class Seen(Operator):
+        key, output = "k", "k string, v long"
+
+        def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+            yield row.k, row.v
+
+    with OperatorHarness(Seen) as harness:
+        out = harness.send([{"k": "a"}, {"k": "a", "v": 2}, {"v": 3, "k": "a"}])
+        assert [row["v"] for row in out] == [None, 2, 3], "a column is there that not all rows have"
+        for rows in ([{"k": "a", "v": 1}, {"k": "b", "v": "x"}], [{"k": "a", "v": object()}]):
+            with pytest.raises(InvalidArgument, match="the rows do not fit one schema"):
+                harness.send(rows)
+
+
 def test_a_key_of_several_columns(backend: str) -> None:
     pairs = [("JFK", 1), ("JFK", 2), ("EWR", 1), ("JFK", 1), ("", 1)]
     with OperatorHarness(ByRoute, partitions=3, backend=backend) as harness:
@@ -300,3 +315,28 @@ def test_a_temporary_checkpoint_ends_with_the_program(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", program], env=here, capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("rocksdb ")
     assert not list(tmp_path.iterdir())
+
+
+def test_own_figures_can_be_read() -> None:
+    class Alarms(Operator):
+        key = "k"
+        output = "k string"
+
+        def process(self, row: Any, ctx: Context) -> None:
+            ctx.metrics.counter("alarms", labels=["site"]).labels(site=row.site).inc()
+            ctx.metrics.gauge("level").set(row.v)
+            ctx.metrics.histogram("v", buckets=[10]).observe(row.v)
+            if row.v < 0:
+                raise ValueError("negative")
+
+    with OperatorHarness(Alarms) as h:
+        h.send([{"k": str(n), "site": "ab"[n % 2], "v": n} for n in range(20)])
+        with pytest.raises(OperatorFailed):
+            h.send([{"k": "1", "site": "a", "v": -1}])
+        assert h.metric("alarms", site="a") == h.metric("alarms", site="b") == 10
+        assert h.metric("level") in range(20)
+        observed = h.metric("v")
+        assert not isinstance(observed, float)
+        assert (observed.count, observed.counts, observed.total) == (20, [11, 9], 190.0)
+        with pytest.raises(InvalidArgument, match=r"alarms.*site.*a.*level"):
+            h.metric("alarm")

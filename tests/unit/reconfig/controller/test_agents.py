@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from reconfig.controller.agents import Agents
-from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
+from reconfig.controller.roster import Home
 from stateflow.clock import ManualClock
 from stateflow.errors import (
     ForeignLedger,
@@ -62,7 +63,7 @@ def test_a_name_is_its_first_directorys_for_as_long_as_that_may_run_or_has_repli
         clock.advance(LAPSED_S)
         await agents.forget("gw")
         assert (await agents.heard(others[0])).wanted == []
-        assert controller.cluster.agent_homes["gw"] == Home("d2", "there")
+        assert controller.cluster.roster.agent_homes["gw"] == Home("d2", "there")
 
     scenario(tmp_path, steps)
 

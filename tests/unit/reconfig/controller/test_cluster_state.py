@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -14,14 +15,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from reconfig.batch import Limits
 from reconfig.controller import cluster_state as cluster_state_module
-from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.batch_book import APP, batch_item, entry
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.roster import Home
+from reconfig.maintenance import Maintenance
 from reconfig.policies import StrategyName
 from reconfig.tenure import Tenure
-from reconfig.work import PlannedMove, PlannedStandby
-from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, OperatorNotDeployed
+from reconfig.work import PlannedMove, PlannedRestore, PlannedStandby, to_payload
+from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, MoveCancelled, OperatorNotDeployed
 from stateflow.fleet import AgentInfo, Spawned
-from stateflow.ledger import App, Entry, Ledger, Record, RecordState
+from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState
 from stateflow.moves import MoveOptions
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -95,24 +100,24 @@ def test_a_replica_that_comes_back_unchanged_leaves_no_record(cluster: ClusterSt
     cluster.register(ReplicaInfo("a", "site-a", "a:1"), Home("directory-a", "here"))
     assert len(list(cluster.ledger.records())) == before
     cluster.register(ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "here"))
-    assert cluster.replicas["a"].address == "a:2"
-    assert ClusterState.read(cluster.ledger).replicas == cluster.replicas
+    assert cluster.roster.replicas["a"].address == "a:2"
+    assert ClusterState.read(cluster.ledger).roster.replicas == cluster.roster.replicas
     cluster.register(ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "there"))
     cluster.replace("a", "another")
-    assert cluster.homes == {"a": Home("another"), "b": Home("directory-b", "here")}
-    assert ClusterState.read(cluster.ledger).homes == cluster.homes
+    assert cluster.roster.homes == {"a": Home("another"), "b": Home("directory-b", "here")}
+    assert ClusterState.read(cluster.ledger).roster.homes == cluster.roster.homes
     cluster.register(ReplicaInfo("a", "site-a", "a:2"), Home("another", "here"))
-    assert ClusterState.read(cluster.ledger).homes == cluster.homes
-    assert cluster.homes["a"] == Home("another", "here")
+    assert ClusterState.read(cluster.ledger).roster.homes == cluster.roster.homes
+    assert cluster.roster.homes["a"] == Home("another", "here")
 
 
 def test_a_replica_of_an_earlier_version_has_no_data_directory_yet(cluster: ClusterState) -> None:
     payload = {"site": "site-c", "address": "c:1", "weight": 1}
     cluster._append("replica/c/0f0f", RecordState.NEW, None, payload)
-    assert cluster.replicas["c"] == ReplicaInfo("c", "site-c", "c:1")
-    assert "c" not in cluster.homes
+    assert cluster.roster.replicas["c"] == ReplicaInfo("c", "site-c", "c:1")
+    assert "c" not in cluster.roster.homes
     cluster.register(ReplicaInfo("c", "site-c", "c:1"), Home("directory-c", "here"))
-    assert ClusterState.read(cluster.ledger).homes["c"] == Home("directory-c", "here")
+    assert ClusterState.read(cluster.ledger).roster.homes["c"] == Home("directory-c", "here")
 
 
 def test_a_move_from_plan_to_owner(cluster: ClusterState) -> None:
@@ -128,7 +133,137 @@ def test_a_move_from_plan_to_owner(cluster: ClusterState) -> None:
     assert cluster.open_moves == {}
     (finished,) = ClusterState.read(cluster.ledger).finished
     assert finished[0] == move
-    assert finished[1].payload == {"epoch": 2, "owner": "b", "report": {"pause_ms": 3.5}}
+    columns = {"status": "COMPLETED", "ms": 0, "result": '{"pause_ms": 3.5}'}
+    assert finished[1].payload == {"epoch": 2, "owner": "b", "report": {"pause_ms": 3.5}, "set": columns}
+
+
+def batch_of(ledger: Ledger, id: str) -> tuple[str, list[str]]:
+    """What the board tells of a reconfiguration: its status, and those of its entities."""
+    board = Board(ledger)
+    return board.batch(f"reconfiguration/{id}")["status"], [
+        e["status"] for e in board.entities(f"reconfiguration/{id}")
+    ]
+
+
+def test_a_reconfiguration_is_a_batch_of_the_board(ledger: Ledger, cluster: ClusterState) -> None:
+    moves = [PlannedMove("r1", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.WARM_UP) for n in range(3)]
+    cluster.plan_moves(moves)
+    assert batch_of(ledger, "r1") == ("IN_PROGRESS", ["WAITING"] * 3)
+    cluster.begin_moves(moves[:2])
+    cluster.begin_moves(moves[:2])  # by the next leader, say
+    cluster.pause("r1", True)
+    assert batch_of(ledger, "r1") == ("PAUSED", ["IN_PROGRESS", "IN_PROGRESS", "WAITING"])
+    cluster.grant(moves[0])
+    cluster.move_owned(moves[0], {"duration_s": 0.25, "pause_ms": 3.0})
+    cluster.move_aborted(moves[1], ERROR, {})
+    cluster.pause("r1", False)
+    assert batch_of(ledger, "r1") == ("IN_PROGRESS", ["COMPLETED", "FAILED", "WAITING"])
+    cluster.grant(moves[2])
+    cluster.move_owned(moves[2], {})
+    assert batch_of(ledger, "r1") == ("DONE", ["COMPLETED", "FAILED", "COMPLETED"])
+    told = Board(ledger).batch("reconfiguration/r1")
+    assert (told["command"], told["succeeded"], told["failed"]) == ("migrate", 2, 1)
+    assert told["extra_stats"]["slowest"][0] == {
+        "id": "0",
+        "ms": 250,
+        "status": "COMPLETED",
+        "result": '{"pause_ms": 3.0}',
+    }
+    assert ledger.verify() == []
+    ledger.rebuild()
+    assert batch_of(ledger, "r1") == ("DONE", ["COMPLETED", "FAILED", "COMPLETED"])
+    with pytest.raises(IllegalRecord, match="`stateflow reconfig`"):
+        Board(ledger).retry_batch("reconfiguration/r1")
+    cluster.pause("r1", True)
+    assert batch_of(ledger, "r1")[0] == "DONE", "what has ended is not paused"
+
+
+def test_one_that_is_cancelled_while_it_is_paused_ends_so(ledger: Ledger, cluster: ClusterState) -> None:
+    moves = [PlannedMove("r1", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.WARM_UP) for n in range(2)]
+    cluster.plan_moves(moves)
+    cluster.pause("r1", True)
+    cluster.cancel("r1")
+    cluster.cancel("r1")
+    assert ClusterState.read(ledger).history["r1"].cancelled
+    for move in moves:
+        cluster.move_aborted(move, MoveCancelled("it was", remedy="-").to_wire(), {})
+    assert batch_of(ledger, "r1") == ("CANCELLED", ["CANCELLED", "CANCELLED"])
+    again = ClusterState.read(ledger).history["r1"]
+    assert (again.state, again.withdrawn) == ("CANCELLED", moves)
+    assert facts(ClusterState.read(ledger)) == facts(cluster)
+
+
+def test_restores_of_one_command_are_a_batch(ledger: Ledger, cluster: ClusterState) -> None:
+    restores = [PlannedRestore("x", PartitionId("Op", n), "a", "b", 2) for n in (0, 2)]
+    cluster.plan_restores(restores)
+    board = Board(ledger)
+    assert [each["status"] for each in board.entities("restores/x")] == ["IN_PROGRESS", "IN_PROGRESS"]
+    again = ClusterState.read(ledger)
+    assert (facts(again), again.restores.under_way) == (facts(cluster), restores)
+    again.restore_owned(restores[0], 2, {"bytes": 7})
+    assert board.batch("restores/x")["status"] == "IN_PROGRESS"
+    again.restore_failed(restores[1], 0, ERROR)
+    found = board.batch("restores/x")
+    assert (found["status"], found["command"], found["succeeded"], found["failed"]) == ("DONE", "restore", 1, 1)
+    assert [each["result"] for each in board.entities("restores/x")] == [
+        '{"bytes": 7}',
+        '{"error": "unavailable: gone"}',
+    ]
+    assert facts(ClusterState.read(ledger)) == facts(again)
+    assert ledger.verify() == []
+
+
+def test_restores_that_are_called_off_end_so(ledger: Ledger, cluster: ClusterState) -> None:
+    restores = [PlannedRestore("x", PartitionId("Op", n), "a", "b", 2) for n in (0, 2)]
+    cluster.plan_restores(restores)
+    for _ in range(2):
+        cluster.call_off_restore("x")
+    again = ClusterState.read(ledger)
+    assert again.restores.cancelled == {"x"}
+    again.restore_owned(restores[0], 2, {"bytes": 7})
+    again.restore_failed(restores[1], 0, MoveCancelled("it was", remedy="-").to_wire())
+    board = Board(ledger)
+    assert board.batch("restores/x")["status"] == "CANCELLED"
+    assert [each["status"] for each in board.entities("restores/x")] == ["COMPLETED", "CANCELLED"]
+    assert facts(ClusterState.read(ledger)) == facts(again)
+    assert not again.restores.cancelled
+    assert ledger.verify() == []
+
+
+def test_a_maintenance_until_it_is_over(cluster: ClusterState) -> None:
+    cluster.maintain("a", Maintenance(1, 2))
+    cluster.maintain("b", Maintenance(1, 0, "rack"))
+    assert cluster.maintained() == {"b"}
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    cluster.maintain("b", None)
+    assert cluster.maintained() == set()
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+
+
+def test_a_move_that_waits_goes_elsewhere(cluster: ClusterState) -> None:
+    cluster.register(ReplicaInfo("c", "site-c", "c:1"), Home("c", "here"))
+    move = replace(planned(cluster), reason="job/nightly/7: it is time")
+    cluster.plan_move(move)
+    cluster.retarget(move, "c", "b does not answer")
+    again = ClusterState.read(cluster.ledger)
+    (open_move,) = again.open_moves.values()
+    assert isinstance(open_move.planned, PlannedMove)
+    assert (open_move.planned.target, open_move.planned.reason) == ("c", "job/nightly/7: it is time; b does not answer")
+    assert facts(again) == facts(cluster)
+    cluster.grant(open_move.planned)
+    cluster.move_owned(open_move.planned, {})
+    assert cluster.operator("Op").assignment.owner(1) == ("c", 2)
+
+
+def test_limits_are_those_of_the_options_until_they_are_edited(cluster: ClusterState) -> None:
+    options = MoveOptions(limit=3, per_link=2)
+    move = replace(planned(cluster), options=options)
+    cluster.plan_move(move)
+    assert cluster.history["r1"].limits == Limits(3, 0, 2)
+    cluster.edit("r1", Limits(5, 1))
+    cluster.edit("r1", Limits(5, 1))
+    assert ClusterState.read(cluster.ledger).history["r1"].limits == Limits(5, 1)
+    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
 
 
 def test_a_plan_is_recorded_as_a_whole_or_not_at_all(cluster: ClusterState) -> None:
@@ -179,6 +314,15 @@ def test_an_epoch_is_granted_to_one_move_only(ledger: Ledger, cluster: ClusterSt
     assert not final.open_moves[mine.item_id].granted
 
 
+def test_nothing_follows_from_controllers_that_an_earlier_version_recorded(
+    ledger: Ledger, cluster: ClusterState
+) -> None:
+    before = facts(cluster)
+    record = entry("controller/c/1", RecordState.NEW, None, {"site": "edge", "labels": {}})
+    (told,) = ledger.append([record])
+    assert facts(ClusterState.read(ledger)) == before | {"newest": told.record_id}
+
+
 def test_a_result_is_told_once(cluster: ClusterState) -> None:
     move = planned(cluster)
     cluster.plan_move(move)
@@ -190,11 +334,17 @@ def test_a_result_is_told_once(cluster: ClusterState) -> None:
     assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
 
 
-def test_a_move_that_a_person_resolved_by_hand_is_told_all_the_same(cluster: ClusterState) -> None:
+@pytest.mark.parametrize("resolved", [(True, False), (False, True), (True, True)])
+def test_what_a_person_resolved_by_hand_is_told_all_the_same(
+    cluster: ClusterState, resolved: tuple[bool, bool]
+) -> None:
     move = planned(cluster)
     cluster.plan_move(move)
+    cluster.begin_moves([move])
     cluster.grant(move)
-    cluster.ledger.resolve(move.item_id, "it looked stuck")
+    for item, is_resolved in zip((move.item_id, batch_item(move.reconfiguration)), resolved, strict=True):
+        if is_resolved:
+            cluster.ledger.resolve(item, "it looked stuck")
     cluster.move_owned(move, {})
     assert cluster.operator("Op").assignment.owner(1) == ("b", 2)
     assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
@@ -206,7 +356,7 @@ def test_a_ledger_shared_with_others_and_archived(cluster: ClusterState) -> None
     cluster.plan_move(move)
     cluster.grant(move)
     cluster.move_owned(move, {})
-    assert cluster.ledger.archive(timedelta(seconds=-60)) == 3, "the move, the deployment and the stranger"
+    assert cluster.ledger.archive(timedelta(seconds=-60)) == 4, "the move, its batch, the deployment and the stranger"
     assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
     again = planned(cluster, "r2", target="a")
     cluster.plan_move(again)
@@ -241,12 +391,12 @@ def test_an_operator_that_was_undeployed_begins_anew_above_all_its_epochs(cluste
 
 def test_a_replica_that_was_forgotten_is_a_new_one_when_it_comes_back(cluster: ClusterState) -> None:
     cluster.forget("b")
-    assert set(cluster.replicas) == set(cluster.homes) == {"a"}
+    assert set(cluster.roster.replicas) == set(cluster.roster.homes) == {"a"}
     assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
     cluster.register(ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
     cluster.forget("b")
     cluster.register(ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
-    assert cluster.homes["b"] == Home("another", "there")
+    assert cluster.roster.homes["b"] == Home("another", "there")
     assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
 
 
@@ -256,13 +406,13 @@ class Dies(Exception):
 
 def dying_after(cluster: ClusterState, writes: int) -> None:
     """The process ends after so many more records, as it could when they were not written in one transaction."""
-    put_many = cluster.ledger.put_many
+    append = cluster.ledger.append
 
     def limited(entries: Iterable[Entry], *_: object) -> list[Record]:
-        put_many(list(entries)[:writes])
+        append(list(entries)[:writes])
         raise Dies
 
-    cluster.ledger.put_many = limited  # type: ignore[method-assign]
+    cluster.ledger.append = limited  # type: ignore[method-assign]
 
 
 def test_what_was_decided_in_a_term_that_has_ended_meanwhile_is_not_written(
@@ -279,16 +429,17 @@ def test_what_was_decided_in_a_term_that_has_ended_meanwhile_is_not_written(
     assert [open_move.granted for open_move in ClusterState.read(ledger).open_moves.values()] == [False]
 
 
-@pytest.mark.parametrize("writes", [0, 1])
-def test_a_crash_between_the_two_records_of_a_plan(ledger: Ledger, cluster: ClusterState, writes: int) -> None:
-    """A partition whose move was written half must not be stuck for ever."""
+@pytest.mark.parametrize("writes", [1, 2])
+def test_a_move_that_an_earlier_version_planned(ledger: Ledger, cluster: ClusterState, writes: int) -> None:
+    """It was no entity of a batch; and one that was written half must not be stuck for ever."""
     move = planned(cluster)
-    dying_after(cluster, writes)
-    with pytest.raises(Dies):
-        cluster.plan_move(move)
-    del ledger.put_many  # type: ignore[attr-defined]
+    new = ledger.put(move.item_id, APP, RecordState.NEW, None, to_payload(move), lease_s=math.inf)
+    if writes == 2:
+        ledger.put(move.item_id, APP, RecordState.PROCESSING, new, lease_s=math.inf)
     again = ClusterState.read(ledger)
-    assert len(again.open_moves) == writes
+    assert len(again.open_moves) == 1
+    again.pause("r1", True)
+    assert ClusterState.read(ledger).paused == {"r1"}
     for open_move in list(again.open_moves.values()):
         again.move_aborted(open_move.planned, ERROR, {})
     assert again.open_moves == {}
@@ -306,7 +457,7 @@ def test_a_crash_between_the_two_records_of_a_deployment(ledger: Ledger, writes:
     dying_after(cluster, writes)
     with pytest.raises(Dies):
         cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
-    del ledger.put_many  # type: ignore[attr-defined]
+    del ledger.append  # type: ignore[attr-defined]
     again = ClusterState.read(ledger)
     record = again.planned["Op"][1] if writes else again.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
     again.finish_deployment(record)
@@ -337,7 +488,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("ab"))
     def forget(self, name: str) -> None:
-        if name in self.cluster.replicas and self.cluster.is_free(name):
+        if name in self.cluster.roster.replicas and self.cluster.is_free(name):
             self.cluster.forget(name)
 
     @rule(name=st.sampled_from("xy"), cores=st.integers(1, 2))
@@ -348,17 +499,17 @@ class ClusterStateMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("xy"))
     def dismiss(self, name: str) -> None:
-        if name in self.cluster.agents:
+        if name in self.cluster.roster.agents:
             self.cluster.dismiss(name)
-            assert not self.cluster.wanted_at(name)
+            assert not self.cluster.roster.wanted_at(name)
 
-    @precondition(lambda self: self.cluster.agents)
+    @precondition(lambda self: self.cluster.roster.agents)
     @rule(names=st.sets(st.sampled_from("abc"), min_size=1), running=st.booleans())
     def spawn(self, names: set[str], running: bool) -> None:
-        agent = min(self.cluster.agents)
+        agent = min(self.cluster.roster.agents)
         wanted = [Spawned(name, agent, running, self.runs + 1) for name in sorted(names)]
         self.cluster.spawn(wanted)
-        assert [self.cluster.spawned[each.replica] for each in wanted] == wanted
+        assert [self.cluster.roster.spawned[each.replica] for each in wanted] == wanted
 
     @rule(name=st.sampled_from(["Op", "Two"]))
     def undeploy(self, name: str) -> None:
@@ -368,7 +519,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["Op", "Two"]), finish=st.booleans())
     def deploy(self, name: str, finish: bool) -> None:
-        if name in self.cluster.deployed or name in self.cluster.planned or "a" not in self.cluster.replicas:
+        if name in self.cluster.deployed or name in self.cluster.planned or "a" not in self.cluster.roster.replicas:
             return
         spec = replace(SPEC, name=name)
         record = self.cluster.plan_deployment(spec, dict.fromkeys(range(4), "a"))
@@ -385,7 +536,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def plan_move(self, data: st.DataObject, partition: int, to: str) -> None:
         where = PartitionId(data.draw(st.sampled_from(sorted(self.cluster.deployed))), partition)
         moving = any(each.planned.partition == where for each in self.cluster.open_moves.values())
-        if moving or to not in self.cluster.replicas:
+        if moving or to not in self.cluster.roster.replicas:
             return
         self.runs += 1
         source, epoch = self.cluster.operator(where.operator).assignment.owner(partition)
@@ -421,6 +572,29 @@ class ClusterStateMachine(RuleBasedStateMachine):
         move = self._open(data, granted)
         if move is not None:
             self.cluster.move_aborted(move, ERROR, {})
+
+    @precondition(lambda self: self.cluster.history)
+    @rule(data=st.data(), what=st.sampled_from(["pause", "resume", "cancel", "edit", "begin"]), limit=st.integers(0, 2))
+    def command(self, data: st.DataObject, what: str, limit: int) -> None:
+        id = data.draw(st.sampled_from(sorted(self.cluster.history)))
+        match what:
+            case "cancel":
+                self.cluster.cancel(id)
+            case "edit":
+                self.cluster.edit(id, Limits(limit))
+            case "begin":
+                self.cluster.begin_moves([planned for planned, _ in self.cluster.history[id].moves.values()])
+            case _:
+                self.cluster.pause(id, what == "pause")
+
+    @precondition(lambda self: self.cluster.open_moves)
+    @rule(data=st.data(), to=st.sampled_from("ab"))
+    def retarget(self, data: st.DataObject, to: str) -> None:
+        open_move = self.cluster.open_moves[data.draw(st.sampled_from(sorted(self.cluster.open_moves)))]
+        move = open_move.planned
+        if isinstance(move, PlannedMove) and not open_move.granted and to in self.cluster.roster.replicas:
+            self.cluster.retarget(move, to, "it is better there")
+            assert self.cluster.open_moves[move.item_id].planned.target == to
 
     @rule()
     def restart(self) -> None:
@@ -473,13 +647,13 @@ def _owned_at(cluster: ClusterState, owner: str, epoch: int) -> None:
         (_standby_at_the_owner, "not at the owner"),
         (lambda cluster: _owned_at(cluster, "nobody", 2), "who owns is known"),
         (lambda cluster: _owned_at(cluster, "b", 9), "newer than what is owned"),
-        (lambda cluster: cluster.replicas.pop("b"), "source and target are known"),
+        (lambda cluster: cluster.roster.replicas.pop("b"), "source and target are known"),
         (lambda cluster: cluster.deployed.pop("Op"), "of a partition that exists"),
         (lambda cluster: cluster.standbys.update(Gone=1), "wanted of what is deployed"),
         (lambda cluster: cluster.undeployed.update(Op=1), "newer than those of what was undeployed"),
         (lambda cluster: cluster.planned.update(Op=(cluster.deployed["Op"], None)), "deployed or to be, not both"),
         (lambda cluster: cluster.epochs_granted.clear(), "what was granted is known"),
-        (lambda cluster: cluster.spawned.update(r=Spawned("r", "gone")), "of an agent that is known"),
+        (lambda cluster: cluster.roster.spawned.update(r=Spawned("r", "gone")), "of an agent that is known"),
     ],
 )
 def test_what_no_ledger_folds_to_is_named(

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
+from reconfig.controller.roster import Home
 from stateflow.errors import CodeRefused, InvalidArgument, OperatorNotImportable, Unavailable, UnknownSite
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions

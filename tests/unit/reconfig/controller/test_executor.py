@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from reconfig import migration as m
+from reconfig.batch import Part
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.executor import Executor
 from reconfig.controller.history import planned_report
 from reconfig.controller.move_runner import MoveRunner
+from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import STRATEGIES, StrategyName
 from reconfig.work import PlannedMove
@@ -23,7 +26,7 @@ from stateflow.errors import HoldLost, StateflowError, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.reports import Reconfiguration
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, PartitionId
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"", "[]")
 AWAY = Unavailable("it is away", remedy="none")
@@ -35,12 +38,15 @@ class Carried:
 
     def __init__(self, ledger: Ledger, strategy: StrategyName, fails: Fails) -> None:
         self.cluster = ClusterState(ledger)
+        for name in "ab":
+            self.cluster.register(ReplicaInfo(name, "cloud", "127.0.0.1:1"), Home())
         self.cluster.finish_deployment(self.cluster.plan_deployment(SPEC, dict.fromkeys(range(3), "a")))
         moves = [
             PlannedMove("r", PartitionId("Op", n), "a", "b", 1, 2, strategy, round=number)
             for n, number in ((0, 0), (1, 0), (2, 1))
         ]
         self.cluster.plan_moves(moves)
+        self.moves, self.withdrawn = moves, list[int]()
         self.fails, self.attempts, self.checkpoint_fails = fails, [0, 0, 0], False
         self.over: asyncio.Future[StateflowError] = asyncio.get_running_loop().create_future()
         context: Any = SimpleNamespace(
@@ -60,7 +66,7 @@ class Carried:
         runners = [self._runner(self.running, move, MoveRunner.machine_for(move)) for move in moves]
         self.running.runners = list(runners)
         self.running.rounds = [runners[:2], runners[2:]]
-        self.running.go.set()
+        self.runs.keep(self.running)
 
     async def _record(self, work: Any, *arguments: Any) -> Any:
         return work(self.cluster, *arguments)
@@ -83,8 +89,23 @@ class Carried:
             self.cluster.move_owned(planned, {})
             machine.phase = m.Phase.COMPLETED
 
+        async def withdraw() -> None:
+            machine.handle(m.Cancel())
+            assert machine.error is not None
+            self.withdrawn.append(planned.partition.partition)
+            self.cluster.move_aborted(planned, machine.error.to_wire(), {})
+
         report = planned_report(planned)
-        return SimpleNamespace(planned=planned, machine=machine, handle=machine.handle, report=report, run=run)
+        return SimpleNamespace(
+            planned=planned,
+            machine=machine,
+            handle=machine.handle,
+            report=report,
+            run=run,
+            withdraw=withdraw,
+            cancel=lambda: None,
+            is_moot=False,
+        )
 
 
 def carried(
@@ -143,15 +164,95 @@ def test_a_checkpoint_that_fails_ends_the_moves(tmp_path: Path) -> None:
 
 def test_what_is_paused_takes_no_turn_from_others(tmp_path: Path) -> None:
     async def scenario(it: Carried) -> None:
-        it.running.go.clear()
+        other = replace(it.moves[0], reconfiguration="other")
+        it.cluster.plan_move(other)
+        it.runs.keep(Running(Reconfiguration("other", "Op", "RUNNING", (), 0.0)))
+        it.runs.pause(it.running)
         running = asyncio.ensure_future(it.executor.run(it.running))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
-            async with it.executor._slots:
+            async with it.executor.turns.turn(Part("other"), other) as begins:
+                assert begins
                 assert it.attempts == [0, 0, 0]
-                it.running.go.set()
+                it.runs.resume(it.running)
+                await asyncio.sleep(0.01)
+                assert it.attempts == [0, 0, 0], "one at a time"
             await running
         assert it.attempts == [1, 1, 1]
+
+    carried(tmp_path, lambda *_: None, scenario, StrategyName.WARM_UP)
+
+
+def test_what_waits_and_is_planned_anew_goes_there(tmp_path: Path) -> None:
+    async def scenario(it: Carried) -> None:
+        it.cluster.register(ReplicaInfo("c", "cloud", "127.0.0.1:2"), Home())
+        it.runs.pause(it.running)
+        running = asyncio.ensure_future(it.executor.run(it.running))
+        await asyncio.sleep(0.01)
+        it.cluster.retarget(it.moves[1], "c", "b does not answer")
+        it.executor.turns.leave(it.moves[1])
+        async with asyncio.timeout(10):
+            while it.running.runners[1].planned.target != "c":
+                await asyncio.sleep(0.001)
+            it.runs.resume(it.running)
+            await running
+        assert it.cluster.operator("Op").assignment.owners == ("b", "c", "b")
+        assert (it.attempts, it.withdrawn) == ([1, 1, 1], [])
+
+    carried(tmp_path, lambda *_: None, scenario, StrategyName.WARM_UP)
+
+
+def test_what_is_being_planned_anew_does_not_begin_meanwhile(tmp_path: Path) -> None:
+    async def scenario(it: Carried) -> None:
+        it.runs.pause(it.running)
+        running = asyncio.ensure_future(it.executor.run(it.running))
+        await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            with it.executor.turns.withheld(it.moves[0]) as waits:
+                assert waits
+                it.runs.resume(it.running)
+                while it.attempts != [0, 1, 0]:
+                    await asyncio.sleep(0.001)
+            await running
+            with it.executor.turns.withheld(it.moves[0]) as waits:
+                assert not waits, "it has ended"
+        assert it.attempts == [1, 1, 1]
+
+    carried(tmp_path, lambda *_: None, scenario, StrategyName.WARM_UP)
+
+
+def test_what_waits_and_has_lost_its_source_ends_at_once(tmp_path: Path) -> None:
+    """Before, its partition was not taken over until its turn had come."""
+
+    async def scenario(it: Carried) -> None:
+        it.runs.pause(it.running)
+        running = asyncio.ensure_future(it.executor.run(it.running))
+        await asyncio.sleep(0.01)
+        it.executor.turns.leave(it.moves[1])
+        it.running.runners[2].is_moot = True  # type: ignore[union-attr, misc]
+        async with asyncio.timeout(10):
+            while it.withdrawn != [1]:
+                await asyncio.sleep(0.001)
+            it.executor.turns.leave(it.moves[0])
+            await running
+        assert (it.withdrawn, it.attempts) == ([1, 0, 2], [0, 0, 0])
+
+    carried(tmp_path, lambda *_: None, scenario, StrategyName.WARM_UP)
+
+
+def test_what_waits_and_is_cancelled_does_not_begin(tmp_path: Path) -> None:
+    async def scenario(it: Carried) -> None:
+        it.runs.pause(it.running)
+        running = asyncio.ensure_future(it.executor.run(it.running))
+        await asyncio.sleep(0.01)
+        it.cluster.cancel("r")
+        assert it.runs.cancel("r").state == "RUNNING", "until each has ended"
+        await asyncio.wait_for(running, 10)
+        assert it.attempts == [0, 0, 0]
+        assert it.withdrawn == [0, 1, 2]
+        assert it.running.state == "CANCELLED"
+        batch = it.cluster.history["r"].batch
+        assert batch is not None
+        assert batch.status == "CANCELLED"
 
     carried(tmp_path, lambda *_: None, scenario, StrategyName.WARM_UP)

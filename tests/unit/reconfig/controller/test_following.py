@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.following import Following
+from reconfig.controller.roster import Home
 from reconfig.work import PlannedMove, PlannedStandby
 from stateflow.clock import ManualClock
 from stateflow.errors import MoveUnknown, OperatorNotDeployed, StateflowError, Unavailable
@@ -84,9 +85,10 @@ def test_what_only_the_leader_knows_is_said_to_be_unknown(ledger: Ledger) -> Non
         assert (running.id, running.state, running.moves[0].state, running.moves[0].note) == (
             "r1",
             "PAUSED",
-            "UNKNOWN",
+            "WAITING",
             "",
         )
+        follower.writer.begin_moves([MOVE])
         follower.writer.grant(MOVE)
         (move,) = (await follower.following.overview(follower.writer.newest)).reconfiguration("r1").moves
         assert (move.state, move.note) == ("UNKNOWN", "its target was granted the partition")

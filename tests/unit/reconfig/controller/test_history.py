@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState, Recorded
+from reconfig.controller.batch_book import Recorded
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.history import past
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import StrategyName
@@ -61,9 +62,13 @@ def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) 
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     cluster = ClusterState(ledger)
     cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
-    for name, partition in (("old", 1), ("known", 2), ("new", 3), ("old", 4)):
-        planned = PlannedMove(name, PartitionId("Op", partition), "a", "b", 1, 2, StrategyName.WARM_UP)
-        cluster.plan_move(planned)
+    plans = {
+        name: [PlannedMove(name, PartitionId("Op", n), "a", "b", 1, 2, StrategyName.WARM_UP) for n in numbers]
+        for name, numbers in (("old", (1, 4)), ("known", (2,)), ("new", (3,)))
+    }
+    for moves in plans.values():
+        cluster.plan_moves(moves)
+    for planned in (plans["old"][0], *plans["known"], *plans["new"], plans["old"][1]):
         cluster.move_owned(planned, {})
     copy = PlannedStandby("standby", PartitionId("Op", 5), "a", "b", 1)
     cluster.plan_move(copy)
@@ -89,8 +94,7 @@ def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
         )
         for n in (0, 1)
     ]
-    for planned in moves:
-        cluster.plan_move(planned)
+    cluster.plan_moves(moves)
     cluster.move_owned(moves[0], {})
     cluster.move_aborted(moves[1], {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
     runs = RunRegistry(cluster)

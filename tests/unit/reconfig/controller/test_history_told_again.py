@@ -16,6 +16,7 @@ from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.executor import Executor
 from reconfig.controller.history import past, report_to_record
 from reconfig.controller.move_runner import MoveRunner
+from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.takeover_runner import TakeoverRunner
 from reconfig.policies import STRATEGIES, StrategyName
@@ -102,8 +103,10 @@ class First:
         )
         self.runs = RunRegistry(self.cluster)
         self.executor = Executor(context, self.runs)
+        for info in (A, B):
+            self.cluster.register(info, Home())
         self.running = Running(replace(past(self.cluster.history[planned.reconfiguration]), moves=()))
-        self.running.go.set()
+        self.runs.keep(self.running)
         self.shared: dict[str, Any] = {
             "deployed": self.cluster.operator(SPEC.name),
             "target": B,

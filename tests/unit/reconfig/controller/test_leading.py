@@ -298,18 +298,18 @@ def test_nothing_follows_from_a_record_of_which_nobody_knows_whether_it_was_writ
             terms = Terms()
             await terms.leading.try_once()
             server = Controller(ledger, SETTINGS, terms.clock, tenure=terms.leading._tenure)
-            put_many = ledger.put_many
+            append = ledger.append
 
             def lost(*arguments: Any) -> Any:
-                put_many(*arguments)
+                append(*arguments)
                 raise WriteUncertain("the ledger went away", remedy="-")
 
-            ledger.put_many = lost  # type: ignore[method-assign]
+            ledger.append = lost  # type: ignore[method-assign]
             context = server.context
             records = [asyncio.ensure_future(context.record(ClusterState.pause, name, True)) for name in ("r1", "r2")]
             await asyncio.wait(records)
             assert [type(record.exception()) for record in records] == [WriteUncertain, WriteUncertain]
-            ledger.put_many = put_many  # type: ignore[method-assign]
+            ledger.append = append  # type: ignore[method-assign]
             assert server.over.done()
             with pytest.raises(HoldLost, match="went away"):
                 await context.record(ClusterState.pause, "r3", True)

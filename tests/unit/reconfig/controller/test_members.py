@@ -64,3 +64,21 @@ def test_once_it_registered_the_next_start_has_all_the_time_again() -> None:
     clock.now += 5
     found.opens("a")
     assert found.is_opening("a")
+
+
+def test_who_was_there_before_has_as_long_to_be_heard_as_ever() -> None:
+    """So the first command after a change of controllers does not find that nobody answers."""
+    clock = HandClock()
+    found = Members(["a", "b"], SETTINGS, clock)
+    assert found.expects()
+    for name in ("a", "b"):
+        assert found.expects()
+        found.issue(name, name, {})
+        found.registered(name, "first", name)
+    assert not found.expects()
+    found = Members(["gone"], SETTINGS, clock)
+    clock.now += found.silence_s
+    assert found.expects()
+    clock.now += 0.1
+    assert not found.expects()
+    assert not Members([], SETTINGS, clock).expects()

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState, Home
+from reconfig.alone import Failover, Said
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.members import Members
 from reconfig.controller.names import Names
+from reconfig.controller.roster import Home
 from reconfig.policies import StrategyName
 from reconfig.work import PlannedMove
 from stateflow.clock import ManualClock
@@ -30,7 +32,7 @@ class Controller:
     def __init__(self, ledger: Ledger) -> None:
         self.clock = ManualClock()
         self.cluster = ClusterState.read(ledger)
-        self.members = Members(self.cluster.replicas, SETTINGS, self.clock)
+        self.members = Members(self.cluster.roster.replicas, SETTINGS, self.clock)
         self.names = Names(self.cluster, self.members, SETTINGS, self.clock)
 
     def registered(self, info: ReplicaInfo = A, home: Home = HOME) -> None:
@@ -124,8 +126,8 @@ def test_a_replica_that_was_forgotten_comes_back_as_a_new_one(ledger: Ledger) ->
     assert not controller.members.may_serve("a")
     assert not controller.members.lapsed("a"), "nobody waits for it"
     controller.registered(ELSEWHERE, OTHER)
-    assert controller.cluster.homes == {"a": OTHER}
-    assert Controller(ledger).cluster.replicas == {"a": ELSEWHERE}
+    assert controller.cluster.roster.homes == {"a": OTHER}
+    assert Controller(ledger).cluster.roster.replicas == {"a": ELSEWHERE}
 
 
 def test_of_two_copies_the_second_waits_for_the_lease_of_the_first(controller: Controller) -> None:
@@ -140,6 +142,32 @@ def test_of_two_copies_the_second_waits_for_the_lease_of_the_first(controller: C
     controller.registered(ELSEWHERE, COPY)
     with pytest.raises(NameTaken, match="a copy of this data directory"):
         names.check(A, HOME)
+
+
+def test_a_copy_of_one_that_may_be_serving_alone_needs_a_command(controller: Controller) -> None:
+    """Though the lease has lapsed: the original serves on without one."""
+    controller.cluster.order_failover("Op", Failover.MANUAL)
+    controller.clock.advance(LAPSED_S)
+    with pytest.raises(NameTaken, match=r"a copy of this data directory.*stateflow replace"):
+        controller.names.check(ELSEWHERE, COPY)
+    controller.names.check(A, HOME)
+    controller.cluster.order_failover("Op", Failover.AUTOMATIC)
+    controller.members.says("a", Said(2, frozenset()))
+    controller.names.check(ELSEWHERE, COPY)
+
+
+def test_a_machine_that_was_started_again_has_the_same_directory(ledger: Ledger) -> None:
+    """Also of one that may be serving alone: its process ended with the machine."""
+    controller = Controller(ledger)
+    controller.registered(A, Home("d1", "boot-1/fd/1a"))
+    controller.deployed()
+    controller.cluster.order_failover("Op", Failover.MANUAL)
+    with pytest.raises(NameTaken, match="a copy of this data directory"):
+        controller.names.check(A, Home("d1", "boot-2/fd/1a"))
+    controller.clock.advance(LAPSED_S)
+    with pytest.raises(NameTaken, match="a copy of this data directory"):
+        controller.names.check(A, Home("d1", "boot-1/fd/1b"))
+    controller.names.check(A, Home("d1", "boot-2/fd/1a"))
 
 
 def test_a_copy_beside_its_original_needs_a_command(controller: Controller) -> None:
@@ -198,7 +226,7 @@ def test_a_name_without_a_known_directory_is_for_who_brings_its_partitions(ledge
     controller = Controller(ledger)
     controller.registered()
     controller.deployed()
-    controller.cluster.homes.clear()
+    controller.cluster.roster.homes.clear()
     controller.names.check(A, OTHER)
     with pytest.raises(NameTaken, match="none of the replica's partitions"):
         controller.names.check(A, OTHER, {PartitionId("Op", 9)})

@@ -12,15 +12,22 @@ from typing import Any
 import pytest
 
 from reconfig import migration as m
+from reconfig.capacity import Choice
+from reconfig.controller import reconfigurations
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.history import planned_report
-from reconfig.controller.reconfigurations import Reconfigurations
+from reconfig.controller.reconfigurations import Ask, Reconfigurations
+from reconfig.controller.rooms import Heard
+from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.policies import STRATEGIES, StrategyName
-from reconfig.work import Cause, PlannedMove
+from reconfig.view import Wish
+from reconfig.work import Asked, Cause, PlannedMove
+from stateflow.clock import ManualClock
+from stateflow.errors import Unavailable
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
-from stateflow.types import OperatorSpec, PartitionId
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
 ERROR = {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}
@@ -38,7 +45,19 @@ def cluster(tmp_path: Path) -> Iterator[ClusterState]:
 def plan(cluster: ClusterState) -> list[PlannedMove]:
     moves = [
         PlannedMove(
-            "r", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.FLUID, OPTIONS, 30.0, 4e6, Cause.DRAIN, "b", number
+            "r",
+            PartitionId("Op", n),
+            "a",
+            "b",
+            1,
+            2,
+            StrategyName.FLUID,
+            OPTIONS,
+            30.0,
+            4e6,
+            Cause.DRAIN,
+            Asked("b"),
+            number,
         )
         for number, n in enumerate((3, 1, 2, 0))
     ]
@@ -56,11 +75,26 @@ class Again:
         self.started: list[Any] = []
         members = SimpleNamespace(alive=lambda _: True)
         context: Any = SimpleNamespace(
-            cluster=self.cluster, spawn=lambda _: None, members=members, planning=NoLock(), record=self._record
+            cluster=self.cluster,
+            spawn=lambda _: None,
+            members=members,
+            planning=NoLock(),
+            acquainted=self._acquainted,
+            record=self._record,
+            clock=ManualClock(1),
+            alive=dict,
+            fit=self._fit,
+            check_not_restored=lambda _: None,
         )
         executor: Any = SimpleNamespace(run=lambda *run: self.runs.append(run), runner=self._runner)
         self.reconfigurations = Reconfigurations(context, self.registry, executor)
         self.reconfigurations.resume_all()
+
+    def _fit(self) -> dict[str, ReplicaInfo]:
+        maintained = self.cluster.maintained()
+        return {name: info for name, info in self.cluster.roster.replicas.items() if name not in maintained}
+
+    async def _acquainted(self) -> None: ...
 
     async def _record(self, work: Any, *arguments: Any) -> Any:
         return work(self.cluster, *arguments)
@@ -108,17 +142,17 @@ def test_a_pause_outlives_its_controller(cluster: ClusterState) -> None:
         first = Again(cluster)
         ((running, _),) = first.runs
         assert (await first.reconfigurations.pause("r")).state == "PAUSED"
-        assert not running.go.is_set()
+        assert not first.registry.goes_on("r")
         second = Again(cluster)
         ((running, granted),) = second.runs
         assert running.report().state == "PAUSED"
-        assert not running.go.is_set()
+        assert not second.registry.goes_on("r")
         assert list(granted) == [moves[0].item_id], "what was granted goes on"
         await second.reconfigurations.pause("r")
         assert (await second.reconfigurations.resume("r")).state == "RUNNING"
-        assert running.go.is_set()
+        assert second.registry.goes_on("r")
         ((running, _),) = Again(cluster).runs
-        assert (running.report().state, running.go.is_set()) == ("RUNNING", True)
+        assert running.report().state == "RUNNING"
 
     asyncio.run(scenario())
 
@@ -134,5 +168,55 @@ def test_retry_has_all_that_was_asked(cluster: ClusterState, monkeypatch: pytest
 
     monkeypatch.setattr(Reconfigurations, "_start", start)
     asyncio.run(again.reconfigurations.retry("r"))
-    ((_, targets, options, cause, asked),) = again.started
-    assert (targets, options, cause, asked) == (dict.fromkeys((3, 1, 2, 0), "b"), OPTIONS, Cause.DRAIN, "b")
+    ((_, targets, _, options, cause, asked, _),) = again.started
+    assert (targets, options, cause, asked) == (dict.fromkeys((3, 1, 2, 0), "b"), OPTIONS, Cause.DRAIN, Asked("b"))
+
+
+@pytest.mark.parametrize("standbys", [0, 1, 2])
+def test_no_maintenance_ends_the_last_copy_that_is_wanted(
+    cluster: ClusterState, standbys: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One standby is enough to acknowledge. What owns nothing is in maintenance by that alone."""
+    for name in ("a", "b", "c"):
+        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    cluster.want_standbys("Op", standbys)
+    again = Again(cluster)
+
+    def maintained(node: str) -> set[str]:
+        asyncio.run(again.reconfigurations.drain(node, OPTIONS, maintenance=Ask()))
+        return again.cluster.maintained()
+
+    assert maintained("c") == {"c"}
+    assert ("Op has at most 1 of 2 standbys while c is given nothing" in caplog.text) == (standbys == 2)
+    if standbys:
+        with pytest.raises(Unavailable, match=r"beside b only one replica .*standby Op 0"):
+            maintained("b")
+        assert again.cluster.maintained() == {"c"}
+    else:
+        assert maintained("b") == {"b", "c"}
+
+
+def test_what_is_stale_is_not_fetched_and_keeps_no_other_from_being_heard(
+    cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wishes for an operator that is gone, and for a replica that is."""
+    for name in ("a", "b"):
+        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    again = Again(cluster)
+    wishes = [
+        Wish(PartitionId("Op", 1), "a", "z", "w"),
+        Wish(PartitionId("No", 0), "a", "b", "w"),
+        Wish(PartitionId("Op", 0), "a", "b", "w"),
+    ]
+    asked: list[Choice] = []
+
+    async def noted(_: Any, choice: Choice, before: Heard, __: float) -> Heard:
+        asked.append(choice)
+        return before
+
+    async def start(*_: Any) -> None: ...
+
+    monkeypatch.setattr(reconfigurations, "heard", noted)
+    monkeypatch.setattr(Reconfigurations, "_start", start)
+    asyncio.run(again.reconfigurations.place(wishes, OPTIONS, Cause.AUTOPILOT))
+    assert asked == [Choice({PartitionId("Op", 0): "b"})] * 2, "before it is planned, and then"

@@ -12,7 +12,6 @@ import grpc.aio
 import pytest
 
 from reconfig.controller.replicas import Replicas
-from reconfig.plan import Load
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import LeaseLost, MoveUnknown, StaleTerm, StateflowError, Unavailable
 from stateflow.rpc import common_pb2 as pb
@@ -31,6 +30,7 @@ from stateflow.runtime.control import (
     TakeOver,
 )
 from stateflow.runtime.operator import describe
+from stateflow.runtime.view import DiskView
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, PartitionId, ReplicaInfo
 from tests.unit.operators import Count
@@ -50,6 +50,7 @@ CALLS: dict[str, Callable[[Replicas], Awaitable[Any]]] = {
     "checkpoint": lambda r: r.checkpoint("a"),
     "fetch": lambda r: r.fetch("a", Restore("r", SPEC, P, 2)),
     "own": lambda r: r.own("a", Restore("r", SPEC, P, 2)),
+    "round_trips_ms": lambda r: r.round_trips_ms("a", ["a"], 1.0),
     "surrender": lambda r: r.surrender("a", Fence(P, "r", 2, A)),
 }
 EMPTY = {"Create": pb.Empty, "Drop": pb.Empty, "Hold": pb.Empty, "Release": pb.Empty, "Checkpoint": rpb.CheckpointReply}
@@ -60,6 +61,7 @@ ANSWERS = EMPTY | {
     "TakeOver": rpb.TakeOverReply,
     "Restore": rpb.RestoreReply,
     "Stats": rpb.StatsReply,
+    "RoundTrips": lambda: rpb.RoundTripsReply(milliseconds=[2.5]),
 }
 
 
@@ -73,10 +75,11 @@ class World:
 
     def __init__(self, *answers: Any, connected: bool = True) -> None:
         self.answers, self.connected = list(answers), connected
+        self.known = {"a": A}
         self.sessions, self.asked = ["first"], list[tuple[str, Any]]()
         self.refused: list[StateflowError] = []
         self.replicas = Replicas(
-            SimpleNamespace(replicas={"a": A}),  # type: ignore[arg-type]
+            SimpleNamespace(roster=SimpleNamespace(replicas=self.known)),  # type: ignore[arg-type]
             SimpleNamespace(session=lambda _: self.sessions[0], may_serve=lambda _: True),  # type: ignore[arg-type]
             ControllerSettings(retry_interval_s=0.001),
             SYSTEM_CLOCK,
@@ -127,12 +130,27 @@ def test_every_command_says_who_commands(call: str) -> None:
 
 
 def test_what_is_only_read_is_no_command() -> None:
-    mine = rpb.PartitionView(operator="Count", partition=2, state="OWNED", bytes=7, batch_rate=1.5)
-    other = rpb.PartitionView(operator="Other", partition=3, state="OWNED", bytes=8)
-    world = World(rpb.StatsReply(partitions=[mine, other]))
-    assert done(world.replicas.loads("a", "Count", 1.0)) == {2: Load(7, 1.5)}
+    view = rpb.PartitionView(operator="Count", partition=2, state="OWNED", bytes=7, batch_rate=1.5)
+    world = World(rpb.StatsReply(partitions=[view]))
+    ((found,), _) = done(world.replicas.views("a", 1.0))
+    assert (found.partition, found.bytes, found.batch_rate) == (PartitionId("Count", 2), 7, 1.5)
     ((method, request),) = world.asked
     assert (method, request.sizes) == ("Stats", True)
+
+
+def test_room_comes_with_what_is_there() -> None:
+    world = World(rpb.StatsReply(disk="d", disk_free_bytes=5, room_bytes=6))
+    assert done(world.replicas.views("a", 1.0)) == ([], DiskView("d", 5, 6))
+
+
+def test_round_trips_of_those_that_answer() -> None:
+    world = World(
+        rpb.RoundTripsReply(milliseconds=[-1.0]), rpb.RoundTripsReply(milliseconds=[2.5]), rpb.RoundTripsReply()
+    )
+    assert done(world.replicas.round_trips_ms("a", ["a"], 1.0)) == {}
+    assert done(world.replicas.round_trips_ms("a", ["a"], 1.0)) == {"a": 2.5}
+    with pytest.raises(Unavailable, match="answers for others"):
+        done(world.replicas.round_trips_ms("a", ["a"], 1.0))
 
 
 def test_a_process_that_is_new_is_asked_again_when_it_has_registered() -> None:
@@ -154,6 +172,21 @@ def test_what_a_pause_may_depend_on_waits_for_nobody() -> None:
     with pytest.raises(LeaseLost):
         done(world.replicas.cancel("a", CANCELLATION, at_once=True))
     assert done(world.replicas.fence("a", Fence(P, "m", 2, A))) != Fenced(), "an empty answer is no seal"
+
+
+def test_one_that_is_forgotten_while_it_is_asked_is_unavailable() -> None:
+    world = World(refusal(LeaseLost("not registered yet")))
+
+    async def run() -> None:
+        asking = asyncio.ensure_future(world.replicas.learn("a", SPEC))
+        while not world.asked:
+            await asyncio.sleep(0)
+        world.known.clear()
+        world.sessions = ["second"]
+        await asking
+
+    with pytest.raises(Unavailable, match="a was forgotten"):
+        done(run())
 
 
 def test_a_later_term_is_told_of() -> None:

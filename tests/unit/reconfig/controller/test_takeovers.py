@@ -11,6 +11,8 @@ import pytest
 
 from reconfig import failover as f
 from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.restore_book import RestoreBook
+from reconfig.controller.roster import Roster
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.work import PlannedTakeover
@@ -20,7 +22,7 @@ from stateflow.runtime.control import Cancelled
 from stateflow.runtime.lifecycle import State
 from stateflow.runtime.view import PartitionView
 from stateflow.settings import ControllerSettings
-from stateflow.types import How, OperatorSpec, PartitionId
+from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 FIRST, SECOND = PartitionId("Op", 0), PartitionId("Op", 1)
 
@@ -35,10 +37,9 @@ def takeovers(epoch: int) -> Takeovers:
         return deployed[name]
 
     cluster: Any = SimpleNamespace(
-        replicas={},
+        roster=Roster(),
         finished=[],
-        failed_restores=[],
-        open_restores={},
+        restores=RestoreBook(),
         open_moves={},
         distrusted=set(),
         epochs_seen={},
@@ -50,7 +51,8 @@ def takeovers(epoch: int) -> Takeovers:
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     context: Any = SimpleNamespace(cluster=cluster, members=SimpleNamespace(session=lambda _: "s"), clock=clock)
     nothing: Any = SimpleNamespace()
-    return Takeovers(context, nothing, nothing, nothing)
+    executor: Any = SimpleNamespace(turns=SimpleNamespace(leave=lambda _: None))
+    return Takeovers(context, nothing, executor, nothing)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -99,6 +101,29 @@ def test_an_orphan_of_an_operator_that_is_gone_keeps_no_other_from_its_turn() ->
     asyncio.run(made._tick())
     assert started == [FIRST, SECOND]
     assert set(made._orphans) == {FIRST, SECOND}
+
+
+def test_what_a_dead_node_had_goes_to_all_of_the_others_and_not_to_one() -> None:
+    """Whose partitions are on their way is not in their assignment yet: all of them went to the one with fewest."""
+    made = takeovers(1)
+    replicas = {name: ReplicaInfo(name, "edge", "x:1") for name in ("a", "b", "c")}
+    context: Any = made._context
+    context.cluster.roster.replicas = replicas
+    context.cluster.owned_counts = lambda: {"a": 8, "b": 2, "c": 1}
+    context.cluster.maintained = dict
+    context.cluster.deployed["Op"].sites = ()
+    context.alive = lambda: {name: info for name, info in replicas.items() if name != "a"}
+    made._standbys = SimpleNamespace(copies=lambda _: [])  # type: ignore[assignment]
+    went = []
+    for number in range(7):
+        choice = made.choice(partition := PartitionId("Op", number))
+        assert choice is not None
+        went.append(choice.target)
+        made._runners[partition] = SimpleNamespace(planned=SimpleNamespace(target=choice.target))  # type: ignore[assignment]
+    assert went == ["c", "b", "c", "b", "c", "b", "c"]
+    coming = made.choice(PartitionId("Op", 7), {"b": 3})
+    assert coming is not None
+    assert coming.target == "c"
 
 
 def test_standbys_have_their_turn_whatever_becomes_of_take_overs() -> None:

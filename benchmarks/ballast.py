@@ -1,0 +1,14 @@
+"""Rows for the operator ``Ballast``, whose state has the size that they say."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+OPERATOR = "Ballast"
+KEYS, ROWS, SIZE = 2000, 100, 100
+
+
+def rows(rng: random.Random) -> list[dict[str, Any]]:
+    """A batch."""
+    return [{"k": rng.randrange(KEYS), "v": float(rng.randrange(100)), "size": SIZE} for _ in range(ROWS)]

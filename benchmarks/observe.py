@@ -1,0 +1,166 @@
+"""OBSERVE: what it costs a direct client that every process is watched.
+
+Four clusters are there all the time and take turns of a few seconds, in which each is asked as fast as its senders can:
+one that nobody watches; one that serves /metrics and is read each second, as Prometheus would more seldom; and two
+whose batches are traced, a hundredth of them and all, from the client to each commit, with a collector in a process of
+its own. A turn is compared with that of the cluster that nobody watches in the same round; the figure is the median of
+these. Who is first differs from round to round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.latency import KEYS, SENDERS
+from benchmarks.operators import CountSum
+from benchmarks.record import Correctness, Record, Target, spread
+from benchmarks.secure import OPERATOR, PARTITIONS, ROWS, Side
+from stateflow import tracing
+from stateflow.local.process import Process
+from stateflow.testing import LocalCluster
+
+PLAIN, METRICS = "plain", "metrics"
+#: kind → share of the batches that are recorded
+TRACED = {"traces 1 %": 0.01, "traces 100 %": 1.0}
+EVERY_S = 1.0
+LEAST = 0.97
+
+
+class Watched(LocalCluster):
+    """Args:
+    metrics: every process says its figures, at ``pages``.
+    environment: of its processes, beside this one's.
+    """
+
+    def __init__(self, *, metrics: bool = False, environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(
+            CountSum, sites={"a": 1, "b": 1}, partitions=PARTITIONS, deploy_to=("a",), checkpoint_interval_s=0
+        )
+        self.pages: list[str] = []
+        self._metrics, self._more = metrics, dict(environment or {})
+
+    def _process(self, name: str, arguments: list[str]) -> Process:
+        if self._metrics:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                address = f"127.0.0.1:{free.getsockname()[1]}"
+            self.pages.append(f"http://{address}/metrics")
+            arguments = [*arguments, "--metrics", address]
+        process = super()._process(name, arguments)
+        process._environment |= self._more
+        return process
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[str]:
+    """Where a collector is."""
+    sink = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.sink"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert sink.stdin is not None
+    assert sink.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(sink.stdout.readline())}"
+    finally:
+        sink.stdin.close()
+        sink.wait(30)
+        sink.stdout.close()
+
+
+def provider(share: float, endpoint: str) -> Any:
+    """Of this process, for the clients of one cluster: what the environment would make for all of them."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    made = TracerProvider(sampler=ParentBasedTraceIdRatio(share))
+    made.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint}/v1/traces")))
+    return made
+
+
+@contextlib.contextmanager
+def reading(pages: list[str]) -> Iterator[list[int]]:
+    """Bytes of each page that was read."""
+    over, sizes = threading.Event(), list[int]()
+
+    def read() -> None:
+        while not over.wait(EVERY_S):
+            for page in pages:
+                with urllib.request.urlopen(page, timeout=30) as answer:
+                    sizes.append(len(answer.read()))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield sizes
+    finally:
+        over.set()
+        thread.join()
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: object = None) -> Record:
+    seconds, turns = (2.0, 6) if quick else (10.0, 20)
+    kinds = [PLAIN, METRICS, *TRACED]
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with contextlib.ExitStack() as stack:
+        endpoint = stack.enter_context(collecting())
+        exporting = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+        watched = Watched(metrics=True)
+        sides = {
+            PLAIN: Side(stack.enter_context(Watched()), seed),
+            METRICS: Side(stack.enter_context(watched), seed),
+        }
+        for kind, share in TRACED.items():
+            local = stack.enter_context(Watched(environment=exporting))
+            made = provider(share, endpoint)
+            stack.callback(made.shutdown)
+            tracing.use(made)
+            try:
+                sides[kind] = Side(local, seed)  # its clients keep what is in use when they are made
+            finally:
+                tracing.use(None)
+        sizes = stack.enter_context(reading(watched.pages))
+        for turn in range(turns):
+            for kind in (*kinds[turn % len(kinds) :], *kinds[: turn % len(kinds)]):
+                found[kind].append(sides[kind].fastest(seconds) * ROWS)
+                print(f"  {kind}: {found[kind][-1]:,.0f} rows/s", file=sys.stderr, flush=True)
+        correctness = Correctness.of_all([side.correctness() for side in sides.values()])
+        with urllib.request.urlopen(endpoint, timeout=30) as answer:
+            exported = int(answer.read())
+
+    def beside(kind: str) -> float:
+        return statistics.median(watched / plain for watched, plain in zip(found[kind], found[PLAIN], strict=True))
+
+    return Record(
+        experiment=experiment,
+        figures={
+            **{kind: {"rows_per_s": spread(each)} for kind, each in found.items()},
+            "pages_read": len(sizes),
+            "bytes_of_a_page": round(statistics.mean(sizes)) if sizes else None,
+            "bytes_of_spans": exported,
+        },
+        targets=[Target(f"throughput, {kind}/plain", beside(kind), LEAST) for kind in kinds if kind != PLAIN],
+        correctness=correctness,
+        failures=[] if exported and sizes else ["nobody was watched: no page was read, or no span came"],
+        settings={
+            "quick": quick,
+            "operator": OPERATOR,
+            "partitions": PARTITIONS,
+            "senders": SENDERS,
+            "rows_per_batch": ROWS,
+            "keys": KEYS,
+            "seconds": seconds,
+            "turns": turns,
+            "read_every_s": EVERY_S,
+            "traced": TRACED,
+        },
+        seed=seed,
+    )

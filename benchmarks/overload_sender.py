@@ -1,0 +1,164 @@
+"""A client of :mod:`benchmarks.overload`, in a process of its own: ``python -m benchmarks.overload_sender KIND JSON``.
+
+It says ``ready``, begins when its standard input is written to, and ends when that is closed; one that counts says then
+what it sent, and a hostile one whether it was still at it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.latency import picker
+from benchmarks.load import Load, Source, summary
+from benchmarks.operators import CountSum
+from stateflow.client import Cluster
+from stateflow.client.sorting import by_partition
+from stateflow.errors import StateflowError
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.batches import requests_of
+from stateflow.rpc.secure import blocking_channel
+from stateflow.rpc.wire import CHANNEL_OPTIONS
+from stateflow.runtime.positions import Batch
+
+OPERATOR = CountSum.__name__
+#: rows of a batch of one that floods, and how many of its threads send at a time
+FLOOD_ROWS, FLOOD_THREADS = 20_000, 8
+#: that one opens which does not send anything by them
+IDLE_STREAMS = 2_000
+#: keys from here on are of those who do not count
+HOSTILE_KEYS = 1 << 40
+KEYS_EACH = 1_000_000
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _begins() -> None:
+    _say("ready")
+    sys.stdin.read(1)
+
+
+def _says_whether(goes_on: bool) -> None:
+    _say(json.dumps({"goes_on": goes_on}))
+
+
+def count(address: str, told: dict[str, Any]) -> None:
+    """Paced, as everybody should be. ``interval_s`` 0: as fast as it is answered."""
+    cluster, number = Cluster(address), int(told["number"])
+
+    def pick_of(inner: Callable[[Any], list[dict[str, Any]]]) -> Callable[[Any], list[dict[str, Any]]]:
+        return lambda rng: [{"k": row["k"] + number * KEYS_EACH, "v": row["v"]} for row in inner(rng)]
+
+    sources = [
+        Source(cluster.stream(OPERATOR, f"count-{number}-{n}"), pick_of(picker(n, told["rows"])), told["interval_s"])
+        for n in range(2)
+    ]
+    load = Load(sources, int(told["seed"]))
+    _begins()
+    with load:
+        load.wait(told["settle_s"])
+        before, began = _sent(sources), time.monotonic()
+        sys.stdin.read()
+        rate = (_sent(sources) - before) / (time.monotonic() - began)
+    took = [each for source in sources for each in source.latencies.between(load.began_s + told["settle_s"], 1e18)]
+    last = [source.latencies.took_s[-1] for source in sources]
+    wrong = {"lost": load.truth.lost, "duplicated": load.truth.duplicated}
+    state = [[key, *figures] for key, figures in load.truth.state.items()]
+    _say(
+        json.dumps({"batches_per_s": rate, "latency_ms": summary(took), "behind_s": max(last), **wrong, "state": state})
+    )
+
+
+def _sent(sources: list[Source]) -> int:
+    return sum(len(source.latencies.took_s) for source in sources)
+
+
+def flood(address: str, told: dict[str, Any]) -> None:
+    """Large batches, several at a time, one after the other."""
+    rows = [{"k": HOSTILE_KEYS + n, "v": 1.0} for n in range(FLOOD_ROWS)]
+    streams = [Cluster(address).stream(OPERATOR, f"flood-{number}") for number in range(FLOOD_THREADS)]
+    _begins()
+
+    def send(number: int) -> None:
+        while True:
+            try:
+                streams[number].send(rows)
+            except StateflowError as error:
+                print(error, file=sys.stderr)
+
+    threads = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(FLOOD_THREADS)]
+    for each in threads:
+        each.start()
+    sys.stdin.read()
+    _says_whether(all(each.is_alive() for each in threads))
+
+
+def deaf(address: str, told: dict[str, Any]) -> None:
+    """Batch after batch by one stream, and no answer is taken."""
+    deployed = next(each for each in Cluster(address).status().operators if each.name == OPERATOR)
+    spec = Cluster(address).operator(OPERATOR)
+    rows = by_partition(spec, None, [{"k": HOSTILE_KEYS + FLOOD_ROWS + n, "v": 1.0} for n in range(2_000)])
+    parts = [(partition, deployed.epochs[partition]) for partition in rows]
+
+    def requests() -> Iterator[rpb.ApplyRequest]:
+        for number in range(1_000_000):
+            for request in requests_of(OPERATOR, Batch("deaf", number, sparse=True), rows, parts, 1 << 20):
+                request.call = number + 1
+                yield request
+
+    _one_stream(told["replica"], requests())
+
+
+def halves(address: str, told: dict[str, Any]) -> None:
+    """Begins batch after batch, and sends the rest of none."""
+
+    def requests() -> Iterator[rpb.ApplyRequest]:
+        for number in range(1_000_000):
+            header = rpb.ApplyHeader(operator=OPERATOR, source=f"half-{number}")
+            one: dict[str, Any] = {"partitions": [0], "epochs": [1], "counts": [1]}
+            yield rpb.ApplyRequest(call=number + 1, header=header, rows=bytes(500_000), more=True, **one)
+            time.sleep(0.005)
+
+    _one_stream(told["replica"], requests())
+
+
+def _one_stream(replica: str, requests: Iterator[rpb.ApplyRequest]) -> None:
+    """Nothing of it is read."""
+    stub = replica_pb2_grpc.ReplicaServiceStub(blocking_channel(replica, CHANNEL_OPTIONS))
+    _begins()
+    held = stub.Apply(requests)
+    sys.stdin.read()
+    _says_whether(held.is_active())
+    held.cancel()
+
+
+def streams(address: str, told: dict[str, Any]) -> None:
+    """Opens as many as it gets, by one connection, and says nothing."""
+    over = threading.Event()
+
+    def nothing() -> Iterator[rpb.ApplyRequest]:
+        over.wait()
+        yield from ()
+
+    stub = replica_pb2_grpc.ReplicaServiceStub(blocking_channel(told["replica"], CHANNEL_OPTIONS))
+    _begins()
+    held = [stub.Apply(nothing()) for _ in range(IDLE_STREAMS)]
+    sys.stdin.read()
+    _says_whether(any(each.is_active() for each in held))
+    over.set()
+    for each in held:
+        each.cancel()
+
+
+KINDS = {"count": count, "flood": flood, "deaf": deaf, "halves": halves, "streams": streams}
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[2])
+    KINDS[sys.argv[1]](given["address"], given)

@@ -1,0 +1,173 @@
+"""REALTIME: from when a row is due at its source until the sink has what came of it, in Spark's real-time mode.
+
+For each rate a query of its own runs over the same cluster, for a while left alone and for a while with all partitions
+moving from one site to the other and back; then the same operator in micro-batches, and what it does by Spark's own
+transformWithState in the JVM, in real time, where Spark runs that. A row that is due while Spark is between two epochs
+comes with the next one: figures are of all rows, and of those alone that were due within an epoch.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load import summary
+from benchmarks.record import REPOSITORY, Correctness, Record, Target
+from benchmarks.replay import Given, Log, has_compiler, make_jar
+from benchmarks.replay.driver import IN_JVM, Query
+from benchmarks.replay.operators import Count
+from stateflow.testing import LocalCluster
+
+OPERATOR, SITES, PARTITIONS, SOURCES, KEYS = "Count", ("a", "b"), 16, 2, 64
+#: rows a second, of all source partitions together
+RATES, RATES_QUICK = (10, 100, 1000), (100,)
+MICRO_RATE = 100
+EPOCH = "10 seconds"
+#: a session takes so long to start at the most; the first rows are due then
+START_S = 30.0
+WARM_S, ALONE_S, MOVING_S, AFTER_S = 12.0, 30.0, 30.0, 5.0
+TIMEOUT_S = 120.0
+P50_MS, P99_MS, PAUSE_MS = 10.0, 30.0, 50.0
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] = ()) -> Record:
+    if not has_compiler():
+        nothing = Correctness(None, None, None, None)
+        return Record(experiment, {}, [], nothing, {}, seed, skipped="no javac: the source of rows is Java")
+    alone_s, moving_s = (12.0, 12.0) if quick else (ALONE_S, MOVING_S)
+    figures: dict[str, Any] = {}
+    correct: list[Correctness] = []
+    with tempfile.TemporaryDirectory(prefix="realtime-") as made:
+        jar = make_jar(Path(made))
+        for rate in RATES_QUICK if quick else RATES:
+            print(f"{rate} rows/s in real time", file=sys.stderr)
+            cell, sound = _cell(Path(made) / f"{rate}", jar, rate, EPOCH, alone_s, moving_s)
+            figures[f"{rate} rows/s"] = cell
+            correct.append(sound)
+        print(f"{MICRO_RATE} rows/s in micro-batches", file=sys.stderr)
+        figures[f"{MICRO_RATE} rows/s, micro-batches"], sound = _cell(
+            Path(made) / "micro", jar, MICRO_RATE, "", alone_s, 0.0
+        )
+        correct.append(sound)
+        print(f"{MICRO_RATE} rows/s by {IN_JVM}", file=sys.stderr)
+        figures[f"{MICRO_RATE} rows/s, {IN_JVM} in the JVM"], _ = _cell(
+            Path(made) / "jvm", jar, MICRO_RATE, EPOCH, alone_s, 0.0, IN_JVM
+        )
+    return Record(
+        experiment,
+        figures,
+        _targets(figures),
+        Correctness.of_all(correct),
+        {"partitions": PARTITIONS, "source_partitions": SOURCES, "epoch": EPOCH, "rates": [*figures]},
+        seed,
+    )
+
+
+def _targets(figures: dict[str, Any]) -> list[Target]:
+    targets = []
+    for name, cell in figures.items():
+        if "moving" not in cell:
+            continue
+        within = cell["alone"]["within_an_epoch_ms"]
+        targets += [
+            Target(f"p50 within an epoch at {name}, ms", within.get("p50"), P50_MS, "at_most"),
+            Target(f"p99 within an epoch at {name}, ms", within.get("p99"), P99_MS, "at_most"),
+            Target(
+                f"longest pause of a move at {name}, ms", cell["moving"]["pause_ms"].get("max"), PAUSE_MS, "at_most"
+            ),
+        ]
+    return targets
+
+
+def _cell(
+    folder: Path, jar: Path, rate: int, epoch: str, alone_s: float, moving_s: float, operator: str = OPERATOR
+) -> tuple[dict[str, Any], Correctness]:
+    folder.mkdir()
+    interval_us = SOURCES * 1_000_000 // rate
+    seconds = WARM_S + alone_s + moving_s + AFTER_S
+    rows = int(seconds * 1e6 / interval_us)
+    with LocalCluster(Count, sites=dict.fromkeys(SITES, 1), partitions=PARTITIONS, checkpoint_interval_s=0) as local:
+        t0_us = round((time.time() + START_S) * 1e6)
+        query = Query(
+            str(jar), local.address, str(folder / "checkpoint"), str(folder / "out"), t0_us, rows, interval_us
+        )
+        query = replace(query, partitions=SOURCES, keys=KEYS, epoch=epoch, operator=operator)
+        log = Log(Path(query.out))
+        with _running(query) as driver:
+            begin_s = t0_us / 1e6 + WARM_S
+            _sleep_until(begin_s + alone_s)
+            pauses: list[float] = []
+            moving_until = begin_s + alone_s + moving_s
+            number = 0
+            while time.time() < moving_until:
+                number += 1
+                report = local.cluster.migrate(OPERATOR, range(PARTITIONS), SITES[number % 2]).wait()
+                pauses += [move.pause_ms for move in report.moves if move.state == "COMPLETED"]
+            until = time.monotonic() + TIMEOUT_S
+            while len(log.taken()) < rows * SOURCES and time.monotonic() < until and driver.poll() is None:
+                time.sleep(0.5)
+            given = log.rows()
+            sound = _correctness(log.taken(), rows, local)
+        figures: dict[str, Any] = {"alone": _latencies(given, query, begin_s, begin_s + alone_s)}
+        if moving_s:
+            figures["moving"] = _latencies(given, query, begin_s + alone_s, moving_until) | {
+                "moves": len(pauses),
+                "pause_ms": summary(pauses),
+            }
+    return figures, sound
+
+
+@contextmanager
+def _running(query: Query) -> Iterator[subprocess.Popen[bytes]]:
+    driver = subprocess.Popen(query.command, cwd=REPOSITORY, stdout=sys.stderr)
+    try:
+        yield driver
+    finally:
+        driver.terminate()
+        driver.wait(60)
+
+
+def _sleep_until(at_s: float) -> None:
+    time.sleep(max(0.0, at_s - time.time()))
+
+
+def _latencies(given: list[Given], query: Query, from_s: float, until_s: float) -> dict[str, Any]:
+    """Of rows that were due then, as they first came."""
+    began_us: dict[str, int] = {}
+    for each in given:
+        began_us.setdefault(each.attempt, each.at_us)
+    took: list[float] = []
+    within: list[float] = []
+    seen: set[tuple[str, ...]] = set()
+    for each in given:
+        due_us = query.t0_us + int(each.columns[1]) * query.interval_us
+        if each.columns[:2] in seen or not from_s * 1e6 <= due_us < until_s * 1e6:
+            continue
+        seen.add(each.columns[:2])
+        took.append((each.at_us - due_us) / 1e3)
+        if due_us > began_us[each.attempt]:
+            within.append(took[-1])
+    return {"rows": len(took), "all_ms": summary(took), "within_an_epoch_ms": summary(within), "within": len(within)}
+
+
+def _correctness(taken: list[Given], rows: int, local: LocalCluster) -> Correctness:
+    wanted = {(str(part), str(off)) for part in range(SOURCES) for off in range(rows)}
+    came = Counter(each.columns[:2] for each in taken)
+    counts = Counter(each.columns[2] for each in taken)
+    places = {(each.columns[2], int(each.columns[4])) for each in taken}
+    whole = places == {(key, n) for key, count in counts.items() for n in range(1, count + 1)}
+    state = {row["key"]: row["value"] for row in local.cluster.read_state(OPERATOR, "n").to_pylist()}
+    return Correctness(
+        lost=len(wanted - came.keys()),
+        duplicated=sum(came.values()) - len(came),
+        late=0,
+        state_equal=whole and state == dict(counts),
+    )

@@ -1,0 +1,77 @@
+"""A source that gives the same rows whenever it is read, in micro-batches and in real time, and a sink that writes down
+when each row came: a few classes of Java, which are compiled where there is a compiler."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stateflow.errors import StateflowError
+
+
+def has_compiler() -> bool:
+    return shutil.which("javac") is not None
+
+
+def make_jar(directory: Path) -> Path:
+    """Compiled against the Spark that is installed here. Raises StateflowError where there is no compiler."""
+    import pyspark
+
+    if not has_compiler():
+        raise StateflowError(
+            "there is no javac here, and the source and sink of rows in real time are Java",
+            remedy="install a JDK (Debian/Ubuntu: apt-get install openjdk-17-jdk-headless)",
+        )
+    classes, jar = directory / "classes", directory / "replay.jar"
+    spark = Path(pyspark.__file__).parent / "jars"
+    sources = sorted(Path(__file__).parent.glob("*.java"))
+    lint = ["-Xlint:all,-path", "-Werror", "--release", "17"]
+    command = ["javac", *lint, "-cp", f"{spark}/*", "-d", str(classes), *map(str, sources)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise StateflowError(f"the source of rows does not compile: {made.stderr.strip()[-800:]}")
+    with zipfile.ZipFile(jar, "w") as packed:
+        for each in sorted(classes.rglob("*.class")):
+            packed.write(each, each.relative_to(classes))
+    return jar
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A row as the sink was given it. ``attempt``: of (epoch, task), the one it was in."""
+
+    at_us: int
+    epoch: int
+    task: int
+    attempt: str
+    columns: tuple[str, ...]
+
+
+class Log:
+    """What the sink wrote, and may write on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def rows(self) -> list[Given]:
+        """Of all attempts, in the order in which they came."""
+        return [given for kind, given in self._lines() if kind == "row"]
+
+    def taken(self) -> list[Given]:
+        """What a sink has that takes an epoch's rows at its end: of each task in each epoch those of the last attempt
+        that gave all of them."""
+        ended = {(given.epoch, given.task): given.attempt for kind, given in self._lines() if kind == "end"}
+        return [given for given in self.rows() if ended.get((given.epoch, given.task)) == given.attempt]
+
+    def _lines(self) -> Iterator[tuple[str, Given]]:
+        if not self._path.exists():
+            return
+        for line in self._path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):
+                break  # it is being written
+            kind, at_us, epoch, task, attempt, *columns = line.rstrip("\n").split(",")
+            yield kind, Given(int(at_us), int(epoch), int(task), attempt, tuple(columns))

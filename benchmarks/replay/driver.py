@@ -1,0 +1,76 @@
+"""A query over the source of rows, in a process of its own: ``python -m benchmarks.replay.driver JSON``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+
+from pyspark.sql import DataFrame
+
+from benchmarks.replay.operators import Count, Seconds
+from stateflow.spark import apply_operator, local_session
+
+#: counts as Count does, by Spark's own state
+IN_JVM = "transformWithState"
+OWN_STATE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """``epoch``: how long one lasts, as Spark's trigger has it; empty: micro-batches. ``rows``: of each partition;
+    ``interval_us``: between two of them; ``t0_us``: when the first is due. ``cores``: of the session. ``operator``: one
+    of this package, or :data:`IN_JVM`."""
+
+    jar: str
+    address: str
+    checkpoint: str
+    out: str
+    t0_us: int
+    rows: int
+    interval_us: int
+    partitions: int = 2
+    keys: int = 64
+    epoch: str = "5 seconds"
+    cores: int = 4
+    operator: str = "Count"
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.replay.driver", json.dumps(asdict(self))]
+
+
+def run(query: Query) -> None:
+    spark = local_session("replay", f"local[{query.cores}]", real_time=bool(query.epoch), spark__jars=query.jar)
+    source = spark.readStream.format("replay.Source")
+    options = {"partitions": query.partitions, "intervalUs": query.interval_us, "t0us": query.t0_us}
+    rows = source.options(**options, keys=query.keys, total=query.rows).load()
+    if query.operator == IN_JVM:
+        applied = in_jvm(rows)
+    else:
+        real_time = {"real_time": True, "position": ("part", "off")} if query.epoch else {}
+        operator = {each.__name__: each for each in (Count, Seconds)}[query.operator]
+        watermark = "due" if operator is Seconds else None
+        applied = apply_operator(rows, operator, cluster=query.address, watermark=watermark, **real_time)
+    trigger = {"realTime": query.epoch} if query.epoch else {"processingTime": "0 seconds"}
+    writer = applied.writeStream.outputMode("update").trigger(**trigger)
+    writer._jwrite = writer._jwrite.foreach(spark._jvm.replay.Sink(query.out))
+    started = writer.option("checkpointLocation", query.checkpoint).start()
+    print("started", flush=True)
+    started.awaitTermination()
+
+
+def in_jvm(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    for key, value in OWN_STATE.items():
+        spark.conf.set(key, value)
+    return DataFrame(spark._jvm.replay.Counting.apply(rows._jdf), spark)
+
+
+if __name__ == "__main__":
+    run(Query(**json.loads(sys.argv[1])))

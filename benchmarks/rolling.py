@@ -1,0 +1,228 @@
+"""ROLLING: every replica and both controllers are restarted, one after another, while a Spark query runs.
+
+The query reads a file every ``EVERY_S`` seconds. A file's rows are counted by key; each output has the count, so what
+is lost or comes twice shows in it. A micro-batch fails when Spark gives it up or begins it again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load import summary
+from benchmarks.operators import Ballast
+from benchmarks.record import Correctness, Record, Target
+from stateflow.client import Cluster
+from stateflow.errors import StateflowError
+from stateflow.local.process import Process
+from stateflow.testing import LocalCluster
+
+OPERATOR, SITE = "Ballast", "edge"
+AGENTS = ("gw-a", "gw-b")
+CONTROLLERS, PARTITIONS, KEYS, ROWS = 2, 16, 500, 1000
+EVERY_S, BEFORE_S, AFTER_S = 0.5, 5.0, 3.0
+TIMEOUT_S = 300.0
+
+
+class Sites(LocalCluster):
+    """Two agents, and a replica that owns nothing, by which the cluster starts."""
+
+    def agent(self, name: str) -> Process:
+        where = ["--site", SITE, "--name", name, "--controller", self.address, "--data-dir", str(self.data_dir / name)]
+        agent = self._process(name, ["agent", *where, "--cores", "64"])
+        agent.start()
+        agent.wait_ready()
+        return agent
+
+
+class Input(threading.Thread):
+    """Writes a file every so often, until it is stopped."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(daemon=True)
+        self._directory, self._over = directory, threading.Event()
+        self.files = 0
+        self.counts: Counter[int] = Counter()
+
+    def run(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        while not self._over.wait(EVERY_S):
+            keys = [(self.files * ROWS + n) % KEYS for n in range(ROWS)]
+            hidden = self._directory / f".{self.files:06d}.parquet"
+            columns = {"k": keys, "v": [1.0] * ROWS, "size": [0] * ROWS}
+            pq.write_table(pa.table(columns), hidden)
+            os.utime(hidden, (1_388_534_400 + self.files,) * 2)  # the file source goes by these
+            hidden.rename(self._directory / hidden.name[1:])
+            self.counts.update(keys)
+            self.files += 1
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def run(experiment: str, *, quick: bool, seed: int) -> Record:
+    figures: dict[str, Any] = {"replicas": 2 * _each(quick), "controllers": CONTROLLERS}
+    failures: list[str] = []
+    parts: list[Correctness] = []
+    try:
+        parts.append(_run(_each(quick), figures))
+    except (StateflowError, TimeoutError) as error:
+        failures.append(str(error))
+    return Record(
+        experiment=experiment,
+        figures=figures,
+        targets=[Target("micro-batches that failed", figures.get("failed_batches"), 0, "at_most")],
+        correctness=Correctness.of_all(parts),
+        settings={"quick": quick, "rows_per_file": ROWS, "file_every_s": EVERY_S, "partitions": PARTITIONS},
+        seed=seed,
+        failures=failures,
+    )
+
+
+def _each(quick: bool) -> int:
+    """Replicas of an agent."""
+    return 1 if quick else 4
+
+
+def _run(each: int, figures: dict[str, Any]) -> Correctness:
+    """Raises StateflowError, TimeoutError."""
+    with (
+        tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder,
+        _cluster(Path(folder) / "cluster", each) as local,
+    ):
+        cluster = Cluster(local.address)
+        (Path(folder) / "input").mkdir()
+        writing = Input(Path(folder) / "input")
+        from stateflow.spark import local_session
+
+        with query_of(local_session("rolling"), Path(folder), local.address) as query:
+            writing.start()
+            query.read_all(1)
+            time.sleep(BEFORE_S)
+            query.mark()
+            began = time.monotonic()
+            rolled = cluster.restart_all().wait()
+            if rolled.state != "DONE":
+                raise TimeoutError(f"the restarts ended {rolled.state}: {[n.error for n in rolled.nodes if n.error]}")
+            figures["replicas_s"] = round(time.monotonic() - began, 2)
+            figures["restarts_ms"] = [node.ms for node in rolled.nodes]
+            for name in reversed(local.controllers):
+                time.sleep(AFTER_S)
+                local.kill(name)
+                local.restart(name)
+            figures["all_s"] = round(time.monotonic() - began, 2)
+            print(f"  restarted within {figures['all_s']} s", file=sys.stderr, flush=True)
+            time.sleep(AFTER_S)
+            writing.stop()
+            query.read_all(writing.files)
+            figures |= query.figures()
+        state = {r["key"]: r["value"] for r in cluster.read_state(OPERATOR, "figures").to_pylist()}
+        counted = Counter({key: next(iter(value.values())) for key, value in state.items()})
+        return query.correctness(writing.counts, counted)
+
+
+@contextmanager
+def _cluster(folder: Path, each: int) -> Iterator[Sites]:
+    os.environ.setdefault("STATEFLOW_CONTROLLER_SPAWN_DISK_BYTES", str(1 << 20))
+    with Sites(sites={"hand": 1}, data_dir=folder, checkpoint_interval_s=0, controllers=CONTROLLERS) as local:
+        for name in AGENTS:
+            local.agent(name)
+        cluster = Cluster(local.address)
+        until = time.monotonic() + TIMEOUT_S
+        while len(cluster.agents()) < len(AGENTS):
+            if time.monotonic() > until:
+                raise TimeoutError("the agents did not register")
+            time.sleep(0.1)
+        for name in AGENTS:
+            cluster.spawn(name, count=each).wait()
+        cluster.deploy(Ballast, PARTITIONS, sites=[SITE])
+        yield local
+
+
+class Query:
+    """``ended``: number and time of each micro-batch whose outputs were taken, also of one that came again."""
+
+    def __init__(self, query: Any, outputs: Counter[tuple[int, int]], ended: list[tuple[int, float]]) -> None:
+        self._query, self._outputs, self._ended = query, outputs, ended
+        self._progress: dict[int, dict[str, Any]] = {}
+        self._first = -1
+
+    def _look(self) -> None:
+        for each in self._query.recentProgress:
+            self._progress[each["batchId"]] = each
+
+    def progress(self) -> dict[int, dict[str, Any]]:
+        """By number."""
+        self._look()
+        return self._progress
+
+    def ended(self) -> dict[int, float]:
+        """When the outputs of each micro-batch were taken first, in seconds since 1970."""
+        first: dict[int, float] = {}
+        for number, at in list(self._ended):
+            first.setdefault(number, at)
+        return first
+
+    def mark(self) -> None:
+        """What came before is how long Spark takes to begin."""
+        self._look()
+        self._first = max(self._progress)
+
+    def read_all(self, files: int) -> None:
+        until = time.monotonic() + TIMEOUT_S
+        while sum(each["numInputRows"] for each in self._progress.values()) < files * ROWS:
+            if self._query.exception() is not None or time.monotonic() > until:
+                raise TimeoutError(f"the query did not read all: {self._query.exception()}")
+            time.sleep(0.2)
+            self._look()
+
+    def figures(self) -> dict[str, Any]:
+        seen = [each for number, each in self._progress.items() if number > self._first and each["numInputRows"]]
+        took = [each["durationMs"]["triggerExecution"] for each in seen]
+        repeated = len(self._ended) - len(self.ended())
+        return {
+            "batches": len(took),
+            "failed_batches": repeated + (self._query.exception() is not None),
+            "batch_ms": summary([float(ms) for ms in took]),
+        }
+
+    def correctness(self, sent: Counter[int], counted: Counter[int]) -> Correctness:
+        wanted = {(key, n) for key, count in sent.items() for n in range(1, count + 1)}
+        lost = len(wanted - self._outputs.keys())
+        extra = sum(count - (each in wanted) for each, count in self._outputs.items())
+        return Correctness(lost=lost, duplicated=extra, late=0, state_equal=counted == sent)
+
+
+@contextmanager
+def query_of(session: Any, folder: Path, cluster: Any) -> Iterator[Query]:
+    """Over what :class:`Input` writes. The session ends with it."""
+    from stateflow.spark import apply_operator
+
+    outputs: Counter[tuple[int, int]] = Counter()
+    ended: list[tuple[int, float]] = []
+
+    def keep(frame: Any, number: int) -> None:
+        outputs.update((row.k, row.n) for row in frame.collect())
+        ended.append((number, time.time()))
+
+    try:
+        rows = session.readStream.schema("k long, v double, size long").option("maxFilesPerTrigger", 20)
+        frame = apply_operator(rows.parquet(str(folder / "input")), Ballast, cluster=cluster, tasks=1)
+        query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "checkpoint")).start()
+        try:
+            yield Query(query, outputs, ended)
+        finally:
+            query.stop()
+    finally:
+        session.stop()

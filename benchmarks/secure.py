@@ -1,0 +1,141 @@
+"""SECURE: what TLS costs a direct client, and a move, beside plain text.
+
+Two clusters, with TLS and without, are there all the time, and take turns of a few seconds. In each one is asked as
+fast as its senders can, for throughput; then at a quarter of what plain text took at first, for latency; then half of
+it moves to another replica and back. A turn is compared with the one before it, so that a slow minute hits both; the
+figure is the median of these. All is on loopback: on a network the wire's time comes to both alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+
+from benchmarks.latency import KEYS, SENDERS, SPREAD_ROWS, picker
+from benchmarks.load import Ledger, Load, Source, correctness_of, summary
+from benchmarks.operators import CountSum
+from benchmarks.record import Correctness, Record, Target, spread
+from stateflow.client import StreamClient
+from stateflow.testing import LocalCluster
+
+OPERATOR = "CountSum"
+PARTITIONS = 8
+ROWS = SPREAD_ROWS
+SETTLE_S = 0.5  # not counted
+PLAIN, TLS = "plain", "tls"
+THROUGHPUT, LATENCY, PAUSE = 0.9, 1.3, 1.3
+
+
+class Side:
+    """A cluster of one kind, and its senders."""
+
+    def __init__(self, local: LocalCluster, seed: int) -> None:
+        self.local, self._seed, self._truth = local, seed, Ledger()
+        with self.speaking():
+            self._streams: list[StreamClient] = [
+                local.stream(OPERATOR, source=f"s{number}") for number in range(SENDERS)
+            ]
+
+    @contextlib.contextmanager
+    def speaking(self) -> Iterator[None]:
+        """This process has the certificate that the cluster takes, or none."""
+        if self.local.certificates is not None:
+            self.local.certificates.begin()
+        try:
+            yield
+        finally:
+            if self.local.certificates is not None:
+                self.local.certificates.end()
+
+    def load(self, interval_s: float) -> Load:
+        self._seed += 1
+        sources = [Source(stream, picker(number, ROWS), interval_s) for number, stream in enumerate(self._streams)]
+        load = Load(sources, self._seed)
+        load.truth = self._truth  # state goes on from one load to the next
+        return load
+
+    def fastest(self, seconds: float) -> float:
+        """Batches a second, of all senders, when each waits only for its last answer."""
+        with self.speaking(), self.load(0.0) as load:
+
+            def sent() -> int:
+                return sum(len(source.latencies.at_s) for source in load.sources)
+
+            load.wait(SETTLE_S)
+            before, began = sent(), time.monotonic()
+            load.wait(seconds)
+            return (sent() - before) / (time.monotonic() - began)
+
+    def paced(self, rate: float, seconds: float, moves: int) -> dict[str, float]:
+        """Latency at so many batches a second, and then the pauses of moves."""
+        pauses: list[float] = []
+        with self.speaking(), self.load(SENDERS / rate) as load:
+            load.wait(SETTLE_S + seconds)
+            until = time.monotonic()
+            for to in ("b", "a") * (moves // 2):
+                report = self.local.migrate(OPERATOR, list(range(PARTITIONS // 2)), to).wait()
+                pauses += [move.pause_ms for move in report.moves]
+        took = summary(
+            [each for source in load.sources for each in source.latencies.between(load.began_s + SETTLE_S, until)]
+        )
+        return {"p50_ms": took["p50"], "p99_ms": took["p99"], "pause_ms": summary(pauses)["p50"]}
+
+    def correctness(self) -> Correctness:
+        with self.speaking():
+            return correctness_of(self.load(0.0), self.local.cluster, OPERATOR)
+
+
+def run(experiment: str, *, quick: bool, seed: int, only: object = None) -> Record:
+    seconds, turns, moves = (2.0, 6, 4) if quick else (10.0, 20, 10)
+    found: dict[str, dict[str, list[float]]] = {PLAIN: {}, TLS: {}}
+    rate = 0.0  # batches a second that are asked of both
+    with contextlib.ExitStack() as stack:
+        sides: dict[str, Side] = {}
+        for kind in (PLAIN, TLS):
+            local = LocalCluster(
+                CountSum,
+                sites={"a": 1, "b": 1},
+                partitions=PARTITIONS,
+                deploy_to=("a",),
+                checkpoint_interval_s=0,
+                tls=kind == TLS,
+            )
+            sides[kind] = Side(stack.enter_context(local), seed)
+        for _ in range(turns):
+            for kind, side in sides.items():
+                fastest = side.fastest(seconds)
+                rate = rate or fastest / 4
+                told = {"rows_per_s": fastest * ROWS, **side.paced(rate, seconds, moves)}
+                for name, value in told.items():
+                    found[kind].setdefault(name, []).append(value)
+                print(f"  {kind}: " + ", ".join(f"{k} {v:,.2f}" for k, v in told.items()), file=sys.stderr, flush=True)
+        correctness = Correctness.of_all([side.correctness() for side in sides.values()])
+
+    def beside(name: str) -> float:
+        pairs = zip(found[TLS][name], found[PLAIN][name], strict=True)
+        return statistics.median(secure / plain for secure, plain in pairs)
+
+    return Record(
+        experiment=experiment,
+        figures={kind: {name: spread(each) for name, each in of.items()} for kind, of in found.items()},
+        targets=[
+            Target("throughput, TLS/plain text", beside("rows_per_s"), THROUGHPUT),
+            Target("p99 at a quarter of it, TLS/plain text", beside("p99_ms"), LATENCY, "at_most"),
+            Target("pause of a move, TLS/plain text", beside("pause_ms"), PAUSE, "at_most"),
+        ],
+        correctness=correctness,
+        settings={
+            "quick": quick,
+            "partitions": PARTITIONS,
+            "senders": SENDERS,
+            "rows_per_batch": ROWS,
+            "keys": KEYS,
+            "seconds": seconds,
+            "turns": turns,
+            "moves_of_half": moves,
+        },
+        seed=seed,
+    )

@@ -1,0 +1,132 @@
+"""Bytes of state that may still come to replicas, and what has no room. Decisions only.
+
+A replica may hold what its disk has free, and no more than it was told to. Replicas of one disk have its free bytes
+together. What is given away frees nothing: its files stay for a move back, and are counted where they lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stateflow.errors import NoRoom
+from stateflow.types import PartitionId
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """``own``: what it may hold beside what it holds; ``free``: of its ``disk``; replicas that name the same one share
+    it. Both may be below 0, where more is there than should be."""
+
+    own: float = math.inf
+    disk: str = ""
+    free: float = math.inf
+
+
+class Space:
+    """What is left, as more is counted. Of a replica that has not said what it has there is no end."""
+
+    def __init__(self, rooms: Mapping[str, Room]) -> None:
+        self._own = {name: room.own for name, room in rooms.items()}
+        self._disks = {name: room.disk or name for name, room in rooms.items()}
+        self._free: dict[str, float] = {}
+        for name, room in rooms.items():
+            disk = self._disks[name]  # two may have looked at different times
+            self._free[disk] = min(room.free, self._free.get(disk, math.inf))
+
+    def holds(self, replica: str, size: float) -> bool:
+        """Where nothing is left nothing fits, not even what is empty: it will not stay so."""
+        return size <= (left := self.left(replica)) and left > 0
+
+    def left(self, replica: str) -> float:
+        if replica not in self._own:
+            return math.inf
+        return min(self._own[replica], self._free[self._disks[replica]])
+
+    def take(self, replica: str, size: float) -> None:
+        if replica in self._own:
+            self._own[replica] -= size
+            self._free[self._disks[replica]] -= size
+
+    def rooms(self) -> dict[str, Room]:
+        return {
+            name: Room(own, disk, self._free[disk]) for name, own in self._own.items() if (disk := self._disks[name])
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """To these replicas more would come than there is room for: to several of one disk together."""
+
+    replicas: tuple[str, ...]
+    free_bytes: int
+    coming_bytes: int
+
+
+def lacking(coming: Iterable[tuple[str, float]], rooms: Mapping[str, Room]) -> list[Lack]:
+    """Args: coming: (replica, bytes) of each partition."""
+    own: dict[str, float] = {}
+    for replica, size in coming:
+        if replica in rooms:
+            own[replica] = own.get(replica, 0.0) + size
+    space, found = Space(rooms), list[Lack]()
+    disks: dict[str, list[str]] = {}
+    for replica in sorted(own):
+        if not space.holds(replica, own[replica]):
+            found.append(Lack((replica,), _whole(space.left(replica)), int(own[replica])))
+        else:
+            disks.setdefault(rooms[replica].disk or replica, []).append(replica)
+    for together in disks.values():
+        free, size = min(rooms[name].free for name in together), sum(own[name] for name in together)
+        if size > free:
+            found.append(Lack(tuple(together), _whole(free), int(size)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where partitions are to go. ``instead``: who else may have each, those in front who are preferred."""
+
+    moves: dict[PartitionId, str]
+    instead: Mapping[PartitionId, Sequence[Collection[str]]] = field(default_factory=dict)
+
+    def others(self) -> set[str]:
+        return {name for ranks in self.instead.values() for rank in ranks for name in rank}
+
+    def fitted(self, takes: Callable[[PartitionId, str], float], rooms: Mapping[str, Room]) -> dict[PartitionId, str]:
+        """The largest first: what has no room where it was to go goes where most is left. What has room nowhere is
+        left where it was to go."""
+        space, found = Space(rooms), dict(self.moves)
+        for partition in sorted(found, key=lambda each: -takes(each, found[each])):
+            if not space.holds(found[partition], takes(partition, found[partition])):
+                for rank in self.instead.get(partition, ()):
+                    able = [name for name in sorted(rank) if space.holds(name, takes(partition, name))]
+                    if able:
+                        found[partition] = max(able, key=space.left)
+                        break
+            space.take(found[partition], takes(partition, found[partition]))
+        return found
+
+
+def _whole(left: float) -> int:
+    return max(0, int(left))
+
+
+def no_room(lacks: list[Lack]) -> NoRoom:
+    """Of those that :func:`lacking` found, at least one."""
+    said = "; ".join(
+        f"{', '.join(each.replicas)}: {mib(each.free_bytes)} free for state, {mib(each.coming_bytes)} would come"
+        for each in lacks
+    )
+    return NoRoom(
+        f"there is no room, nothing was moved: {said}",
+        remedy="make room there, or move fewer partitions or to others; `stateflow nodes` shows who has room",
+        replicas=[name for each in lacks for name in each.replicas],
+    )
+
+
+def mib(size: float) -> str:
+    return f"{size / MIB:,.1f} MiB"

@@ -1,0 +1,203 @@
+"""Reconfigurations as batches of the ledger's board: what their records set of its columns.
+
+A batch is an item ``reconfiguration/<id>``; its entities are the items of its moves, which say what moves, too. So
+there is one list of what is to be done, and ``stateflow batch`` tells of it beside batches of users.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from reconfig.batch import NONE, Limits
+from reconfig.work import Change, PlannedMove, PlannedRestore, ReconfigurationState, to_payload
+from stateflow.errors import MoveCancelled
+from stateflow.ledger import App, Entry, Record, RecordState
+from stateflow.ledger.batches import RECORD_STATE, BatchStatus, EntityStatus, worked_us
+from stateflow.ledger.records import Kind
+from stateflow.ledger.rules import path
+
+APP = App("reconfig.controller", "1")
+OPEN = (RecordState.NEW, RecordState.PROCESSING)
+
+
+def batch_item(reconfiguration: str) -> str:
+    return f"reconfiguration/{reconfiguration}"
+
+
+def entry(
+    item: str,
+    state: RecordState,
+    previous: Record | Entry | None,
+    payload: Any = None,
+    schema: str | None = None,
+) -> Entry:
+    # its locks have no lease: a controller that comes back carries its own moves on
+    return Entry(item, APP, state, previous, payload, schema, lease_s=math.inf)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Its newest record, and the columns that it has by it."""
+
+    record: Record
+    columns: dict[str, Any]
+
+    def fold(self, record: Record) -> None:
+        self.record = record
+        self.columns |= record.payload["set"]
+
+    @property
+    def status(self) -> BatchStatus:
+        return BatchStatus(self.columns["status"])
+
+    def worked_s(self, now_us: int) -> float:
+        """For how long it has been IN_PROGRESS."""
+        return worked_us(self.columns.get("worked_us"), self.columns.get("resumed_us"), now_us) / 1e6
+
+    def to(self, status: BatchStatus, now_us: int) -> list[Entry]:
+        worked = worked_us(self.columns.get("worked_us"), self.columns.get("resumed_us"), now_us)
+        columns: dict[str, Any] = {"status": status.value, "worked_us": worked, "resumed_us": None}
+        if status is BatchStatus.IN_PROGRESS:
+            columns["resumed_us"] = now_us
+        elif status is not BatchStatus.PAUSED:
+            columns["ended_us"] = now_us
+        steps = path(self.record.state, RECORD_STATE[status])
+        entries: list[Entry] = []
+        for number, step in enumerate(steps):
+            before: Record | Entry | None = entries[-1] if entries else self.record
+            if step is RecordState.PROCESSING:
+                before = None
+            payload = {"set": columns if number == len(steps) - 1 else {}}
+            entries.append(entry(self.record.item_id, step, before, payload, Kind.BATCH.payload_schema))
+        return entries
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record.
+
+    ``stood_ms``: for so long its operator was stopped; None: it was not, or that has not ended. ``batch``: None where
+    an earlier version planned it. ``cancelled``: people said so. ``by``: who planned it."""
+
+    created_us: int
+    moves: dict[str, tuple[Change, Record]] = field(default_factory=dict)  # by item id
+    stood_ms: float | None = None
+    batch: Batch | None = None
+    limits: Limits = NONE
+    edits: int = 0  # records of it
+    cancelled: bool = False
+    by: str = ""
+
+    @property
+    def failed(self) -> list[Change]:
+        """Those that were cancelled included."""
+        return [planned for planned, record in self.moves.values() if record.state is RecordState.FAILED]
+
+    @property
+    def withdrawn(self) -> list[Change]:
+        """Moves that ended because they were cancelled."""
+        return [planned for planned, record in self.moves.values() if was_cancelled(record)]
+
+    @property
+    def state(self) -> ReconfigurationState:
+        if any(record.state in OPEN for _, record in self.moves.values()):
+            return ReconfigurationState.RUNNING
+        if self.cancelled and self.withdrawn:
+            return ReconfigurationState.CANCELLED
+        return ReconfigurationState.FAILED if self.failed else ReconfigurationState.COMPLETED
+
+    def is_last(self, item: str) -> bool:
+        """Has every other move of it ended?"""
+        return not any(record.state in OPEN for other, (_, record) in self.moves.items() if other != item)
+
+
+def because(planned: PlannedMove, reason: str) -> str:
+    """Why it moves, and why there. What a job's moves carry stays in front."""
+    return f"{planned.reason}; {reason}" if planned.reason else reason
+
+
+def was_cancelled(record: Record) -> bool:
+    error = (record.payload or {}).get("error") or {}
+    return record.state is RecordState.FAILED and error.get("code") == MoveCancelled.code
+
+
+def is_waiting(record: Record) -> bool:
+    """For its turn. Moves of earlier versions have none."""
+    return record.state is RecordState.NEW and record.payload_schema is not None
+
+
+def begun(moves: Iterable[Change], now_us: int) -> list[Entry]:
+    """A plan: its batches, and what they have to do. A take-over has begun when it is planned."""
+    entries: list[Entry] = []
+    batches: set[str] = set()
+    for planned in moves:
+        batch = batch_item(planned.reconfiguration)
+        if batch not in batches:
+            batches.add(batch)
+            entries += begun_batch(batch, planned.partition.operator, planned.cause, now_us)
+        entries.append(new := entity(batch, planned))
+        if not isinstance(planned, PlannedMove):
+            entries.append(taken_up(new))
+    return entries
+
+
+def begun_batch(item: str, name: str, command: str, now_us: int, more: Mapping[str, Any] | None = None) -> list[Entry]:
+    """Its columns; ``more`` goes with the first record."""
+    schema = Kind.BATCH.payload_schema
+    named = {"name": name, "command": str(command), "owner": APP.name, "status": BatchStatus.NEW.value}
+    new = entry(item, RecordState.NEW, None, {**(more or {}), "set": named}, schema)
+    columns = {
+        "status": BatchStatus.IN_PROGRESS.value,
+        "listed": 1,
+        "started_us": now_us,
+        "worked_us": 0,
+        "resumed_us": now_us,
+    }
+    return [new, entry(item, RecordState.PROCESSING, new, {"set": columns}, schema)]
+
+
+def entity(batch: str, planned: Change | PlannedRestore) -> Entry:
+    columns = {"bid": batch, "entity": str(planned.partition.partition), "status": EntityStatus.WAITING.value}
+    payload = {**to_payload(planned), "set": columns}
+    return entry(planned.item_id, RecordState.NEW, None, payload, Kind.ENTITY.payload_schema)
+
+
+def taken_up(before: Record | Entry) -> Entry:
+    """A move begins. Those of earlier versions have no columns."""
+    schema = before.payload_schema
+    payload = None if schema is None else {"set": {"status": EntityStatus.IN_PROGRESS.value}}
+    return entry(before.item_id, RecordState.PROCESSING, before, payload, schema)
+
+
+def retaken(ends: Sequence[Entry]) -> list[Entry]:
+    """The ends of items that a person resolved meanwhile: each is taken up first."""
+    entries: list[Entry] = []
+    for end in ends:
+        payload: Any = None if end.payload_schema is None else {"set": {}}
+        entries.append(entry(end.item_id, RecordState.PROCESSING, None, payload, end.payload_schema))
+        entries.append(replace(end, previous=entries[-1]))
+    return entries
+
+
+def ended(record: Record, payload: Mapping[str, Any], state: RecordState) -> dict[str, Any]:
+    """What the record of the end of a move or restore holds."""
+    if record.payload_schema is None:
+        return dict(payload)
+    report, error = payload.get("report", {}), payload.get("error")
+    if state is RecordState.PROCESSED:
+        told = ("pause_ms", "bytes", "epoch")
+        status, result = EntityStatus.COMPLETED, {name: report[name] for name in told if name in report}
+    else:
+        cancelled = (error or {}).get("code") == MoveCancelled.code
+        status = EntityStatus.CANCELLED if cancelled else EntityStatus.FAILED
+        result = {"error": f"{(error or {}).get('code')}: {(error or {}).get('what')}"}
+    columns = {
+        "status": status.value,
+        "ms": round(1e3 * (report.get("duration_s") or 0.0)),
+        "result": json.dumps(result),
+    }
+    return {**payload, "set": columns}

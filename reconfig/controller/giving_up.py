@@ -1,0 +1,85 @@
+"""Partitions that a person takes from owners that do not answer: where failover is manual, nobody else does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.run_registry import RunRegistry
+from reconfig.controller.takeovers import Takeovers
+from stateflow.errors import InvalidArgument, LossPossible, Unavailable, UnknownPartition
+from stateflow.reports import Reconfiguration
+from stateflow.types import How, PartitionId, ranges
+
+#: what a take-over begins with, for people
+_FROM = {
+    How.LOCAL: "it sealed them, and has all of it",
+    How.STANDBY: "a standby follows there",
+    How.CHECKPOINT: "from the newest checkpoint",
+}
+
+
+class GivingUp:
+    def __init__(self, context: ControllerContext, runs: RunRegistry, takeovers: Takeovers) -> None:
+        self._context, self._runs, self._takeovers = context, runs, takeovers
+
+    async def by_command(self, operator: str, numbers: Sequence[int], accepted: bool) -> list[Reconfiguration]:
+        """Partitions whose owner does not answer, or has lost them, get another one, whatever it may be serving alone.
+
+        Args: numbers: none: all that nobody is known to serve. accepted: what their owners served meanwhile is lost.
+
+        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument for one whose owner answers, LossPossible,
+        Unavailable; what is under way by then goes on."""
+        found = self._given_up(operator, numbers)
+        if not accepted:
+            owners = ", ".join(sorted({owner for _, owner, _ in found}))
+            raise LossPossible(
+                f"what {owners} may have served since it was heard is lost, but for what standbys and checkpoints have",
+                remedy="say --accept-loss (accept_loss=True), or start it with its data directory",
+                operator=operator,
+                partitions=ranges([partition.partition for partition, _, _ in found]),
+            )
+        for partition, _, _ in found:
+            self._context.check_not_restored(partition)
+        begun = [await self._takeovers.give_up(*each) for each in found]
+        return [self._runs.found(each).report() for each in begun if each]
+
+    def proposed(self, operator: str, numbers: Sequence[int]) -> tuple[dict[PartitionId, str], dict[PartitionId, str]]:
+        """What :meth:`by_command` would do: who gets each of them, and from what. Raises as that does."""
+        targets: dict[PartitionId, str] = {}
+        origins: dict[PartitionId, str] = {}
+        coming: Counter[str] = Counter()
+        for partition, _, _ in self._given_up(operator, numbers):
+            self._context.check_not_restored(partition)
+            if (choice := self._takeovers.choice(partition, coming)) is None:
+                raise Unavailable("no replica answers that could", remedy="start a replica", partition=partition)
+            coming[choice.target] += 1
+            targets[partition], origins[partition] = choice.target, _FROM[choice.how]
+        return targets, origins
+
+    def _given_up(self, operator: str, numbers: Sequence[int]) -> list[tuple[PartitionId, str, int]]:
+        """With owner and epoch, those whose owner does not answer, or has lost them."""
+        cluster, members = self._context.cluster, self._context.members
+        deployed = cluster.operator(operator)
+        found: list[tuple[PartitionId, str, int]] = []
+        for number in sorted(set(numbers)) or range(deployed.spec.partitions):
+            if number >= deployed.spec.partitions:
+                raise UnknownPartition(
+                    f"there is no partition {number}, there are {deployed.spec.partitions}",
+                    remedy="see `stateflow status`",
+                    operator=operator,
+                )
+            partition = PartitionId(operator, number)
+            owner, epoch = deployed.assignment.owner(number)
+            if self._takeovers.is_orphan(partition) or members.lapsed(owner):
+                found.append((partition, owner, epoch))
+            elif numbers:
+                raise InvalidArgument(
+                    f"{owner} answers, or its lease runs for another {max(0.0, members.lease_left_s(owner)):.0f} s",
+                    remedy="move it: `stateflow migrate`, or wait until the lease has lapsed",
+                    partition=partition,
+                )
+        if not found:
+            raise InvalidArgument("every partition is served", remedy="see `stateflow status`", operator=operator)
+        return found

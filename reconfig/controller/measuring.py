@@ -1,0 +1,176 @@
+"""What there is to decide placement from: asked of replicas, and kept for as long as it tells of now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from reconfig.autopilot import APART_S
+from reconfig.capacity import Room, Space
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.rooms import room_of, said_by
+from reconfig.links import Links, pairs_that_matter
+from reconfig.view import Seen, View
+from stateflow.errors import StateflowError
+from stateflow.reports import LinkReport
+from stateflow.runtime.view import PartitionView
+from stateflow.types import PartitionId, node_of
+
+log = logging.getLogger(__name__)
+#: an older look tells nothing of now
+FRESH_S = 10.0
+#: of a replica, for its answer
+ANSWER_S = 2.0
+#: … where it has to ask others first
+ROUND_TRIPS_S = 4.0
+#: room that was seen longer ago is not shown
+SHOWN_S = 60.0
+#: less than a client waits for before it asks a controller that does not lead
+SHOWN_WITHIN_S = 2.0
+
+
+class Measuring:
+    """``silent``: replicas that did not answer the last look. Args: links: told by moves, too."""
+
+    def __init__(self, context: ControllerContext, links: Links) -> None:
+        self._context, self._links = context, links
+        self._looks: dict[PartitionId, tuple[float, PartitionView]] = {}  # when, and what its owner said
+        self._seen: dict[PartitionId, Seen] = {}
+        self._rooms: dict[str, Room] = {}
+        self._copies: dict[tuple[PartitionId, str], int] = {}
+        self._looked_at = self._seen_at = float("-inf")
+        self.silent: set[str] = set()
+        self._looking = asyncio.Lock()
+
+    async def rates(self) -> None:
+        """Until they are known, which takes two looks."""
+        await self._context.acquainted()
+        async with self._looking:
+            clock = self._context.clock
+            if clock.monotonic() - self._seen_at < APART_S:
+                return
+            if clock.monotonic() - self._looked_at > FRESH_S:
+                self._looks = await self._look()
+            await asyncio.sleep(max(0.0, APART_S - (clock.monotonic() - self._looked_at)))
+            before, self._looks = self._looks, await self._look()
+            # of those that did not answer what was known stays
+            self._seen |= {
+                partition: seen_of(view, at, before.get(partition), self._seen.get(partition))
+                for partition, (at, view) in self._looks.items()
+            }
+            self._seen = {partition: self._seen[partition] for partition in self.owners() if partition in self._seen}
+            await self._look_at_links()
+            self._seen_at = clock.monotonic()
+
+    async def room(self) -> None:
+        """To be shown: one look, and no rates, as far as it is there in time."""
+        await self._context.acquainted()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHOWN_WITHIN_S):
+                await self._look_at_room()
+
+    async def _look_at_room(self) -> None:
+        async with self._looking:
+            if self._context.clock.monotonic() - self._looked_at > APART_S:
+                self._looks = await self._look()
+                known = self._seen
+                self._seen = known | {
+                    partition: seen_of(view, at, None, known.get(partition))
+                    for partition, (at, view) in self._looks.items()
+                }
+            await self._look_at_links()
+
+    def owners(self) -> dict[PartitionId, str]:
+        return {
+            PartitionId(name, number): owner
+            for name, deployed in self._context.cluster.deployed.items()
+            for number, owner in enumerate(deployed.assignment.owners)
+        }
+
+    def view(self) -> View:
+        context, now = self._context, self._context.clock.monotonic()
+        view = View(
+            self.owners(),
+            list(context.fit().values()),
+            dict(self._seen),
+            context.cluster.confined(),
+            resting=frozenset(map(node_of, self.silent)),
+            rtt_ms=self._links.rtts_ms(now),
+            copies=dict(self._copies),
+            bytes_per_s=self._links.bytes_per_s(now),
+        )
+        space = Space(self._rooms)
+        for open_move in context.cluster.open_moves.values():  # what is on its way has its room already
+            planned = open_move.planned
+            space.take(planned.target, view.takes(planned.partition, planned.target))
+        return replace(view, room=space.rooms())
+
+    # -- shown --------------------------------------------------------------------------------------------
+
+    def room_bytes(self) -> dict[str, int]:
+        """What may still come, by replica, where that is known."""
+        if self._context.clock.monotonic() - self._looked_at > SHOWN_S:
+            return {}
+        space = Space(self._rooms)
+        return {name: max(0, int(space.left(name))) for name, room in self._rooms.items() if room != Room()}
+
+    def links(self) -> tuple[LinkReport, ...]:
+        now = self._context.clock.monotonic()
+        rtts, rates = self._links.rtts_ms(now), self._links.bytes_per_s(now)
+        pairs = sorted(rates.keys() | {pair for pair in rtts if pair[::-1] not in rates})
+        return tuple(LinkReport(*pair, rtts.get(pair, rtts.get((pair[1], pair[0]))), rates.get(pair)) for pair in pairs)
+
+    # -- asked --------------------------------------------------------------------------------------------
+
+    async def _look(self) -> dict[PartitionId, tuple[float, PartitionView]]:
+        """Of partitions whose owner answers."""
+        context, owners = self._context, self.owners()
+        names = context.alive().keys()
+        said = await said_by(context, names, ANSWER_S)
+        now = self._looked_at = context.clock.monotonic()
+        self.silent = (set(names) | set(owners.values())) - said.keys()
+        self._rooms = {name: room_of(*each) for name, each in said.items()}
+        found, self._copies = dict[PartitionId, tuple[float, PartitionView]](), {}
+        for name, (views, _) in said.items():
+            for view in views:
+                if owners.get(view.partition) == name:
+                    found[view.partition] = now, view
+                elif view.bytes:
+                    self._copies[view.partition, name] = view.bytes
+        return found
+
+    async def _look_at_links(self) -> None:
+        context = self._context
+        pairs = await context.aside(pairs_that_matter, self.view())
+        at: dict[str, str] = {}  # one replica of each site
+        for name, info in sorted(context.alive().items()):
+            if name not in self.silent:
+                at.setdefault(info.site, name)
+        there = [pair for pair in pairs if pair[0] in at and pair[1] in at]
+        due = self._links.due(context.clock.monotonic(), there)
+        await asyncio.gather(*(self._look_at_links_of(site, others, at) for site, others in due.items()))
+
+    async def _look_at_links_of(self, site: str, others: Sequence[str], at: Mapping[str, str]) -> None:
+        sites = {at[other]: other for other in others}
+        try:
+            took = await self._context.replicas.round_trips_ms(at[site], list(sites), ROUND_TRIPS_S)
+        except StateflowError as error:
+            log.warning("how far %s is from others is not known: %s", site, error)
+            return
+        now = self._context.clock.monotonic()
+        self._links.measured(now, site, {sites[name]: rtt_ms for name, rtt_ms in took.items()})
+
+
+def seen_of(view: PartitionView, at: float, before: tuple[float, PartitionView] | None, known: Seen | None) -> Seen:
+    """Args: before: the look before, and when. known: what was seen last. A partition that has just moved, or whose
+    replica was started anew, is counted from nothing there: what was known of its rate is the best there is."""
+    if before is None or before[1].epoch != view.epoch or before[1].rows > view.rows or at <= before[0]:
+        return replace(known or Seen(), size=view.bytes)
+    took, was = at - before[0], before[1]
+    origins = {
+        site: rate for site, rows in view.origins.items() if (rate := (rows - was.origins.get(site, 0)) / took) > 0
+    }
+    return Seen(view.bytes, (view.rows - was.rows) / took, max(0, view.row_bytes - was.row_bytes) / took, origins)

@@ -1,0 +1,90 @@
+"""Restarts of nodes one after another, while they serve: what one of them takes.
+
+A node is restarted by its agent. The next one is when it serves again what it owns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from reconfig.controller.agents import Agents
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.sweep_book import Outcome
+from reconfig.controller.takeovers import Takeovers
+from reconfig.sweeps import Begin, Chore, Plan
+from stateflow.errors import InvalidArgument, MoveConflict, Unavailable
+from stateflow.fleet import Spawned
+from stateflow.types import node_of
+
+LOOK_S = 0.1
+#: starts in a row that failed, after which it is said to fail
+DEATHS_MAX = 3
+
+
+class Restarting:
+    #: what waited for a node is served before the next one is away
+    settle_s = 1.0
+
+    def __init__(self, context: ControllerContext, agents: Agents, takeovers: Takeovers) -> None:
+        self._context, self._agents, self._takeovers = context, agents, takeovers
+
+    def plan(self, site: str, limit: int, operator: str) -> Plan:
+        """Of every replica that an agent runs, at a site or everywhere. Raises InvalidArgument."""
+        roster = self._context.cluster.roster
+        agents = {name for name, info in roster.agents.items() if site in ("", info.site, name)}
+        nodes = [each.replica for _, each in sorted(roster.spawned.items()) if each.running and each.agent in agents]
+        if not nodes:
+            where = f"at {site}" if site else "anywhere"
+            raise InvalidArgument(f"no agent runs a replica {where}", remedy="see `stateflow agent list`")
+        return Plan(Chore.RESTART, tuple(nodes), site, limit)
+
+    async def carry(self, sweep_id: str, node: str, begin: Begin | None) -> Outcome | None:
+        """Raises what it fails of."""
+        members, cluster = self._context.members, self._context.cluster
+        before: dict[str, str] = {}
+        if begin is not None:
+            # whoever was not well before is not to be made worse, nor waited for in vain
+            await self._serves(node, {}, None)
+            before = {name: members.session(name) for name in self._workers(node)}
+            if not await begin():
+                return None
+        await self._serves(node, before, cluster.roster.spawned.get(node))
+        return Outcome()
+
+    async def _serves(self, node: str, before: dict[str, str], wanted: Spawned | None) -> None:
+        """Wait until it does, as it is wanted. Raises Unavailable, and what it ends with."""
+        settings, clock = self._context.settings, self._context.clock
+        until = clock.monotonic() + settings.opening_timeout_s
+        while (lacks := self._lacks(node, before, wanted)) is not None:
+            if clock.monotonic() > until:
+                raise Unavailable(
+                    f"{node} does not serve after {settings.opening_timeout_s:g} s: {lacks}",
+                    remedy=f"see `stateflow logs {node}`",
+                )
+            await asyncio.sleep(LOOK_S)
+
+    def _lacks(self, node: str, before: dict[str, str], wanted: Spawned | None) -> str | None:
+        """What it waits for. Raises what it ends with."""
+        cluster, members = self._context.cluster, self._context.members
+        now = cluster.roster.spawned.get(node)
+        if now is None or not now.running or (wanted is not None and now.generation != wanted.generation):
+            raise MoveConflict("another command came after this one", remedy="see `stateflow agent list`", replica=node)
+        child = self._agents.child(node)
+        if child is None:
+            return f"agent {now.agent} has not said how it stands"
+        if wanted is not None and child.spawned.generation != wanted.generation:
+            return "its agent has not restarted it"
+        if child.deaths >= DEATHS_MAX and child.fault is not None:
+            raise child.fault
+        if child.state != "RUNNING":
+            return f"it is {child.state}"
+        for name in self._workers(node):
+            if not members.alive(name) or members.session(name) == before.get(name):
+                return f"{name} has not registered"
+            for partition in cluster.assigned(name):
+                if self._takeovers.concerns(partition):
+                    return f"{partition} has no owner that serves"
+        return None
+
+    def _workers(self, node: str) -> list[str]:
+        return [name for name in sorted(self._context.cluster.roster.replicas) if node_of(name) == node]

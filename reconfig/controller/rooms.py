@@ -1,0 +1,134 @@
+"""Is there room for what is to move? Asked of replicas, before anything is planned."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from reconfig.capacity import Choice, Lack, Room, Space, lacking, no_room
+from reconfig.controller.context import ControllerContext
+from reconfig.plan import Load
+from stateflow.errors import StateflowError
+from stateflow.runtime.view import DiskView, PartitionView
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+Said = tuple[list[PartitionView], DiskView]
+#: by replica; None: it did not answer
+Heard = Mapping[str, Said | None]
+
+
+async def said_by(context: ControllerContext, names: Collection[str], within_s: float) -> dict[str, Said]:
+    """What replicas have, of those that answer."""
+    ordered = sorted(names)
+    asked = (context.replicas.views(name, within_s) for name in ordered)
+    found: dict[str, Said] = {}
+    for name, reply in zip(ordered, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+        if isinstance(reply, StateflowError):
+            log.warning("what %s has is not known: %s", name, reply)
+        elif isinstance(reply, BaseException):
+            raise reply
+        else:
+            found[name] = reply
+    return found
+
+
+def room_of(views: Iterable[PartitionView], disk: DiskView) -> Room:
+    """What may still come to a replica that says this. Whatever lies there counts, also what it has given away."""
+    own = disk.room_bytes - sum(view.bytes for view in views) if disk.room_bytes else math.inf
+    return Room(own, disk.disk, disk.disk_free_bytes) if disk.disk else Room(own)
+
+
+async def heard(context: ControllerContext, choice: Choice, before: Heard, within_s: float) -> Heard:
+    """What all say of whom it takes to see whether there is room for a choice: who else may have something is asked
+    where there is not. Args: before: what was said a moment ago: those are not asked again."""
+    said = await _heard(context, Choice(choice.moves), before, within_s)
+    if choice.instead and _survey(context, choice, said).lacks(choice.moves):
+        said = await _heard(context, choice, said, within_s)
+    return said
+
+
+async def _heard(context: ControllerContext, choice: Choice, before: Heard, within_s: float) -> Heard:
+    targets = _targets(choice)
+    concerned = targets | set(_owners(context, choice, targets).values())
+    names = (concerned & context.alive().keys()) - before.keys()
+    said = await said_by(context, names, within_s)
+    return {**before, **{name: said.get(name) for name in names}}
+
+
+def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[PartitionId, str]:
+    """Where there is room for each. Raises NoRoom where more would come to a target than it has room for. Of who does
+    not answer nothing is known: then a target refuses by itself what does not fit."""
+    survey = _survey(context, choice, said)
+    lacks = survey.lacks(choice.moves)
+    if lacks and choice.instead:
+        choice = Choice(choice.fitted(survey.takes, survey.rooms))
+        lacks = survey.lacks(choice.moves)
+    if lacks:
+        raise no_room(lacks)
+    return choice.moves
+
+
+def loads_of(context: ControllerContext, partitions: Iterable[PartitionId], said: Heard) -> dict[PartitionId, Load]:
+    """As far as their owners answer."""
+    owners = {each: context.cluster.operator(each.operator).assignment.owner(each.partition)[0] for each in partitions}
+    return {
+        view.partition: Load(view.bytes, view.batch_rate)
+        for name, each in said.items()
+        if each is not None
+        for view in each[0]
+        if owners.get(view.partition) == name
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    """``sizes``: bytes of what lies where. ``rooms``: of targets, without what is on its way there."""
+
+    owners: Mapping[PartitionId, str]
+    sizes: Mapping[tuple[PartitionId, str], int]
+    rooms: Mapping[str, Room]
+
+    def takes(self, partition: PartitionId, target: str) -> float:
+        """Of a copy that lies there only the rest comes."""
+        there = self.sizes.get((partition, target), 0)
+        return max(0, self.sizes.get((partition, self.owners[partition]), 0) - there)
+
+    def lacks(self, moves: Mapping[PartitionId, str]) -> list[Lack]:
+        return lacking(((target, self.takes(partition, target)) for partition, target in moves.items()), self.rooms)
+
+
+def _targets(choice: Choice) -> set[str]:
+    return choice.others() | set(choice.moves.values())
+
+
+def _on_their_way(context: ControllerContext, choice: Choice, targets: set[str]) -> set[tuple[PartitionId, str]]:
+    """To one of them, beside what was chosen."""
+    return {
+        (each.planned.partition, each.planned.target)
+        for each in context.cluster.open_moves.values()
+        if each.planned.target in targets
+    } - choice.moves.items()
+
+
+def _owners(context: ControllerContext, choice: Choice, targets: set[str]) -> dict[PartitionId, str]:
+    """Of what comes to one of them."""
+    coming = {partition for partition, _ in _on_their_way(context, choice, targets)}
+    return {
+        partition: context.cluster.operator(partition.operator).assignment.owner(partition.partition)[0]
+        for partition in {*choice.moves, *coming}
+    }
+
+
+def _survey(context: ControllerContext, choice: Choice, said: Heard) -> _Survey:
+    targets = _targets(choice)
+    there = {name: each for name, each in said.items() if each is not None}
+    sizes = {(view.partition, name): view.bytes for name, (views, _) in there.items() for view in views}
+    space = Space({name: room_of(*there[name]) for name in targets & there.keys()})
+    survey = _Survey(_owners(context, choice, targets), sizes, {})
+    for partition, target in _on_their_way(context, choice, targets):
+        space.take(target, survey.takes(partition, target))
+    return replace(survey, rooms=space.rooms())

@@ -1,0 +1,92 @@
+"""A controller's spans: one for a reconfiguration, below it one for each move, and below that one for each phase. Lines
+that are logged meanwhile have their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from reconfig.work import Planned, PlannedStandby
+from stateflow.about import about
+from stateflow.reports import MoveReport
+from stateflow.tracing import Made, tracing
+
+#: phases that end a move are none that it is in for a while
+_OVER = frozenset({"COMPLETED", "ABORTED"})
+
+
+@contextmanager
+def reconfiguring(reconfiguration: str, operator: str, kind: str) -> Iterator[None]:
+    """All of its moves."""
+    ids = {"operator": operator, "reconfiguration": reconfiguration}
+    traces = tracing()
+    with about(lambda: ids):
+        if traces is None:
+            yield
+        else:
+            with traces.span("stateflow.reconfiguration", kind="internal", cause=kind, **ids):
+                yield
+
+
+class MoveSpan:
+    def __init__(self, made: Made) -> None:
+        self._made = made
+        self._phase = ""
+        self._child: Made | None = None
+
+    def phase(self, phase: str) -> None:
+        """It is in this one by now."""
+        if phase == self._phase:
+            return
+        self._phase = phase
+        self._leave()
+        if phase not in _OVER:
+            self._child = self._made.child(f"stateflow.move.{phase.lower()}")
+
+    def _leave(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def end(self, report: MoveReport, error: BaseException | None) -> None:
+        self._leave()
+        error = error or report.fault
+        self._made.tell(
+            state=str(report.state),
+            pause_ms=report.pause_ms,
+            predicted_pause_ms=report.predicted_pause_ms,
+            bytes_warm=report.bytes_warm,
+            bytes_delta=report.bytes_delta,
+            code=getattr(error, "code", None),
+        )
+        if error is not None:
+            self._made.failed(error)
+        self._made.end()
+
+
+@contextmanager
+def moving(planned: Planned) -> Iterator[MoveSpan | None]:
+    """One move. None: nobody follows it, or it is a standby, which goes on for as long as there is one. Whoever gets
+    one ends it."""
+    ids: dict[str, Any] = {
+        "operator": planned.partition.operator,
+        "partition": planned.partition.partition,
+        "reconfiguration": planned.reconfiguration,
+        "move": planned.move_id,
+    }
+    traces = None if isinstance(planned, PlannedStandby) else tracing()
+    with about(lambda: ids):
+        if traces is None:
+            yield None
+            return
+        made = traces.begin(
+            "stateflow.move",
+            from_replica=planned.source,
+            to_replica=planned.target,
+            strategy=str(planned.strategy),
+            cause=str(planned.cause),
+            **ids,
+        )
+        with made.current():
+            yield MoveSpan(made)

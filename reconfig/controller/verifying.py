@@ -1,0 +1,107 @@
+"""Verifications: a partition is read by its owner, and compared with its standby where both are at one moment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.covering import Piece
+from reconfig.controller.standbys import Standbys
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.runtime.control import Verification
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+#: a standby that has passed the owner's moment is tried again with another one
+ATTEMPTS = 3
+
+
+class Verifications:
+    def __init__(self, context: ControllerContext, standbys: Standbys) -> None:
+        self._context, self._standbys = context, standbys
+
+    async def verify_one(self, name: str, partition: PartitionId) -> Piece | None:
+        """At a replica. None: it does not own the partition by now. Raises what the replica cannot do it for; what is
+        wrong with the partition is in the answer."""
+        standby = self._standby_of(partition)
+        for attempt in range(ATTEMPTS):
+            async with aclosing(self._context.replicas.verify(name, partition)) as pages:
+                moment = await anext(pages, None)
+                if moment is None:
+                    return None
+                if standby is None:
+                    return piece(await _found(pages, name), None)
+                async with aclosing(self._context.replicas.verify(standby, partition, moment.sequence)) as copied:
+                    at = await _first(copied)
+                    if at is None or at.sequence == moment.sequence or attempt == ATTEMPTS - 1:
+                        together = at is not None and at.sequence == moment.sequence
+                        copy = _copied(copied, standby) if together else _nothing()
+                        found, other = await _both(_found(pages, name), copy)
+                        return piece(found, other, standby)
+        raise AssertionError("the last attempt returns")
+
+    def _standby_of(self, partition: PartitionId) -> str | None:
+        """One that has caught up and answers."""
+        alive = self._context.alive()
+        names = [each.replica for each in self._standbys.copies(partition) if each.following and each.replica in alive]
+        return names[0] if names else None
+
+
+def piece(found: Verification, copy: Verification | None, standby: str = "") -> Piece:
+    """What came of a partition. Args: copy: of its standby, at the same moment; None: there is none."""
+    wrong = list(map(str, found.faults))
+    counts = {"bytes_read": found.bytes_read, "cells": found.cells, "compared": 0}
+    if copy is not None:
+        wrong += [f"its standby at {standby}: {each}" for each in copy.faults]
+        if found.digest and copy.digest:
+            counts["compared"] = 1
+            if found.digest != copy.digest:
+                wrong.append(
+                    f"its state and that of its standby at {standby} differ, both at sequence {found.sequence}: "
+                    f"restore it, or begin the standby anew"
+                )
+    return Piece(counts, tuple(wrong))
+
+
+async def _first(pages: AsyncGenerator[Verification]) -> Verification | None:
+    """A standby that cannot be asked is none."""
+    try:
+        return await anext(pages, None)
+    except StateflowError as error:
+        log.warning("a standby is not compared: %s", error)
+        return None
+
+
+async def _copied(pages: AsyncGenerator[Verification], standby: str) -> Verification | None:
+    try:
+        return await _found(pages, standby)
+    except StateflowError as error:
+        log.warning("the standby at %s is not compared: %s", standby, error)
+        return None
+
+
+async def _both(
+    found: Coroutine[Any, Any, Verification], copy: Coroutine[Any, Any, Verification | None]
+) -> tuple[Verification, Verification | None]:
+    """Where one fails the other has ended, too: pages that somebody waits for cannot be closed."""
+    copying = asyncio.ensure_future(copy)
+    try:
+        return await found, await copying
+    finally:
+        copying.cancel()
+        await asyncio.wait([copying])
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _found(pages: AsyncGenerator[Verification], name: str) -> Verification:
+    found = await anext(pages, None)
+    if found is None or not found.done:
+        raise Unavailable(f"{name} did not read to the end", remedy="give the command again")
+    return found

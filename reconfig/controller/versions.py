@@ -1,0 +1,90 @@
+"""Versions of operators, and the code that they came in: kept in the ledger's database, and fetched by replicas."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from reconfig.controller.cluster_state import Deployed
+from reconfig.controller.context import ControllerContext
+from reconfig.controller.deployments import Deployments
+from stateflow.errors import BundleMissing, InvalidArgument, StateflowError, VersionUnknown
+from stateflow.runtime.bundles import PACKED_MAX, check
+from stateflow.types import BUNDLE_PART, OperatorSpec
+
+log = logging.getLogger(__name__)
+#: what no version names is dropped when it has been there for so long: its deployment may be about to come
+UNUSED = timedelta(hours=1)
+
+
+class Versions:
+    """Methods raise Unavailable where the ledger does not answer."""
+
+    def __init__(self, context: ControllerContext, deployments: Deployments) -> None:
+        self._context, self._deployments = context, deployments
+
+    async def put(self, digest: str, number: int, count: int, data: bytes) -> None:
+        """A part of a bundle. Raises InvalidArgument."""
+        if not (number < count <= -(-PACKED_MAX // BUNDLE_PART) and 0 < len(data) <= BUNDLE_PART):
+            raise InvalidArgument(
+                f"a bundle has {PACKED_MAX >> 20} parts of a MB at most", remedy="install what is large at the sites"
+            )
+        await self._context.aside(self._context.cluster.ledger.put_bundle_part, digest, number, count, data)
+
+    async def part(self, digest: str, number: int) -> tuple[bytes, int]:
+        """(a part of a bundle, how many there are). Raises BundleMissing."""
+        found = await self._context.aside(self._context.cluster.ledger.bundle_part, digest, number)
+        if found is None:
+            raise _missing(digest)
+        body, count = found
+        return body, count
+
+    async def check_here(self, spec: OperatorSpec) -> None:
+        """Before anything is decided by it. Raises BundleMissing, BundleDamaged."""
+        if spec.bundle:
+            await self._context.aside(self._check, spec.bundle)
+
+    def _check(self, digest: str) -> None:
+        ledger, packed, count, number = self._context.cluster.ledger, bytearray(), 1, 0
+        while number < count:
+            found = ledger.bundle_part(digest, number)
+            if found is None:
+                raise _missing(digest)
+            packed += found[0]
+            count, number = found[1], number + 1
+        check(bytes(packed), digest)
+
+    def of(self, operator: str) -> list[OperatorSpec]:
+        """In their order, the last one serves. Raises OperatorNotDeployed."""
+        return list(self._context.cluster.operator(operator).versions)
+
+    async def upgrade(self, operator: str, number: int) -> Deployed:
+        """Serve by a version that was deployed before, from 1. It becomes the newest one. Raises OperatorNotDeployed,
+        VersionUnknown, BundleMissing, and what a replica refuses it with; nothing is changed then."""
+        versions = self.of(operator)
+        if not 0 < number <= len(versions):
+            raise VersionUnknown(
+                f"there is no version {number} of it, there are 1 to {len(versions)}",
+                remedy=f"see `stateflow operator versions {operator}`",
+                operator=operator,
+            )
+        spec = versions[number - 1]
+        await self.check_here(spec)
+        return await self._deployments.deploy(spec)
+
+    async def drop_unused(self) -> None:
+        """Bundles that no version names any more."""
+        cluster = self._context.cluster
+        planned = [deployed for deployed, _ in cluster.planned.values()]
+        named = {spec.bundle for each in [*cluster.deployed.values(), *planned] for spec in each.versions}
+        try:
+            if dropped := await self._context.aside(self._context.cluster.ledger.drop_other_bundles, named, UNUSED):
+                log.info("%d parts of bundles that no version names are dropped", dropped)
+        except StateflowError as error:
+            log.warning("bundles that no version names stay: %s", error)
+
+
+def _missing(digest: str) -> BundleMissing:
+    return BundleMissing(
+        "the ledger has no such bundle, or not all of it", remedy="deploy the operator again", bundle=digest
+    )

@@ -1,0 +1,156 @@
+"""``stateflow certs``: an authority of one's own, and the certificates that processes and people have from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stateflow.cli.group import Commands
+from stateflow.cli.options import Json
+from stateflow.cli.output import console, emit
+from stateflow.cli.show import new_table
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.private import state_directory
+
+if TYPE_CHECKING:
+    from stateflow.security.authority import Issued
+    from stateflow.security.reading import Certificate
+
+app = Commands("certs", help="Certificates for TLS, from an authority of your own.")
+Dir = Annotated[
+    Path | None, typer.Option("--dir", help="The authority's directory.", show_default="one of this user's")
+]
+Days = Annotated[int, typer.Option(help="It is valid for so long.", min=1)]
+Out = Annotated[Path | None, typer.Option("--out", help="Directory of its files.", show_default="./NAME")]
+
+
+def authority_directory(given: Path | None) -> Path:
+    return given or state_directory() / "authority"
+
+
+@app.command()
+def init(
+    directory: Dir = None,
+    name: Annotated[str, typer.Option(help="What people know it by.")] = "stateflow",
+    as_json: Json = False,
+) -> None:
+    """Make an authority: a key that stays here, and a certificate that everybody is given."""
+    from stateflow.security.authority import Authority
+    from stateflow.security.variables import CA
+
+    where = authority_directory(directory)
+    Authority.init(where, name)
+    if as_json:
+        emit({"dir": str(where), "ca": str(where / CA)})
+    else:
+        console.print(f"The authority is in {where}. Whoever can read its key is everybody: keep a copy off-line.")
+
+
+@app.command()
+def issue(
+    name: Annotated[str, typer.Argument(help="Of the node, agent, controller, person or program.")],
+    role: Annotated[str, typer.Option(help="node, agent, controller, admin, operate, data or read.")],
+    host: Annotated[list[str] | None, typer.Option(help="Name or address that others dial; again for more.")] = None,
+    operator: Annotated[
+        list[str] | None, typer.Option(help="The role data reaches this one only; again for more.")
+    ] = None,
+    out: Out = None,
+    days: Days = 90,
+    directory: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a certificate, its key and what it takes to check others, for one process or person."""
+    from stateflow.security.authority import Authority
+    from stateflow.security.identity import Identity
+
+    where = out or Path(name)
+    identity = Identity.of(role, name, tuple(operator or ()))
+    _say(Authority(authority_directory(directory)).issue(identity, host or [], where, days), where, as_json)
+
+
+@app.command()
+def renew(
+    name: Annotated[str, typer.Argument(help="Whose certificate is in ./NAME, or in --out.")],
+    out: Out = None,
+    days: Days = 90,
+    directory: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Write another certificate and key for the same name, role and hosts. Processes take it up by themselves."""
+    from stateflow.security.authority import Authority
+
+    where = out or Path(name)
+    _say(Authority(authority_directory(directory)).renew(where, days), where, as_json)
+
+
+def _say(certificate: Certificate, where: Path, as_json: bool) -> None:
+    from stateflow.security.variables import CA, CRL, OWN_CERT, OWN_KEY
+
+    files = {"CA": CA, "CERT": OWN_CERT, "KEY": OWN_KEY, "CRL": CRL}
+    environment = {f"STATEFLOW_TLS_{which}": str((where / file).absolute()) for which, file in files.items()}
+    if as_json:
+        emit({**fields_of(certificate), "dir": str(where), "environment": environment})
+        return
+    console.print(f"{certificate.identity} until {certificate.not_after:%Y-%m-%d %H:%M} UTC, in {where}", style="dim")
+    for key, value in environment.items():
+        console.print(f"export {key}={value}", highlight=False)
+
+
+@app.command()
+def revoke(
+    who: Annotated[str, typer.Argument(metavar="WHO", help="ROLE/NAME, NAME, or a serial number.")],
+    directory: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Put certificates on the list of those that servers refuse. Copy the list to every server."""
+    from stateflow.security.authority import Authority
+
+    authority = Authority(authority_directory(directory))
+    found = authority.revoke(who)
+    if as_json:
+        emit({"revoked": [fields_of(each) for each in found], "crl": str(authority.crl)})
+        return
+    for each in found:
+        console.print(f"{each.identity} is revoked (serial {each.serial:x})")
+    console.print(f"It counts where the file of STATEFLOW_TLS_CRL is a copy of {authority.crl}")
+
+
+@app.command("list")
+def list_(directory: Dir = None, as_json: Json = False) -> None:
+    """All that were issued, and until when they are valid."""
+    from stateflow.security.authority import Authority
+    from stateflow.security.files import utc
+
+    now = utc(SYSTEM_CLOCK)
+    issued = Authority(authority_directory(directory)).issued()
+    if as_json:
+        emit({"certificates": [fields_of(each.certificate) | {"state": each.state(now)} for each in issued]})
+        return
+    table = new_table("name", "state", "until (UTC)", "days", "hosts", "operators", "serial")
+    for each in issued:
+        table.add_row(*_row(each, each.state(now), (each.certificate.not_after - now).days))
+    console.print(table)
+
+
+def _row(issued: Issued, state: str, days: int) -> list[str]:
+    certificate, identity = issued.certificate, issued.certificate.identity
+    operators = () if identity is None else identity.operators
+    until = f"{certificate.not_after:%Y-%m-%d %H:%M}"
+    hosts = ", ".join(certificate.hosts)
+    return [str(identity), state, until, str(days), hosts, ", ".join(operators), f"{certificate.serial:x}"]
+
+
+def fields_of(certificate: Certificate) -> dict[str, Any]:
+    identity = certificate.identity
+    assert identity is not None  # it was issued by this program
+    return {
+        "name": identity.name,
+        "role": str(identity.role),
+        "operators": list(identity.operators),
+        "hosts": list(certificate.hosts),
+        "serial": f"{certificate.serial:x}",
+        "not_before": certificate.not_before.isoformat(),
+        "not_after": certificate.not_after.isoformat(),
+    }

@@ -1,0 +1,69 @@
+"""``stateflow dashboard``."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from stateflow.cli.group import Commands
+from stateflow.cli.options import LOCAL, Controller, Insecure, Json
+from stateflow.cli.output import console, emit, log_to_stderr
+from stateflow.cli.processes import STOP_S, stop_on_signal
+from stateflow.private import url_of
+
+app = Commands()
+
+
+@app.command()
+def dashboard(
+    controller: Controller = LOCAL,
+    listen: Annotated[str, typer.Option(help="host:port of the page; port 0 takes a free one.")] = "127.0.0.1:7071",
+    ledger: Annotated[
+        str,
+        typer.Option(
+            envvar="STATEFLOW_LEDGER", help="SQLAlchemy URL, or @FILE with it: to show batches and search records."
+        ),
+    ] = "",
+    checkpoints: Annotated[
+        str,
+        typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL, or @FILE: to show what is in it."),
+    ] = "",
+    cert: Annotated[
+        Path | None, typer.Option(envvar="STATEFLOW_DASHBOARD_CERT", help="PEM: a certificate that browsers take.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(envvar="STATEFLOW_DASHBOARD_KEY", help="PEM: its key.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name under which browsers reach it, not in --cert; repeatable.")
+    ] = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
+) -> None:
+    """Serve the live page of a cluster: sites, replicas, and partitions that move between them."""
+    from stateflow.dashboard import Dashboard, DashboardOptions  # SQLAlchemy and a web server: no other command waits
+
+    log_to_stderr(verbose, "dashboard")
+    options = DashboardOptions(
+        controller,
+        listen,
+        cert,
+        key,
+        tuple(host or ()),
+        url_of(ledger) if ledger else None,
+        url_of(checkpoints) if checkpoints else None,
+    )
+
+    async def run(page: Dashboard) -> None:
+        stop = stop_on_signal(False, STOP_S)
+        if as_json:
+            emit({"url": page.url})
+        else:
+            console.print(Text.assemble("the dashboard is at ", (page.url, "bold"), " (Ctrl-C ends it)"))
+        await stop.wait()
+
+    with Dashboard(options) as page:
+        asyncio.run(run(page))

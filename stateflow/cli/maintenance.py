@@ -1,0 +1,45 @@
+"""``stateflow maintenance``: nodes that are given nothing; ``stateflow drain NODE --maintenance`` begins one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stateflow.cli import show
+from stateflow.cli.group import Commands
+from stateflow.cli.options import LOCAL, Controller, Json
+from stateflow.cli.output import console, emit, fields_of, shown_time
+from stateflow.client import Cluster
+
+app = Commands("maintenance", help="Nodes that are in maintenance: `stateflow drain NODE --maintenance` begins one.")
+
+
+@app.command("list")
+def list_(controller: Controller = LOCAL, as_json: Json = False) -> None:
+    """By node."""
+    status = Cluster(controller).status()
+    show.say_who_answered(status.follower)
+    if as_json:
+        emit({"maintenance": [fields_of(each) for each in status.maintenance]})
+        return
+    table = show.new_table("node", "one of", "since (UTC)", "until (UTC)")
+    for each in status.maintenance:
+        table.add_row(
+            each.node, each.one_of, shown_time(each.since_us), shown_time(each.until_us or None) or "it is ended"
+        )
+    console.print(table)
+
+
+@app.command()
+def end(
+    node: Annotated[str, typer.Argument(help="It may be given partitions again.")],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """A node is as others again; `stateflow rebalance` gives it its share."""
+    Cluster(controller).end_maintenance(node)
+    if as_json:
+        emit({"node": node, "maintenance": False})
+    else:
+        console.print(f"{node} may be given partitions again: `stateflow rebalance` gives its share")

@@ -1,0 +1,467 @@
+"""Rows straight into an operator, from where its partitions cannot always be reached."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from stateflow.client.delivery import Deliver, Look, Open, Step, Steps, is_hopeless, perform
+from stateflow.client.everywhere import asked_of_moving
+from stateflow.client.given import rows_given, source_given
+from stateflow.client.history import History
+from stateflow.client.lane import Lane, send_together
+from stateflow.client.outbox import Outbox, Part, Refused
+from stateflow.client.sorting import by_partition
+from stateflow.client.ways import AGAIN_S_MAX, State, Ways
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import InvalidArgument, OutboxForeign, SourceTaken, StateflowError, Unavailable, brief
+from stateflow.router import Router
+from stateflow.rpc.clients import ReplicaClient
+from stateflow.rpc.reports import packed_deployment, unpacked_deployment
+from stateflow.rpc.rows import BatchRows
+from stateflow.runtime.ddl import parse_ddl
+from stateflow.runtime.layout import Position, Session
+from stateflow.runtime.output import OutputReader
+from stateflow.runtime.positions import Batch
+from stateflow.runtime.timers import to_us
+from stateflow.settings import RouterSettings
+from stateflow.types import check_name
+
+#: of rows and outputs, where nothing is said
+OUTBOX_BYTES = 1 << 30
+log = logging.getLogger(__name__)
+
+#: partitions that rows of one batch are sent to side by side
+ABREAST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What an outbox holds.
+
+    ``parts``: by partition, how many batches have rows for it that it has not taken. ``bytes``: of all that is stored,
+    with outputs and refused rows that nobody has taken. ``errors``: by partition, why it does not take them.
+
+    Example: ``forwarding.waiting().bytes``
+    """
+
+    parts: Mapping[int, int]
+    bytes: int
+    errors: Mapping[int, StateflowError]
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What came of a batch so far."""
+
+    outputs: dict[int, bytes] = field(default_factory=dict)
+    refused: list[StateflowError] = field(default_factory=list)
+
+
+@brief
+class ForwardingClient:
+    """As :class:`~stateflow.client.stream.StreamClient`, for sites that are cut off now and then: rows are on disk
+    before they are sent, and those for partitions that cannot be reached stay there until they can. Rows of one
+    partition go in the order in which they were sent, each exactly once, whoever dies meanwhile: client, replica or
+    link. Partitions that answer wait for no others. Safe for threads.
+
+    Made again with the same ``outbox`` it goes on with what is stored; no controller need answer then, and none of
+    the owners. As with any other client, the newest of a source has it.
+
+    Args:
+        outbox: a directory of this client's own; made where it is not there.
+        outbox_bytes: that may be stored; beyond it ``send`` raises OutboxFull, and stores nothing of the batch.
+        patience_s: an owner that has not answered for so long counts as out of reach.
+        schema, settings, site, addresses: as with StreamClient.
+
+    Raises OutboxForeign, OutboxDamaged, DataDirLocked where another client has the outbox, OperatorNotDeployed, and
+    Unavailable where no controller answers and the outbox has never known one that did.
+
+    Example: ``cluster.forwarding("Count", "gateway-7", outbox="outbox").send([{"k": "a"}])``
+    """
+
+    def __init__(
+        self,
+        controller: str,
+        operator: str,
+        source: str,
+        outbox: str | Path,
+        *,
+        outbox_bytes: int = OUTBOX_BYTES,
+        patience_s: float = 1.0,
+        schema: str | pa.Schema | None = None,
+        settings: RouterSettings | None = None,
+        site: str = "",
+        addresses: Mapping[str, str] | None = None,
+    ) -> None:
+        self.source = source_given(source)
+        if site:
+            check_name("site", site)
+        if outbox_bytes <= 0 or not patience_s > 0:
+            raise InvalidArgument(
+                f"outbox_bytes={outbox_bytes!r}, patience_s={patience_s!r}", remedy="give positive numbers"
+            )
+        settings = settings or RouterSettings()
+        stall_s = min(settings.stall_s, patience_s)
+        settings = settings.model_copy(update={"unavailable_timeout_s": patience_s, "stall_s": stall_s})
+        if site:
+            settings = settings.model_copy(update={"site": site})
+        self._patience_s = patience_s
+        self._schema = parse_ddl(schema) if isinstance(schema, str) else schema
+        self._outbox = Outbox(Path(outbox), operator, source, outbox_bytes)
+        try:
+            self._start(controller, operator, settings, addresses)
+        except BaseException:
+            self._outbox.close()
+            raise
+
+    def _start(
+        self, controller: str, operator: str, settings: RouterSettings, addresses: Mapping[str, str] | None
+    ) -> None:
+        kept = self._outbox.deployment
+        known = None if kept is None else unpacked_deployment(kept)
+        self._router = Router(
+            controller, operator, settings, known=known, silence_s=self._patience_s, addresses=addresses
+        )
+        spec = self._router.spec
+        if known is not None and known.spec.partitions != spec.partitions:
+            raise OutboxForeign(
+                f"{operator} has {spec.partitions} partitions, and had {known.spec.partitions} when this was made",
+                remedy="put the outbox aside; what was not forwarded out of it has to be sent again by the application",
+                outbox=self._outbox.directory,
+            )
+        self._session = Session(SYSTEM_CLOCK.now_us(), uuid.uuid4().hex[:16])
+        self._outbox.begin(self._session.id, packed_deployment(self._router.deployment))
+        self._mine = self._outbox.sessions()
+        self._before = self._outbox.newest
+        self._output = OutputReader.of(spec.output_schema, spec.side_schemas)
+        self._lanes: dict[int, Lane] = {}
+        self._ways = Ways(spec.partitions, lambda partition: self._router.table.routes[partition].address)
+        for partition, count in self._outbox.parts().items():
+            self._ways.begin(partition, count)
+        self._sending, self._changed = threading.Lock(), threading.Condition()
+        self._delivered: set[tuple[int, int]] = set()  # (partition, number): in the outbox, and not to be sent again
+        self._taken: dict[str, int] = {}  # what was given to the caller last
+        self._fatal: StateflowError | None = None
+        self._closed = False
+        abreast = min(ABREAST, spec.partitions)
+        self._pool, self._later = ThreadPoolExecutor(abreast, "sending"), ThreadPoolExecutor(abreast, "forwarding")
+        self._forwarder = threading.Thread(target=self._forward_all, name="forwarder", daemon=True)
+        self._forwarder.start()
+
+    # -- what callers do ----------------------------------------------------------------------------------
+
+    def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Returns when every row is applied or stored: the output rows of partitions that have answered. Those of
+        others come from :meth:`forwarded`.
+
+        Raises KeyColumnMissing, NullKey, …, OutboxFull, DiskFull: nothing is sent or stored then. Raises what an
+        operator refuses rows with (OperatorFailed, EncodeError, …), which are not applied, and to be had from
+        :meth:`refused`; all others of the batch are applied or stored. Raises SourceTaken when another client has the
+        source; what is stored stays so.
+        """
+        return self._sent(by_partition(self._router.spec, self._schema, rows_given(rows)), None)
+
+    def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
+        """Promise that no older rows follow from this source, to every partition; returns what timers produced where
+        it has arrived. Args: watermark: an aware datetime, or microseconds since 1970."""
+        return self._sent(BatchRows.visit(range(self._router.spec.partitions)), to_us(watermark))
+
+    def forwarded(self) -> list[dict[str, Any]]:
+        """Output rows of what was forwarded since the last call, in order for each key. What one call gave is forgotten
+        with the next, with the next batch, or with ``close``; who dies before that is given it again."""
+        rows: list[dict[str, Any]] = self._take("output", self._outbox.outputs, self._output.rows)[0]
+        return rows
+
+    def refused(self) -> list[Refused]:
+        """Rows that the operator refused since the last call, and why; forgotten as with :meth:`forwarded`."""
+        found: list[Refused] = self._take("refused", self._outbox.refusals, list)
+        return found
+
+    def waiting(self) -> Waiting:
+        """What is stored."""
+        with self._changed:
+            parts = {p: way.waiting for p, way in enumerate(self._ways) if way.waiting}
+            errors = {p: error for p in parts if (error := self._ways[p].error) is not None}
+            return Waiting(parts, self._outbox.size, errors)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all that is stored has been forwarded. Raises why not, after ``timeout_s``."""
+        with self._changed:
+            self._check_open()
+            self._ways.at_once()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._over or not self._anything_waits, timeout_s)
+            self._check_open()
+            if self._anything_waits:
+                left = [way for way in self._ways if way.waiting]
+                raise next((way.error for way in left if way.error is not None), None) or Unavailable(
+                    f"rows for {len(left)} partitions are still stored", remedy="see waiting()"
+                )
+
+    def accept_loss(self) -> None:
+        """Go on without the batches that partitions lost and nobody can send again."""
+        for partition in range(self._router.spec.partitions):
+            self._claim(partition)
+            try:
+                lane = self._lane(partition)
+                self._run(partition, lane.accept_loss())
+                self._outbox.base(partition, lane.base)
+                self._before = self._outbox.newest  # the next one is of this client, which has sent so far
+                del self._lanes[partition]
+            finally:
+                self._release(partition)
+
+    def close(self) -> None:
+        """What is stored stays on disk for the next client of this outbox."""
+        with self._sending:
+            with self._changed:
+                if self._closed:
+                    return
+                self._closed = True
+                self._changed.notify_all()
+            self._forwarder.join()
+            self._pool.shutdown()
+            self._later.shutdown()
+            self._outbox.delivered(self._delivered)
+            for table, up_to in self._taken.items():
+                self._outbox.taken(table, up_to)
+            self._outbox.close()
+
+    def __enter__(self) -> ForwardingClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- one batch ----------------------------------------------------------------------------------------
+
+    def _sent(self, batch: BatchRows, watermark_us: int | None) -> list[dict[str, Any]]:
+        with self._router.span(self.source), self._sending:
+            self._check_open()
+            sent = _Sent()
+            if batch.partitions:
+                direct = self._logged(self._outbox.newest + 1, batch, watermark_us)
+                alone = self._sent_together(direct, batch, sent) if len(direct) > 1 else direct
+                if len(alone) > 1:
+                    contexts = [copy_context() for _ in alone]  # each goes on with the span that this is in
+                    list(self._pool.map(lambda of, part: of.run(self._send_at_once, part, sent), contexts, alone))
+                elif alone:
+                    self._send_at_once(alone[0], sent)
+            self._raise_fatal()
+            if sent.refused:
+                raise sent.refused[0]
+            rows, _ = self._output.rows(sent.outputs[partition] for partition in sorted(sent.outputs))
+            return rows
+
+    def _logged(self, number: int, batch: BatchRows, watermark_us: int | None) -> list[Part]:
+        """Parts of it to send at once: nothing waits before them."""
+        with self._changed:
+            direct = self._ways.come(batch.partitions)
+            delivered = set(self._delivered)
+        try:
+            self._outbox.log(number, batch, direct, watermark_us, delivered, self._taken)
+            self._taken.clear()
+        except BaseException:
+            with self._changed:
+                for partition in batch.partitions:
+                    self._ways[partition].waiting -= 1
+            for partition in direct:
+                self._release(partition)
+            raise
+        with self._changed:
+            self._delivered -= delivered
+        return [Part(p, number, batch.only([p]), watermark_us, attempted=True) for p in direct]
+
+    def _sent_together(self, direct: list[Part], batch: BatchRows, sent: _Sent) -> list[Part]:
+        """Those of them that are left, each to be sent by itself."""
+
+        def deliver(of: Batch, partitions: Collection[int], after: Mapping[int, int]) -> Mapping[int, bytes]:
+            return self._router.send(of, batch.only(partitions), after)
+
+        try:
+            lanes = {part.partition: self._lane(part.partition) for part in direct}
+            steps = {part.partition: lane.send(part) for part in direct if (lane := lanes[part.partition]).is_open}
+            outputs = send_together(steps, deliver) if steps else {}
+        except BaseException:  # Ctrl-C, an outbox that cannot be read: they are stored
+            for part in direct:
+                self._release(part.partition)
+            raise
+        for part in direct:
+            if part.partition in outputs:
+                self._answered(part, outputs[part.partition], sent)
+                self._release(part.partition)
+        return [part for part in direct if part.partition not in outputs]
+
+    def _answered(self, part: Part, output: bytes, sent: _Sent) -> None:
+        with self._changed:
+            sent.outputs[part.partition] = output
+            self._delivered.add((part.partition, part.number))
+        self._took(part)
+
+    def _send_at_once(self, part: Part, sent: _Sent) -> None:
+        try:
+            output = self._tried(part, sent.refused)
+            if output is not None:
+                self._answered(part, output, sent)
+        finally:
+            self._release(part.partition)
+
+    def _tried(self, part: Part, refused: list[StateflowError]) -> bytes | None:
+        """What the partition made of it; None: it was refused, or the way there has an error."""
+        lane = self._lane(part.partition)
+        try:
+            base = lane.base
+            self._run(part.partition, lane.open(part))
+            if lane.base != base:
+                self._outbox.base(part.partition, lane.base)
+            output: bytes = self._run(part.partition, lane.send(part))
+        except StateflowError as error:
+            if not is_hopeless(error):
+                self._is_away(part.partition, error)
+            elif part.parts > 1:
+                self._outbox.apart(part)
+                with self._changed:
+                    self._ways.apart(part.partition, part.number)
+            else:
+                error.located(partition=part.partition)
+                self._outbox.refuse(part, error)
+                refused.append(error)
+                self._took(part)
+            return None
+        return output
+
+    def _took(self, part: Part) -> None:
+        """Nothing of it is to be sent any more."""
+        with self._changed:
+            self._ways.took(part.partition, part.parts)
+
+    def _is_away(self, partition: int, error: StateflowError) -> None:
+        with self._changed:
+            self._ways.failed(partition, error, self._router.clock.monotonic())
+            if isinstance(error, SourceTaken):
+                self._fatal = error
+
+    # -- later --------------------------------------------------------------------------------------------
+
+    def _forward_all(self) -> None:
+        clock = self._router.clock
+        while True:
+            with self._changed:
+                while not (due := [] if self._over else self._ways.due(clock.monotonic())) and not self._closed:
+                    self._changed.wait(None if self._over else self._ways.pause_s(clock.monotonic()))
+                if self._closed:
+                    return
+            for partition in due:
+                self._later.submit(self._forward, partition)
+
+    def _forward(self, partition: int) -> None:
+        way = self._ways[partition]
+        try:
+            while not self._closed and (part := self._outbox.next(partition, way.alone_to)) is not None:
+                if (key := (partition, part.number)) in self._delivered:
+                    self._outbox.delivered([key])
+                    continue
+                output = self._tried(part, [])
+                if output is not None:
+                    self._outbox.forwarded(*key, output)
+                    self._took(part)
+                elif way.error is not None:
+                    return
+        except Exception as error:  # noqa: BLE001 - of the outbox: its disk; or a bug, and then it is said, too
+            log.error("nothing goes to partition %d of %s: %s", partition, self._router.operator, error)
+            with self._changed:
+                way.error = error if isinstance(error, StateflowError) else StateflowError(repr(error))
+                way.again_at = self._router.clock.monotonic() + AGAIN_S_MAX
+        finally:
+            self._release(partition)
+
+    # -- a partition --------------------------------------------------------------------------------------
+
+    def _claim(self, partition: int) -> None:
+        with self._changed:
+            self._check_open()
+            self._changed.wait_for(lambda: self._ways[partition].state is not State.BUSY)
+            self._ways[partition].state = State.BUSY
+
+    def _release(self, partition: int) -> None:
+        with self._changed:
+            self._ways.release(partition)
+            self._changed.notify_all()
+
+    def _lane(self, partition: int) -> Lane:
+        """Of who sends to it now."""
+        if (lane := self._lanes.get(partition)) is None:
+            router, count = self._router, self._router.spec.partitions
+            history = History(router.operator, self.source, count, router.settings.rewind_buffer_bytes // count)
+            base = self._outbox.lane(partition)
+            lane = self._lanes[partition] = Lane(partition, history, self._session, base, self._mine, self._before)
+        return lane
+
+    def _run(self, partition: int, steps: Steps[Any]) -> Any:
+        return perform(steps, lambda step: self._do(partition, step))
+
+    def _do(self, partition: int, step: Step) -> Any:
+        match step:
+            case Open(session):
+                return self._positions(partition, session)
+            case Look():
+                return self._positions(partition, None)
+            case Deliver(batch, rows, after):
+                return self._router.send(batch, rows, after)
+
+    def _positions(self, partition: int, session: Session | None) -> dict[int, Position]:
+        router, source, asked = self._router, self.source, [partition]
+
+        def ask() -> dict[int, Position]:
+            replica = ReplicaClient(router.table.routes[partition].address, self._patience_s)
+            if session is None:
+                return replica.positions(router.operator, source, asked)
+            return replica.open_source(router.operator, source, asked, session, self._patience_s)
+
+        found = asked_of_moving(router, partition, ask)
+        # a client's word on all partitions is not for one that knows of a single one
+        return {number: position._replace(known=b"") for number, position in found.items()}
+
+    @property
+    def _anything_waits(self) -> bool:
+        return any(way.waiting for way in self._ways)
+
+    @property
+    def _over(self) -> bool:
+        """Nothing will be forwarded any more."""
+        return self._closed or self._fatal is not None
+
+    # -- itself -------------------------------------------------------------------------------------------
+
+    def _take(self, table: str, read: Callable[[], tuple[int, list[Any]]], rows: Callable[[list[Any]], Any]) -> Any:
+        with self._sending:
+            self._check_open(fatal=False)
+            if table in self._taken:
+                self._outbox.taken(table, self._taken.pop(table))
+            up_to, found = read()
+            self._taken[table] = up_to
+            return rows(found)
+
+    def _check_open(self, *, fatal: bool = True) -> None:
+        if self._closed:
+            raise InvalidArgument("the client is closed", remedy="make another one", source=self.source)
+        if fatal:
+            self._raise_fatal()
+
+    def _raise_fatal(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal

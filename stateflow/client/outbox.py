@@ -1,0 +1,464 @@
+"""Rows on disk until the partitions that they are for contain them: a SQLite file of one source, in one process at a
+time.
+
+=========  ==========================================================================================================
+table      rows
+=========  ==========================================================================================================
+meta       whose it is, the newest number, and the deployment as it was last heard of
+session    ids that its clients had: by them what a partition contains is told from what others sent
+lane       of a partition: ``base``, what its numbers there are ahead of those here, and the newest it acknowledged
+part       a batch's rows for one partition, until it contains them. ``sent_as``: the number that they were sent under,
+           alone or with those of others before it; it may contain them already
+output     what a partition made of rows that went later, until somebody has taken it
+refused    rows that an operator refused, and why, until somebody has taken them
+=========  ==========================================================================================================
+
+A number that is in ``part`` is there after a power loss (``synchronous=FULL``). What is taken out may come back: it is
+sent again under its number, and partitions that contain it pass it over.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from stateflow.errors import (
+    DataDirLocked,
+    DiskFull,
+    DiskRefused,
+    OutboxDamaged,
+    OutboxForeign,
+    OutboxFull,
+    StateflowError,
+    from_wire,
+)
+from stateflow.private import UMASK
+from stateflow.rpc.rows import PART_BYTES, BatchRows
+from stateflow.runtime.arrow import read_schema
+
+FORMAT = 1
+#: that go as one, at most
+GROUP_PARTS, GROUP_BYTES = 256, 1 << 20
+FILE = "outbox.db"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS session (id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lane (partition INTEGER PRIMARY KEY, base INTEGER, acknowledged INTEGER);
+CREATE TABLE IF NOT EXISTS part (partition INTEGER, number INTEGER, sent_as INTEGER, row_count INTEGER, schema BLOB,
+    rows BLOB, watermark_us INTEGER, checksum INTEGER, size INTEGER, PRIMARY KEY (partition, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS output (id INTEGER PRIMARY KEY, message BLOB, checksum INTEGER, size INTEGER);
+CREATE TABLE IF NOT EXISTS refused (id INTEGER PRIMARY KEY, schema BLOB, rows BLOB, error TEXT, checksum INTEGER,
+    size INTEGER);
+"""
+
+
+class Part(NamedTuple):
+    """What goes to one partition under one number: the rows of a batch, or of so many ``parts`` of batches, the last of
+    which has that number. ``attempted``: they were sent before, and may be there."""
+
+    partition: int
+    number: int
+    rows: BatchRows
+    watermark_us: int | None
+    attempted: bool
+    parts: int = 1
+
+
+class Base(NamedTuple):
+    """Number ``n`` here is ``n + ahead`` at the partition; None: it was never sent any. ``acknowledged``: the newest
+    here, -1: none."""
+
+    ahead: int | None
+    acknowledged: int
+
+
+class Refused(NamedTuple):
+    """``rows`` that an owner refused for good, and why.
+
+    Example: ``for each in forwarding.refused(): print(each.error)``
+    """
+
+    rows: list[dict[str, object]]
+    error: StateflowError
+
+
+class _Stored(NamedTuple):
+    """A row of ``part``."""
+
+    number: int
+    sent_as: int | None
+    row_count: int
+    schema: bytes
+    rows: bytes
+    watermark_us: int | None
+    checksum: int
+    size: int
+
+
+class Outbox:
+    """Safe for threads. Errors of its file come named: DiskFull, DiskRefused, OutboxDamaged.
+
+    Args:
+        directory: its own, made where it is not there.
+        bytes_max: of all that it holds.
+
+    Raises DataDirLocked when another process has it, OutboxForeign when it is another source's.
+    """
+
+    def __init__(self, directory: Path, operator: str, source: str, bytes_max: int) -> None:
+        self.directory, self._bytes_max = directory, bytes_max
+        self._lock = RLock()
+        self._bytes, self._newest = 0, -1
+        with self._faults():
+            directory.mkdir(parents=True, exist_ok=True, mode=0o777 & ~UMASK)
+            path = directory / FILE
+            path.touch(mode=0o666 & ~UMASK)
+            self._inode = path.stat().st_ino
+            self._db = sqlite3.connect(path, timeout=0.0, check_same_thread=False, isolation_level=None)
+        try:
+            self._open(operator, source)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self, operator: str, source: str) -> None:
+        with self._faults():
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
+                raise self._damaged(str(found and found[0]))
+            self._db.executescript(_TABLES)
+        owner = {"format": FORMAT, "operator": operator, "source": source}
+        for name, wanted in owner.items():
+            known = self._meta(name)
+            if known is None:
+                with self._written():
+                    self._set(name, wanted)
+            elif known != wanted:
+                raise OutboxForeign(
+                    f"this outbox has {name} {known!r}, and {wanted!r} is wanted",
+                    remedy="give each source of each operator an outbox of its own",
+                    outbox=self.directory,
+                )
+        sizes = [self._one(f"SELECT coalesce(sum(size), 0) FROM {table}") for table in ("part", "output", "refused")]
+        self._bytes = sum(sizes)
+        newest = self._meta("newest")
+        self._newest = -1 if newest is None else newest
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # -- what it knows ------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> int:
+        """The newest number that was given, -1: none."""
+        return self._newest
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is stored, as they are counted for the limit."""
+        return self._bytes
+
+    def parts(self) -> dict[int, int]:
+        """How many of each partition are stored."""
+        with self._faults():
+            return dict(self._db.execute("SELECT partition, count(*) FROM part GROUP BY partition").fetchall())
+
+    def lane(self, partition: int) -> Base:
+        with self._faults():
+            query = "SELECT base, acknowledged FROM lane WHERE partition = ?"
+            found = self._db.execute(query, (partition,)).fetchone()
+        return Base(None, -1) if found is None else Base(*found)
+
+    def sessions(self) -> frozenset[str]:
+        with self._faults():
+            return frozenset(each for (each,) in self._db.execute("SELECT id FROM session"))
+
+    @property
+    def deployment(self) -> bytes | None:
+        """As it was last heard of."""
+        found: bytes | None = self._meta("deployment")
+        return found
+
+    # -- what changes -------------------------------------------------------------------------------------
+
+    def begin(self, session: str, deployment: bytes) -> None:
+        """A client's, and what is deployed by all it knows."""
+        with self._written():
+            self._db.execute("INSERT OR IGNORE INTO session VALUES (?)", (session,))
+            self._set("deployment", deployment)
+
+    def log(
+        self,
+        number: int,
+        batch: BatchRows,
+        attempted: Collection[int],
+        watermark_us: int | None,
+        delivered: Iterable[tuple[int, int]],
+        taken: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """A new batch, before anything of it is sent. Args: attempted: partitions that it is sent to at once;
+        delivered: (partition, number) of what is not to be kept any longer; taken: likewise, see :meth:`taken`.
+
+        Raises OutboxFull: nothing of it is kept then, nor to be sent.
+        """
+        self._check_there()
+        parts = {partition: batch.only([partition]) for partition in batch.partitions}
+        with self._written():
+            self._contained(delivered)
+            for table, up_to in taken.items():
+                self._forget(table, up_to)
+            more = sum(part.size for part in parts.values())
+            if self._bytes + more > self._bytes_max:
+                untaken = sum(self._size(table, 1 << 62) for table in ("output", "refused"))
+                raise OutboxFull(
+                    f"{self._bytes} bytes are stored, and {more} more would be over {self._bytes_max}; "
+                    f"{untaken} of them are to be taken with forwarded() and refused()",
+                    remedy="take them, wait until the rest has been forwarded, or give it more room (outbox_bytes=)",
+                    outbox=self.directory,
+                )
+            for partition, part in parts.items():
+                rows = b"" if part.rows is None else part.rows.serialize().to_pybytes()
+                sent_as = number if partition in attempted else None
+                columns = (partition, number, sent_as, part.ends[-1], part.schema, rows, watermark_us)
+                check = _checksum(part.schema, rows), part.size
+                self._db.execute("INSERT INTO part VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*columns, *check))
+            self._bytes += more
+            self._set("newest", number)
+            self._newest = number
+
+    def next(self, partition: int, alone_to: int = -1) -> Part | None:
+        """What its partition may lack first, to be sent now: as it was sent before; else as many batches as go
+        together, each of those up to ``alone_to`` by itself."""
+        with self._written():
+            found = self._stored(partition, "", GROUP_PARTS)
+            if not found:
+                return None
+            sent_as = found[0].sent_as
+            if sent_as is not None:
+                group = self._stored(partition, f"AND sent_as = {sent_as}", -1)
+            else:
+                group = _together(found, alone_to)
+                sent_as = group[-1].number
+                where = "WHERE partition = ? AND number BETWEEN ? AND ?"
+                columns = sent_as, partition, group[0].number, sent_as
+                self._db.execute(f"UPDATE part SET sent_as = ? {where}", columns)
+            attempted = found[0].sent_as is not None
+        for each in group:
+            self._check(each.checksum, each.schema, each.rows)
+        return Part(partition, sent_as, self._joined(partition, group), group[-1].watermark_us, attempted, len(group))
+
+    def apart(self, part: Part) -> None:
+        """Its batches are to be sent one by one; none of them is contained."""
+        with self._written():
+            where = "WHERE partition = ? AND sent_as = ?"
+            self._db.execute(f"UPDATE part SET sent_as = NULL {where}", (part.partition, part.number))
+
+    def _stored(self, partition: int, which: str, limit: int) -> list[_Stored]:
+        columns = ", ".join(_Stored._fields)
+        query = f"SELECT {columns} FROM part WHERE partition = ? {which} ORDER BY number LIMIT ?"
+        return [_Stored(*each) for each in self._db.execute(query, (partition, limit))]
+
+    def _joined(self, partition: int, group: list[_Stored]) -> BatchRows:
+        read = [self._read(each.schema, each.rows, partition, each.row_count) for each in group]
+        if len(read) == 1:
+            return read[0]
+        rows = [each.rows for each in read if each.rows is not None]
+        count = sum(each.row_count for each in group)
+        schema = next((each.schema for each in group if each.schema), b"")
+        return BatchRows(schema, pa.concat_batches(rows) if rows else None, [partition], [count])
+
+    def base(self, partition: int, base: Base) -> None:
+        with self._written():
+            self._db.execute("INSERT OR REPLACE INTO lane VALUES (?, ?, ?)", (partition, *base))
+
+    def delivered(self, parts: Iterable[tuple[int, int]]) -> None:
+        with self._written():
+            self._contained(parts)
+
+    def forwarded(self, partition: int, number: int, output: bytes) -> None:
+        """What came of it is kept until it is taken."""
+        with self._written():
+            self._contained([(partition, number)])
+            if output:
+                size = PART_BYTES + len(output)
+                columns = output, _checksum(output), size
+                self._db.execute("INSERT INTO output (message, checksum, size) VALUES (?, ?, ?)", columns)
+                self._bytes += size
+
+    def refuse(self, part: Part, error: StateflowError) -> None:
+        """Its rows are kept until they are taken."""
+        rows = b"" if part.rows.rows is None else part.rows.rows.serialize().to_pybytes()
+        wire = json.dumps(error.to_wire())
+        with self._written():
+            self._remove(part.partition, part.number)
+            size = part.rows.size + len(wire)
+            columns = part.rows.schema, rows, wire, _checksum(part.rows.schema, rows), size
+            insert = "INSERT INTO refused (schema, rows, error, checksum, size) VALUES (?, ?, ?, ?, ?)"
+            self._db.execute(insert, columns)
+            self._bytes += size
+
+    def outputs(self) -> tuple[int, list[bytes]]:
+        """What there is to be taken, and up to where: for :meth:`taken`."""
+        with self._faults():
+            found = self._db.execute("SELECT id, checksum, message FROM output ORDER BY id").fetchall()
+        for _, checksum, message in found:
+            self._check(checksum, message)
+        return max((each[0] for each in found), default=0), [message for _, _, message in found]
+
+    def refusals(self) -> tuple[int, list[Refused]]:
+        with self._faults():
+            query = "SELECT id, schema, rows, error, checksum FROM refused ORDER BY id"
+            found = self._db.execute(query).fetchall()
+        for _, schema, rows, _, checksum in found:
+            self._check(checksum, schema, rows)
+        refused = [
+            Refused(_rows(self._read(schema, rows, 0, 0)), from_wire(json.loads(error)))
+            for _, schema, rows, error, _ in found
+        ]
+        return max((each[0] for each in found), default=0), refused
+
+    def taken(self, table: str, up_to: int) -> None:
+        """Args: table: ``output`` or ``refused``."""
+        with self._written():
+            self._forget(table, up_to)
+
+    def _forget(self, table: str, up_to: int) -> None:
+        self._bytes -= self._size(table, up_to)
+        self._db.execute(f"DELETE FROM {table} WHERE id <= ?", (up_to,))
+
+    def _size(self, table: str, up_to: int) -> int:
+        found: int = self._one(f"SELECT coalesce(sum(size), 0) FROM {table} WHERE id <= ?", up_to)
+        return found
+
+    def _contained(self, parts: Iterable[tuple[int, int]]) -> None:
+        keep = "ON CONFLICT (partition) DO UPDATE SET acknowledged = max(acknowledged, excluded.acknowledged)"
+        for partition, number in parts:
+            self._remove(partition, number)
+            self._db.execute(f"INSERT INTO lane VALUES (?, NULL, ?) {keep}", (partition, number))
+
+    def _remove(self, partition: int, number: int) -> None:
+        """All that was sent under this number."""
+        where = "WHERE partition = ? AND sent_as = ?"
+        self._bytes -= self._one(f"SELECT coalesce(sum(size), 0) FROM part {where}", partition, number)
+        self._db.execute(f"DELETE FROM part {where}", (partition, number))
+
+    # -- its file -----------------------------------------------------------------------------------------
+
+    def _check_there(self) -> None:
+        """What is written to a file that was removed is gone with this process."""
+        try:
+            there = (self.directory / FILE).stat().st_ino == self._inode
+        except OSError:
+            there = False
+        if not there:
+            raise self._damaged("it was removed, or another one was put in its place, while it was in use")
+
+    def _check(self, checksum: int, *data: bytes) -> None:
+        """The database knows nothing of a byte that changed in what it holds."""
+        if checksum != _checksum(*data):
+            raise self._damaged("rows or outputs are not what was written")
+
+    def _read(self, schema: bytes, rows: bytes, partition: int, count: int) -> BatchRows:
+        try:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(rows), read_schema(schema)) if rows else None
+        except (pa.ArrowException, StateflowError, OSError, ValueError) as error:
+            raise self._damaged(str(error)) from error
+        return BatchRows(schema, batch, [partition], [count])
+
+    def _meta(self, key: str) -> Any:
+        with self._faults():
+            found = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if found is None else found[0]
+
+    def _set(self, key: str, value: object) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def _one(self, query: str, *values: int) -> Any:
+        with self._faults():
+            return self._db.execute(query, values).fetchone()[0]
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """All of it, or nothing."""
+        with self._faults():
+            known = self._bytes, self._newest
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._bytes, self._newest = known
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except (sqlite3.Error, OSError) as error:
+                raise self._meant(error) from error
+
+    def _meant(self, error: Exception) -> StateflowError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_BUSY or code == sqlite3.SQLITE_LOCKED:
+            return DataDirLocked(
+                "another process has this outbox", remedy="give each client its own", outbox=self.directory
+            )
+        if code == sqlite3.SQLITE_FULL:
+            return DiskFull("the outbox cannot be written", remedy="make room on its disk", outbox=self.directory)
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return self._damaged(str(error))
+        return DiskRefused(f"the outbox cannot be used: {error}", remedy="see its disk", outbox=self.directory)
+
+    def _damaged(self, why: str) -> OutboxDamaged:
+        return OutboxDamaged(
+            f"the outbox cannot be read: {why}",
+            remedy="put the directory aside; what was not forwarded out of it has to be sent again by the application",
+            outbox=self.directory,
+        )
+
+
+def _rows(batch: BatchRows) -> list[dict[str, object]]:
+    return [] if batch.rows is None else batch.rows.to_pylist()
+
+
+def _checksum(*data: bytes) -> int:
+    found = 0
+    for each in data:
+        found = xxhash.xxh3_64_intdigest(each, found)
+    return found >> 1  # SQLite's integers have a sign
+
+
+def _together(found: list[_Stored], alone_to: int) -> list[_Stored]:
+    """As many of the first ones as go as one batch: of one schema, and none behind a promise that no older rows
+    follow, which counts behind the rows that it comes with."""
+    group = found[:1]
+    size = group[0].size
+    for each in found[1:]:
+        size += each.size
+        apart = each.number <= alone_to or group[0].number <= alone_to or group[-1].watermark_us is not None
+        if apart or each.sent_as is not None or size > GROUP_BYTES or not _fits(group, each):
+            break
+        group.append(each)
+    return group
+
+
+def _fits(group: list[_Stored], part: _Stored) -> bool:
+    """A batch without rows has no schema."""
+    schemas = {each.schema for each in (*group, part) if each.schema}
+    return len(schemas) <= 1

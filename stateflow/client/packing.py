@@ -1,0 +1,191 @@
+"""An operator's module or package, and what it requires, packed into a bundle that reaches the sites by itself.
+
+The same files give the same bytes, and so the same digest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import io
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stateflow.errors import BundleRefused
+from stateflow.runtime.bundles import PACKED_MAX, digest_of
+from stateflow.runtime.code import is_text
+from stateflow.runtime.operator import Operator
+
+_DATE = (1980, 1, 1, 0, 0, 0)
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """``packed``: a zip file; ``digest``: its SHA-256, hexadecimal.
+
+    Example: ``cluster.deploy(Count, bundle=pack(Count, ["geohash>=1"]))``
+    """
+
+    packed: bytes
+    digest: str
+
+
+#: what replicas run themselves: a second copy would be another program
+_OWN = ("stateflow", "reconfig")
+#: as it is installed
+_DISTRIBUTION = "stateflow-streams"
+
+
+def comes_along(operator: type[Operator]) -> bool:
+    """Is it a part of stateflow, and so wherever that runs?"""
+    return operator.__module__.partition(".")[0] in _OWN
+
+
+def pack(operator: type[Operator], requirements: Iterable[str] = (), modules: Iterable[str] = ()) -> Bundle:
+    """The top-level module or package that has the operator, without what is compiled or hidden.
+
+    Args:
+        requirements: as pip takes them: names, with versions, or wheels. With what they require themselves, but for
+            what stateflow brings along: that is where replicas run.
+        modules: further modules and packages, by their top-level names.
+
+    Raises BundleRefused for what cannot be packed: no source, code that is compiled, too large.
+
+    Example: ``pack(Count, requirements=["geohash>=1"]).digest``
+    """
+    files: dict[str, bytes] = {}
+    tops = [] if is_text(f"{operator.__module__}:") or operator.__module__ == "__main__" else [operator.__module__]
+    for name in dict.fromkeys(each.partition(".")[0] for each in [*tops, *modules]):
+        for path, data in _code(name):
+            files[f"code/{path}"] = data
+    for wheel in _wheels(list(requirements)):
+        for path, data in _unpacked(wheel):
+            files.setdefault(f"lib/{path}", data)
+    packed = _zipped(files)
+    if len(packed) > PACKED_MAX:
+        raise BundleRefused(
+            f"the bundle has {len(packed) >> 20} MB, {PACKED_MAX >> 20} are possible",
+            remedy="install it at the sites, and deploy it with --installed",
+            operator=operator.__name__,
+        )
+    return Bundle(packed, digest_of(packed))
+
+
+def _zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for path, data in sorted(files.items()):
+            info = zipfile.ZipInfo(path, _DATE)
+            info.compress_type, info.create_system, info.external_attr = zipfile.ZIP_DEFLATED, 3, 0o600 << 16
+            archive.writestr(info, data)
+    return buffer.getvalue()
+
+
+def _code(name: str) -> Iterator[tuple[str, bytes]]:
+    if name in _OWN:
+        raise BundleRefused(f"{name} is where replicas run", remedy="leave it out, or deploy it with --installed")
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise BundleRefused(f"{name} cannot be imported: {error}", remedy="see that it is here", module=name) from error
+    if hasattr(module, "__path__"):
+        for root in map(Path, module.__path__):
+            for path in sorted(root.rglob("*")):
+                inside = path.relative_to(root)
+                if path.is_file() and not any(_is_left_out(part) for part in inside.parts):
+                    yield f"{name}/{inside.as_posix()}", path.read_bytes()
+    elif (file := getattr(module, "__file__", None) or "").endswith(".py"):
+        yield f"{name}.py", Path(file).read_bytes()
+    else:
+        raise BundleRefused(
+            f"{name} is no module of Python source", remedy="deploy it with --installed, where it is", module=name
+        )
+
+
+def _is_left_out(part: str) -> bool:
+    return part.startswith(".") or part == "__pycache__" or part.endswith((".pyc", ".pyo"))
+
+
+# -- requirements -----------------------------------------------------------------------------------------
+
+
+def _wheels(requirements: list[str]) -> Iterator[bytes]:
+    """Of what is required, by pip."""
+    if not requirements:
+        return
+    there = _brought_along()
+    with tempfile.TemporaryDirectory(prefix="stateflow-wheels-") as folder:
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "-w", folder]
+        try:
+            done = subprocess.run(
+                [*command, "--", *requirements],
+                capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise BundleRefused(
+                f"pip did not end within {_TIMEOUT_S:g} s", remedy="see what it waits for, or name wheels"
+            ) from error
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise BundleRefused(
+                f"pip has no wheels of {' '.join(requirements)}: {said[-1] if said else done.returncode}",
+                remedy="see that these names and versions are right, and that pip can be used here",
+            )
+        for path in sorted(Path(folder).glob("*.whl")):
+            if _plain(path.name.partition("-")[0]) not in there:
+                yield path.read_bytes()
+
+
+def _unpacked(wheel: bytes) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        names = archive.namelist()
+        about = next((name for name in names if name.endswith(".dist-info/WHEEL")), "")
+        name = about.partition(".dist-info")[0] or "a wheel"
+        if not about or "Root-Is-Purelib: true" not in archive.read(about).decode(errors="replace"):
+            raise BundleRefused(
+                f"{name} has compiled code, of which a process can have one version only",
+                remedy="install it at the sites, and leave it out of the bundle",
+                requirement=name,
+            )
+        for each in names:
+            inside = re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", each)
+            if not each.endswith("/") and ".data/" not in inside and not _is_left_out(inside.rpartition("/")[2]):
+                yield inside, archive.read(each)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _brought_along() -> set[str]:
+    """Names of stateflow and of all that it requires: they are wherever it is.
+
+    Raises BundleRefused where it is not installed, but only found: nobody says what it requires.
+    """
+    found: set[str] = set()
+    wanted = [_DISTRIBUTION]
+    while wanted:
+        name = _plain(wanted.pop())
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            required = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError as error:
+            if name == _DISTRIBUTION:
+                raise BundleRefused(
+                    f"{name} is not installed here, so that what it brings along is not known",
+                    remedy="install it with pip, or pack without requirements",
+                ) from error
+            continue  # wanted by another system or Python
+        for each in required:
+            if "extra ==" not in each and (match := re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", each)):
+                wanted.append(match.group())
+    return found

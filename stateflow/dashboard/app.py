@@ -1,0 +1,268 @@
+"""What is answered to a browser: files of the page, events, and what somebody asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stateflow.checkpoint import CheckpointStore
+from stateflow.clock import Clock
+from stateflow.dashboard.access import COOKIE, Access, Sessions, check_host, check_same_page, shown_by
+from stateflow.dashboard.acts import Acts, Lookup, Move, Named, Sweep, read_body
+from stateflow.dashboard.records import Records
+from stateflow.dashboard.stored import checkpoints
+from stateflow.dashboard.view import error_view
+from stateflow.dashboard.watching import Watching
+from stateflow.errors import InvalidArgument, NotAllowed, StateflowError, Unavailable
+from stateflow.release import VERSION
+from stateflow.rpc.wire import unexpected
+from stateflow.security.files import TlsFiles
+
+STATIC = Path(__file__).parent / "static"
+#: of what is sent here: a token has 1,600 characters
+BODY_MAX = 64 << 10
+#: an event stream says something at least so often, so that nobody in between takes it for dead
+QUIET_S = 15.0
+_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the app is put together from. ``files``: of this process's certificates, None: plain text. ``hosts``: names
+    under which the page is served. ``secure``: by TLS."""
+
+    watching: Watching
+    acts: Acts
+    records: Records | None
+    store: CheckpointStore | None
+    files: TlsFiles | None
+    hosts: frozenset[str]
+    secure: bool
+    clock: Clock
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.clock.now_us() / 1e6, UTC)
+
+
+class _Guard:
+    """In front of everything: whose name the page was asked for by, whether a change comes from the page itself, and
+    what a browser may do with the answer."""
+
+    def __init__(self, app: ASGIApp, parts: Parts) -> None:
+        self._app, self._hosts = app, parts.hosts
+        self._scheme = "https" if parts.secure else "http"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = list(_HEADERS)
+                if scope["path"].startswith("/api/"):
+                    added.append((b"cache-control", b"no-store"))
+                else:
+                    added.append((b"cache-control", b"no-cache"))  # asked for again, and compared by its ETag
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        try:
+            check_host(headers.get("host", ""), self._hosts)
+            if scope["method"] not in ("GET", "HEAD"):
+                check_same_page(headers, self._scheme)
+        except NotAllowed as error:
+            return await _failed(error)(scope, receive, with_headers)
+        await self._app(scope, receive, with_headers)
+
+
+def _failed(error: StateflowError) -> JSONResponse:
+    return JSONResponse({"error": error_view(error)}, status_code=_status_of(error))
+
+
+def _status_of(error: StateflowError) -> int:
+    if error.code == "sign_in_required":
+        return 401
+    if isinstance(error, NotAllowed):
+        return 403
+    return 503 if isinstance(error, Unavailable) else 400
+
+
+async def _body(request: Request) -> bytes:
+    """Raises InvalidArgument for more than anybody sends."""
+    found = bytearray()
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > BODY_MAX:
+            raise InvalidArgument("the request is too long", remedy="reload the page")
+    return bytes(found)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _answering(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except StateflowError as error:
+            return _failed(error)
+        except OSError as error:
+            return _failed(unexpected(error))
+
+    return answer
+
+
+def make_app(parts: Parts) -> Starlette:
+    sessions, acts = Sessions(), parts.acts
+
+    def access(request: Request) -> Access:
+        if parts.files is None:
+            return Access(None, None)
+        material, number = parts.files.current(), request.cookies.get(COOKIE, "")
+        return Access(material.own.identity, sessions.find(number, material.revoked, parts.now()))
+
+    async def me(request: Request) -> Response:
+        found = access(request)
+        said: dict[str, Any] = {"version": VERSION, "sign_in": found.needs_sign_in, "can_sign_out": False}
+        if not found.needs_sign_in:
+            said |= {"who": str(found.who), "may": found.may(), "can_sign_out": found.signed_in is not None}
+            said |= {"ledger": parts.records is not None, "checkpoints": parts.store is not None}
+        return JSONResponse(said)
+
+    async def sign_in(request: Request) -> Response:
+        if parts.files is None:
+            raise InvalidArgument("nobody signs in here: it is plain text", remedy="reload the page")
+        material, text = parts.files.current(), (await _body(request)).decode("ascii", "replace")
+        shown = shown_by(text, material.ca, material.revoked, parts.now())
+        Access(material.own.identity, shown.identity).check_look()
+        answer = JSONResponse({"who": str(shown.identity)})
+        answer.set_cookie(
+            COOKIE,
+            sessions.open(shown),
+            expires=shown.until,
+            path="/",
+            secure=parts.secure,
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    async def sign_out(request: Request) -> Response:
+        sessions.end(request.cookies.get(COOKIE, ""))
+        answer = JSONResponse({})
+        answer.delete_cookie(COOKIE, path="/", secure=parts.secure, httponly=True, samesite="strict")
+        return answer
+
+    async def events(request: Request) -> Response:
+        def check() -> None:
+            access(request).check_look()
+
+        check()
+        return StreamingResponse(_events(parts.watching, check), media_type="text/event-stream")
+
+    def act(read: Callable[[bytes], Any], do: Callable[[Access, Any], Mapping[str, Any]], changes: bool) -> Handler:
+        async def handle(request: Request) -> Response:
+            who, asked = access(request), read(await _body(request))
+            found = await run_in_threadpool(do, who, asked)
+            if changes:
+                parts.watching.look_now()
+            return JSONResponse(found)
+
+        return handle
+
+    async def states(request: Request) -> Response:
+        who = access(request)
+        return JSONResponse(await run_in_threadpool(acts.states, who, request.query_params.get("operator", "")))
+
+    async def ledger(request: Request) -> Response:
+        access(request).check_look()
+        if parts.records is None:
+            raise InvalidArgument(
+                "no ledger is known here", remedy="start the dashboard with --ledger, or on the controller"
+            )
+        found = await run_in_threadpool(parts.records.search, request.query_params.get("q", "")[:1000].strip())
+        return JSONResponse(found)
+
+    async def stored(request: Request) -> Response:
+        access(request).check_look()
+        if parts.store is None:
+            raise InvalidArgument("no checkpoint store is known here", remedy="start the dashboard with --checkpoints")
+        return JSONResponse(await run_in_threadpool(checkpoints, parts.store))
+
+    posts: dict[str, Handler] = {
+        "sign-in": sign_in,
+        "sign-out": sign_out,
+        "plan": act(lambda data: read_body(Move, data), acts.plan, False),
+        "begin": act(lambda data: read_body(Move, data), acts.begin, True),
+        "batch": act(lambda data: read_body(Named, data), acts.change_batch, True),
+        "job": act(lambda data: read_body(Named, data), acts.change_job, True),
+        "sweep": act(lambda data: read_body(Sweep, data), acts.sweep, True),
+        "state": act(lambda data: read_body(Lookup, data), acts.look_up, False),
+    }
+    gets: dict[str, Handler] = {
+        "me": me,
+        "events": events,
+        "states": states,
+        "ledger": ledger,
+        "checkpoints": stored,
+    }
+    routes = [
+        *(Route(f"/api/{name}", _answering(handler), methods=["POST"]) for name, handler in posts.items()),
+        *(Route(f"/api/{name}", _answering(handler), methods=["GET"]) for name, handler in gets.items()),
+        Mount("/", StaticFiles(directory=STATIC, html=True)),
+    ]
+    app = Starlette(routes=routes)
+    app.add_middleware(_Guard, parts=parts)
+    return app
+
+
+async def _events(watching: Watching, check: Callable[[], None]) -> AsyncIterator[str]:
+    """As a browser's EventSource reads them. Args: check: raises NotAllowed once whoever looks may not any more: the
+    stream ends, and the page, which opens it again, is told why."""
+    yield "retry: 1000\n\n"
+    changes = watching.changes()
+    waiting: asyncio.Future[tuple[str, str]] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(changes))
+            done, _ = await asyncio.wait([waiting], timeout=QUIET_S)
+            try:
+                check()
+            except NotAllowed:
+                return
+            if not done:
+                yield ": still there\n\n"
+                continue
+            try:
+                name, text = waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = None
+            yield f"event: {name}\ndata: {text}\n\n"
+    finally:
+        if waiting is not None:
+            waiting.cancel()

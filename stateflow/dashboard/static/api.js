@@ -1,0 +1,47 @@
+// What is asked of the server. A change carries a header that no other page can send.
+
+/** What the cluster refused with: a code, what happened, and what to do next. */
+export class Refused extends Error {
+  constructor(error) {
+    super(error.what);
+    this.code = error.code;
+    this.remedy = error.remedy;
+    this.where = error.where ?? {};
+  }
+  get line() {
+    const place = Object.entries(this.where)
+      .map(([name, value]) => `${name}=${value}`)
+      .join(" ");
+    return `${this.code}: ${this.message}${place ? ` (${place})` : ""}${this.remedy ? `: ${this.remedy}` : ""}`;
+  }
+}
+
+async function answered(answer) {
+  const found = await answer.json().catch(() => ({
+    error: { code: "no_answer", what: `the page's server answered ${answer.status}`, remedy: "reload the page" },
+  }));
+  if (found.error) throw new Refused(found.error);
+  return found;
+}
+
+async function asked(path, options) {
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch {
+    throw new Refused({
+      code: "no_answer",
+      what: "the page's server does not answer",
+      remedy: "see whether `stateflow dashboard` runs",
+    });
+  }
+  return answered(answer);
+}
+
+export const get = (name, query) => asked(`api/${name}${query ? `?${new URLSearchParams(query)}` : ""}`);
+export const post = (name, body) =>
+  asked(`api/${name}`, {
+    method: "POST",
+    headers: { "x-stateflow": "1", "content-type": "application/json" },
+    body: typeof body === "string" ? body : JSON.stringify(body),
+  });

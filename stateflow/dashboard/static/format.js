@@ -1,0 +1,85 @@
+// Numbers, bytes and times for people, in the units that they are thought of in.
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const two = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const NONE = "–";
+
+const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
+
+export const count = (value) => (known(value) ? whole.format(value) : NONE);
+
+/** Of rows a second, without the unit. */
+export function rate(value) {
+  if (!known(value)) return NONE;
+  if (value >= 1e6) return `${two.format(value / 1e6)} M`;
+  if (value >= 1e4) return `${two.format(value / 1e3)} k`;
+  return value >= 10 || value === 0 ? whole.format(value) : value.toFixed(1);
+}
+
+/** Of what is estimated. */
+export const about = (value) => (known(value) ? `≈ ${value < 1e4 ? count(value) : rate(value)}` : NONE);
+
+export function bytes(value) {
+  if (!known(value)) return NONE;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit ? value.toFixed(value < 100 ? 1 : 0) : whole.format(value)} ${units[unit]}`;
+}
+
+export function ms(value) {
+  if (!known(value)) return NONE;
+  if (value >= 1e4) return `${(value / 1e3).toFixed(1)} s`;
+  return `${value >= 100 ? whole.format(value) : value.toFixed(value < 10 ? 2 : 1)} ms`;
+}
+
+export function seconds(value) {
+  if (!known(value)) return NONE;
+  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 90) return `${value.toFixed(0)} s`;
+  return value < 5400 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`;
+}
+
+/** Microseconds since 1970, as a time of this place. */
+export function time(us) {
+  if (!us) return NONE;
+  const at = new Date(us / 1000);
+  const today = at.toDateString() === new Date().toDateString();
+  const clock = at.toLocaleTimeString("en-GB");
+  return today ? clock : `${at.toISOString().slice(0, 10)} ${clock}`;
+}
+
+export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
+
+/** [0, 1, 2, 5] as "0–2, 5". */
+export function ranges(numbers) {
+  const words = [];
+  for (let i = 0; i < numbers.length;) {
+    let j = i;
+    while (j + 1 < numbers.length && numbers[j + 1] === numbers[j] + 1) j += 1;
+    words.push(i === j ? `${numbers[i]}` : `${numbers[i]}–${numbers[j]}`);
+    i = j + 1;
+  }
+  return words.join(", ");
+}
+
+/** How a state is shown: what it means, not what it is called. */
+export const TONES = {
+  alive: "good",
+  opening: "warn",
+  silent: "bad",
+  stopped: "bad",
+  unknown: "warn",
+  RUNNING: "busy",
+  IN_PROGRESS: "busy",
+  IN_PROCESS: "busy",
+  GENERATE_IID: "busy",
+  COMPLETED: "good",
+  DONE: "good",
+  PROCESSED: "good",
+  FAILED: "bad",
+  CANCELLED: "warn",
+  PAUSED: "warn",
+};

@@ -1,0 +1,16 @@
+// Before anything is drawn: light or dark, as it was chosen here, else as the system says, from now on.
+"use strict";
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function chosen() {
+  try {
+    return localStorage.getItem("stateflow-theme");
+  } catch {
+    return null;
+  } // storage may be forbidden
+}
+function follow() {
+  const theme = chosen();
+  document.documentElement.dataset.theme = theme === "light" || theme === "dark" ? theme : dark.matches ? "dark" : "light";
+}
+dark.addEventListener("change", follow);
+follow();

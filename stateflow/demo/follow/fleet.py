@@ -1,0 +1,151 @@
+"""Convoys that drive between three edge sites, and all that they tell on the way. The same seed gives the same rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from random import Random  # noqa: TID251 - the type; which one is handed in
+from typing import Any, Final
+
+from stateflow.partitioner import partition_of
+
+#: metres: corners of a triangle whose sides are 20 km long
+CORNERS: Final = {"north": (0.0, 11_547.0), "east": (10_000.0, -5_774.0), "west": (-10_000.0, -5_774.0)}
+SITES: Final = tuple(CORNERS)
+#: changes of site of each convoy, whose legs are equally long
+CHANGES: Final = 2
+#: of a leg: convoys do not change all at once
+SPREAD: Final = 0.4
+TELEMETRY_S: Final = 0.5
+READINGS_S: Final = 0.2
+#: vehicles in one batch of readings
+READING: Final = 5
+COLUMNS: Final = "seq long, vehicle string, way string, site string, x long, y long, metres long"
+TELEMETRY, GATEWAY = "telemetry", "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Rows of one moment. ``site``: that the convoy is nearest to; empty: they are of all convoys."""
+
+    at_s: float
+    site: str
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From now on another site is nearest; of the first, with which everything begins, ``at_s`` is 0."""
+
+    at_s: float
+    convoy: int
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class Convoy:
+    """One for each partition. ``stops``: sites in the order in which it drives to them."""
+
+    number: int
+    vehicles: tuple[str, ...]
+    stops: tuple[str, ...]
+    leg_s: float
+    late_s: float
+
+    def place(self, at_s: float) -> tuple[float, float]:
+        """Half of the way between two stops is behind it after each leg."""
+        driven = min(max((at_s - self.late_s) / self.leg_s - 0.5, 0.0), len(self.stops) - 1.0)
+        stop = min(int(driven), len(self.stops) - 2)
+        (x, y), (to_x, to_y) = CORNERS[self.stops[stop]], CORNERS[self.stops[stop + 1]]
+        part = driven - stop
+        return x + (to_x - x) * part, y + (to_y - y) * part
+
+    def site(self, at_s: float) -> str:
+        place = self.place(at_s)
+        return min(SITES, key=lambda site: math.dist(CORNERS[site], place))
+
+
+class Fleet:
+    """``convoys`` of ``vehicles`` each, which drive for so many seconds."""
+
+    def __init__(self, chance: Random, convoys: int, vehicles: int, seconds: float) -> None:
+        self._chance = chance
+        self.seconds = seconds
+        leg_s = seconds / (CHANGES + 1)
+        names = _names(convoys, vehicles)
+        self.convoys = [
+            Convoy(
+                number,
+                names[number],
+                tuple(SITES[(number + (-stop if number % 2 else stop)) % len(SITES)] for stop in range(CHANGES + 1)),
+                leg_s,
+                (number / max(1, convoys - 1) - 0.5) * SPREAD * leg_s,
+            )
+            for number in range(convoys)
+        ]
+        self._numbers = count()
+        #: every moment's rows of all vehicles, for Spark
+        self.telemetry = [
+            Told(at_s, "", list(chain.from_iterable(self._rows(each, at_s, TELEMETRY) for each in self.convoys)))
+            for at_s in _moments(seconds, TELEMETRY_S)
+        ]
+        #: by convoy: batches of some of its vehicles, for the gateway that is near
+        self.readings = [list(self._readings(convoy)) for convoy in self.convoys]
+
+    @property
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """All that is ever told."""
+        return chain.from_iterable(told.rows for told in chain(self.telemetry, *self.readings))
+
+    def changes(self) -> list[Change]:
+        """As the readings have them: of each convoy in order."""
+        found: list[Change] = []
+        for convoy, readings in zip(self.convoys, self.readings, strict=True):
+            site = convoy.site(0.0)
+            found.append(Change(0.0, convoy.number, site))
+            for told in readings:
+                if told.site != site:
+                    site = told.site
+                    found.append(Change(told.at_s, convoy.number, site))
+        return found
+
+    def _readings(self, convoy: Convoy) -> Iterator[Told]:
+        shift = READINGS_S * convoy.number / len(self.convoys)  # not all at once
+        for number, at_s in enumerate(_moments(self.seconds - shift, READINGS_S)):
+            first = number * READING % len(convoy.vehicles)
+            these = [*convoy.vehicles, *convoy.vehicles][first : first + READING]
+            yield Told(at_s + shift, convoy.site(at_s + shift), list(self._rows(convoy, at_s + shift, GATEWAY, these)))
+
+    def _rows(
+        self, convoy: Convoy, at_s: float, way: str, vehicles: Sequence[str] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        (x, y), site = convoy.place(at_s), convoy.site(at_s)
+        for vehicle in convoy.vehicles if vehicles is None else vehicles:
+            yield {
+                "seq": next(self._numbers),
+                "vehicle": vehicle,
+                "way": way,
+                "site": site,
+                "x": round(x + self._chance.gauss(0, 200)),
+                "y": round(y + self._chance.gauss(0, 200)),
+                "metres": self._chance.randint(2, 40),
+            }
+
+
+def _names(convoys: int, vehicles: int) -> list[tuple[str, ...]]:
+    """Those of a convoy share a partition, so that their state moves as one."""
+    found: list[list[str]] = [[] for _ in range(convoys)]
+    for number in count(1):
+        name = f"v{number:03}"
+        mine = found[partition_of(name, convoys)]
+        if len(mine) < vehicles:
+            mine.append(name)
+        elif all(len(each) == vehicles for each in found):
+            break
+    return [tuple(each) for each in found]
+
+
+def _moments(seconds: float, apart_s: float) -> list[float]:
+    return [round(number * apart_s, 6) for number in range(math.ceil(round(seconds / apart_s, 6)))]

@@ -1,0 +1,84 @@
+"""The report of a drive: one HTML page, what draws its charts, and one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from string import Template
+
+from plotly.offline import get_plotlyjs
+
+from stateflow.demo.follow.charts import figures
+from stateflow.demo.follow.page import PAGE
+from stateflow.demo.follow.picture import write_picture
+from stateflow.demo.follow.result import FollowResult
+from stateflow.demo.report import PLOTLY_NAME, card, differences, embedded, facts, move_row
+
+HTML_NAME = "follow.html"
+PNG_NAME = "follow.png"
+
+
+def write_report(result: FollowResult, directory: Path) -> tuple[Path, Path]:
+    """Write the page and the picture; returns their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    html, png = directory / HTML_NAME, directory / PNG_NAME
+    (directory / PLOTLY_NAME).write_text(get_plotlyjs(), encoding="utf-8")
+    html.write_text(render(result), encoding="utf-8")
+    write_picture(result, png)
+    return html, png
+
+
+def render(result: FollowResult) -> str:
+    """The page. It refers to nothing but the file with plotly beside it."""
+    moves = sorted(result.moves, key=lambda move: move.pause_at_s)
+    return Template(PAGE).substitute(
+        headline=escape(headline(result)),
+        verdict="good" if result.held else "bad",
+        subtitle=escape(_subtitle(result)),
+        cards="".join(_cards(result)),
+        differences=differences(result.differences),
+        moves="".join(move_row(number, move) for number, move in enumerate(moves, start=1)),
+        settings=facts(result.settings),
+        versions=facts(result.versions),
+        figures=embedded(figures(result)),
+        plotly=f'src="{PLOTLY_NAME}">',
+    )
+
+
+def headline(result: FollowResult) -> str:
+    """The drive in one sentence; it claims equality only where equality was found."""
+    said = f"State followed its vehicles by {len(result.completed)} moves" if result.completed else "No state followed"
+    return f"{said}: " + (
+        "nothing lost, nothing twice, all equal to the reference"
+        if result.equal
+        else "the result differs from the reference"
+    )
+
+
+def _subtitle(result: FollowResult) -> str:
+    return (
+        f"{result.convoys} convoys of {result.vehicles} vehicles, {result.seconds:g} s between three edge sites · "
+        f"{result.telemetry_rows:,} rows through Spark, {result.reading_rows:,} through gateways · "
+        f"links of {result.rtt_ms:g} ms round trip"
+    )
+
+
+def _cards(result: FollowResult) -> Iterator[str]:
+    summary = result.summary()
+    away, moving, near = (summary[name] for name in ("away_ms_median", "moving_ms_max", "near_ms_median"))
+    yield card("State elsewhere", milliseconds(away), "", "median that a gateway waits")
+    yield card("During moves", milliseconds(moving), "", "longest that a gateway waited")
+    yield card(
+        "State has followed", milliseconds(near), "good", f"median; {summary['served_near']:.0%} of all readings"
+    )
+    kept, tone = {True: (" kept", "good"), False: (" not kept", "bad"), None: ("", "")}[result.budget_kept]
+    pause = milliseconds(result.pause_ms_max)
+    yield card("Longest pause", pause, tone, f"budget of {result.budget_ms:g} ms{kept}, {len(result.completed)} moves")
+    compared = result.state.compared + result.output.compared + result.answers.compared
+    equal, tone = ("equal", "good") if result.equal else ("different", "bad")
+    yield card("State and output", equal, tone, f"{result.lost} lost, {result.duplicated} twice, {compared:,} compared")
+
+
+def milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} ms"

@@ -1,0 +1,218 @@
+"""What a drive measured, and what can be said of it. Plain data: the run fills it in, the report draws it.
+
+All times ending in ``_s`` without a further word are seconds since the convoys drove off.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stateflow.demo.follow.fleet import Change
+from stateflow.demo.reference import Comparison
+from stateflow.demo.result import MoveRow
+
+#: where all state is in the beginning
+CLOUD = "cloud"
+WINDOW_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One batch of a gateway: sent ``at_s``, its outputs there ``took_ms`` later."""
+
+    at_s: float
+    took_ms: float
+    convoy: int
+    site: str
+    rows: int
+
+    @property
+    def answered_s(self) -> float:
+        return self.at_s + self.took_ms / 1e3
+
+
+class Phase(StrEnum):
+    """Where the state was: at another site than the gateway, on its way from one to another, at the gateway's."""
+
+    AWAY = "away"
+    MOVING = "moving"
+    NEAR = "near"
+
+
+def site_of(replica: str) -> str:
+    return replica.rpartition("-")[0]
+
+
+class Whereabouts:
+    """Of each partition's state, by the moves that completed; partition and convoy have one number."""
+
+    def __init__(self, moves: Iterable[MoveRow]) -> None:
+        self._since: dict[int, list[tuple[float, str]]] = defaultdict(list)
+        self._under_way: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for move in sorted(moves, key=lambda move: move.pause_at_s):
+            self._under_way[move.partition].append((move.started_s, move.started_s + move.duration_s))
+            if move.completed:
+                served_s = move.pause_at_s + move.pause_ms / 1e3
+                self._since[move.partition].append((served_s, site_of(move.target)))
+
+    def stays(self, convoy: int) -> list[tuple[float, str]]:
+        """(since when, site), in order."""
+        return [(0.0, CLOUD), *self._since[convoy]]
+
+    def site(self, convoy: int, at_s: float) -> str:
+        stays = self.stays(convoy)
+        return stays[max(0, bisect_right(stays, at_s, key=lambda stay: stay[0]) - 1)][1]
+
+    def is_near(self, sample: Sample) -> bool:
+        """Was it answered at the gateway's site?"""
+        return self.site(sample.convoy, sample.answered_s) == sample.site
+
+    def phase(self, sample: Sample) -> Phase:
+        if any(start <= sample.answered_s and sample.at_s <= end for start, end in self._under_way[sample.convoy]):
+            return Phase.MOVING
+        return Phase.NEAR if self.is_near(sample) else Phase.AWAY
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A convoy or its state is at a site for so long."""
+
+    convoy: int
+    site: str
+    start_s: float
+    end_s: float
+
+
+def bands_of(convoy: int, stays: Sequence[tuple[float, str]], end_s: float) -> list[Band]:
+    """Args: stays: (since when, site), in order."""
+    ends = [*(since for since, _ in stays[1:]), end_s]
+    return [
+        Band(convoy, site, since, min(end, end_s))
+        for (since, site), end in zip(stays, ends, strict=True)
+        if since < end_s
+    ]
+
+
+def extent_ms(samples: Iterable[Sample], moves: Iterable[MoveRow]) -> tuple[float, float]:
+    """Ends of a log axis for what was waited and paused."""
+    shown = [sample.took_ms for sample in samples] + [move.pause_ms for move in moves if move.completed]
+    positive = [value for value in shown if value > 0]
+    return min(positive, default=1.0) * 0.6, max(positive, default=100.0) * 2
+
+
+def by_phase(samples: Iterable[Sample], where: Whereabouts) -> dict[Phase, list[Sample]]:
+    found: dict[Phase, list[Sample]] = {phase: [] for phase in Phase}
+    for sample in samples:
+        found[where.phase(sample)].append(sample)
+    return found
+
+
+def share_near(samples: Sequence[Sample], where: Whereabouts, width_s: float = WINDOW_S) -> list[tuple[float, float]]:
+    """(middle of a window, share of its rows that were answered at the site they come from); none of an idle one."""
+    near, rows = defaultdict[int, int](int), defaultdict[int, int](int)
+    for sample in samples:
+        window = math.floor(sample.answered_s / width_s)
+        rows[window] += sample.rows
+        near[window] += sample.rows if where.is_near(sample) else 0
+    return [((window + 0.5) * width_s, near[window] / rows[window]) for window in sorted(rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowResult:
+    """``state``, ``output`` (Spark's) and ``answers`` (the gateways'): what was compared row by row."""
+
+    seconds: float
+    rtt_ms: float
+    budget_ms: float
+    convoys: int
+    vehicles: int
+    telemetry_rows: int
+    reading_rows: int
+    changes: Sequence[Change]
+    samples: Sequence[Sample]
+    moves: Sequence[MoveRow]
+    state: Comparison
+    output: Comparison
+    answers: Comparison
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def completed(self) -> list[MoveRow]:
+        return [move for move in self.moves if move.completed]
+
+    @property
+    def equal(self) -> bool:
+        return self.state.equal and self.output.equal and self.answers.equal
+
+    @property
+    def held(self) -> bool:
+        """Is all as it should be, and did anything move?"""
+        return self.equal and bool(self.completed)
+
+    @property
+    def lost(self) -> int:
+        """Rows without an output."""
+        return self.output.missing + self.answers.missing
+
+    @property
+    def duplicated(self) -> int:
+        """Outputs beyond one for each row."""
+        return self.output.extra + self.answers.extra
+
+    @property
+    def differences(self) -> list[str]:
+        named = (("state", self.state), ("output", self.output), ("answers", self.answers))
+        return [f"{name}: {line}" for name, found in named for line in found.differences]
+
+    @property
+    def pause_ms_max(self) -> float | None:
+        return max((move.pause_ms for move in self.completed), default=None)
+
+    @property
+    def budget_kept(self) -> bool | None:
+        """No move paused its partition for longer; None where there was none, as "kept" would be a claim."""
+        worst = self.pause_ms_max
+        return None if worst is None else worst <= self.budget_ms
+
+    def vehicle_bands(self) -> list[Band]:
+        stays = [
+            [(change.at_s, change.site) for change in self.changes if change.convoy == convoy]
+            for convoy in range(self.convoys)
+        ]
+        return [band for convoy, each in enumerate(stays) for band in bands_of(convoy, each, self.seconds)]
+
+    def state_bands(self) -> list[Band]:
+        where = Whereabouts(self.moves)
+        return [band for convoy in range(self.convoys) for band in bands_of(convoy, where.stays(convoy), self.seconds)]
+
+    def summary(self) -> dict[str, Any]:
+        """The verdict, ready for JSON."""
+        where = Whereabouts(self.moves)
+        took = {phase: [each.took_ms for each in found] for phase, found in by_phase(self.samples, where).items()}
+        away, moving, near = (took[phase] for phase in (Phase.AWAY, Phase.MOVING, Phase.NEAR))
+        served_near = sum(each.rows for each in self.samples if where.is_near(each))
+        return {
+            "state_equal": self.state.equal,
+            "output_equal": self.output.equal and self.answers.equal,
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "moves_completed": len(self.completed),
+            "moves_failed": len(self.moves) - len(self.completed),
+            "site_changes": sum(change.at_s > 0 for change in self.changes),
+            "pause_ms_max": self.pause_ms_max,
+            "budget_ms": self.budget_ms,
+            "budget_kept": self.budget_kept,
+            "away_ms_median": statistics.median(away) if away else None,
+            "moving_ms_max": max(moving, default=None),
+            "near_ms_median": statistics.median(near) if near else None,
+            "served_near": served_near / max(1, sum(each.rows for each in self.samples)),
+            "rows": self.telemetry_rows + self.reading_rows,
+        }

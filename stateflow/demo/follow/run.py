@@ -1,0 +1,300 @@
+"""The drive: convoys between three edge sites, telemetry through Spark, readings through gateways, and an autopilot
+that moves state after them. Nothing here asks for a move, and no figure is made up: what is shown was measured."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random  # noqa: TID251 - seeded, here where everything is put together
+from time import sleep
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import Console
+from rich.text import Text
+
+from stateflow.client import Cluster, MoveReport, Reconfiguration, StreamClient
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.demo.follow.driving import Beside, Gateways, in_time, write_telemetry
+from stateflow.demo.follow.fleet import COLUMNS, SITES, Fleet
+from stateflow.demo.follow.links import Links
+from stateflow.demo.follow.operator import Trips
+from stateflow.demo.follow.reference import (
+    FACTS,
+    OUTPUTS,
+    compare,
+    expected_outputs,
+    expected_state,
+    state_facts,
+)
+from stateflow.demo.follow.report import milliseconds, write_report
+from stateflow.demo.follow.result import CLOUD, FollowResult, site_of
+from stateflow.demo.live import live_page
+from stateflow.demo.surroundings import fresh, move_row, versions
+from stateflow.demo.telling import Telling, console_of
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.spark import apply_operator, local_session
+from stateflow.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+OPERATOR = Trips.__name__
+CONVOYS = 6
+VEHICLES = 20
+SEED = 7
+TRIGGER = "500 milliseconds"
+#: how often the controller is asked what moves
+LOOK_S = 1.0
+#: a cool-down is so much of the drive: a move is to be over before the next change of site
+COOL_DOWN = 1 / 8
+MOVES_PER_MINUTE = 600.0
+#: for what has begun to move, when the convoys have arrived
+SETTLE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FollowOptions:
+    """``rtt_ms``: between sites. ``max_pause_ms``: of every move. ``before_compare`` is handed the cluster when all has
+    come: tests use it to spoil what was computed."""
+
+    out: Path = Path("demo-out")
+    seconds: float = 60.0
+    rtt_ms: float = 40.0
+    max_pause_ms: float = 50.0
+    before_compare: Callable[[Cluster], None] | None = None
+
+
+def run_follow(options: FollowOptions, tell_stderr: bool = False) -> FollowResult:
+    """Tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, DataDirLocked, or what the cluster or
+    Spark failed with."""
+    console = console_of(tell_stderr)
+    work = fresh(options.out)
+    telling = Telling(console)
+    console.print(Text.assemble(("stateflow demo --follow", "bold"), ": vehicles drive, and their state follows them"))
+    fleet = Fleet(Random(SEED), CONVOYS, VEHICLES, options.seconds)
+    local = LocalCluster(
+        Trips,
+        sites={CLOUD: 1, **dict.fromkeys(SITES, 1)},
+        partitions=CONVOYS,
+        data_dir=work / "cluster",
+        deploy_to=(CLOUD,),
+    )
+    with ExitStack() as running:
+        with telling.of("starting the processes"):
+            running.enter_context(local)
+        running.enter_context(live_page(local, console))
+        with telling.of("starting Spark"):
+            spark = local_session("stateflow demo --follow")
+            query = _start(spark, local, work)
+            running.callback(query.stop)
+            write_telemetry(work / "telemetry", 0, fleet.telemetry[0])
+            query.processAllAvailable()  # whoever works for the first time takes seconds
+        drive = _Drive(options, local, fleet, console, telling)
+        with telling.of("opening the gateways"):
+            gateways = running.enter_context(_gateways(local, options.rtt_ms / 1e3))
+        console.print(
+            f"  {CONVOYS} convoys of {VEHICLES} vehicles, between {', '.join(SITES)}; their state is in the cloud. "
+            f"Another site is {options.rtt_ms:g} ms away"
+        )
+        drive.drive(gateways, work / "telemetry", query)
+        with telling.of("working off the last rows"):
+            query.processAllAvailable()
+            query.stop()
+        if options.before_compare is not None:
+            options.before_compare(local.cluster)
+        with telling.of("computing the same with pandas, and comparing every row"):
+            result = drive.result(gateways, _read_state(local.cluster), _read_output(spark, work))
+    with telling.of("drawing the report"):
+        html, png = write_report(result, options.out)
+    shutil.rmtree(work, ignore_errors=True)
+    _conclude(console, result, html, png)
+    return result
+
+
+def _start(spark: SparkSession, local: LocalCluster, work: Path) -> StreamingQuery:
+    (work / "telemetry").mkdir()
+    telemetry = spark.readStream.schema(COLUMNS).parquet(str(work / "telemetry"))
+    trips = apply_operator(telemetry, Trips, cluster=local, order_by="seq", site="site", tasks=1)
+    return (
+        trips.writeStream.format("parquet")
+        .option("checkpointLocation", str(work / "spark-checkpoint"))
+        .trigger(processingTime=TRIGGER)
+        .start(str(work / "output"))
+    )
+
+
+@contextmanager
+def _gateways(local: LocalCluster, rtt_s: float) -> Iterator[Gateways]:
+    """One at each site, with a stream for each convoy. It reaches the replica of its own site directly, and the others
+    through a link."""
+    replicas = {name: process.address for name, process in local.processes.items() if name not in local.controllers}
+    with Links(replicas.values(), rtt_s) as links, ExitStack() as streams:
+        found: dict[tuple[str, int], StreamClient] = {}
+        for site in SITES:
+            away = {address: links.addresses[address] for name, address in replicas.items() if site_of(name) != site}
+            for convoy in range(CONVOYS):
+                found[site, convoy] = streams.enter_context(
+                    local.stream(OPERATOR, f"{site}-{convoy}", schema=COLUMNS, site=site, addresses=away)
+                )
+        yield Gateways(found, SYSTEM_CLOCK)
+
+
+class _Drive:
+    """Has the convoys drive, looks on, and keeps what was seen."""
+
+    def __init__(
+        self, options: FollowOptions, local: LocalCluster, fleet: Fleet, console: Console, telling: Telling
+    ) -> None:
+        self._options, self._cluster, self._fleet = options, local.cluster, fleet
+        self._console, self._telling = console, telling
+        self._began_us = 0
+        self._moves: dict[str, MoveReport] = {}  # that have ended
+
+    def drive(self, gateways: Gateways, telemetry: Path, query: StreamingQuery) -> None:
+        options, fleet, cluster = self._options, self._fleet, self._cluster
+        self._began_us, began = SYSTEM_CLOCK.now_us(), SYSTEM_CLOCK.monotonic()
+        cluster.autopilot(
+            "locality",
+            max_pause_ms=options.max_pause_ms,
+            cool_down_s=options.seconds * COOL_DOWN,
+            moves_per_minute=MOVES_PER_MINUTE,
+        )
+        with Beside() as beside, self._telling.of("driving"):
+            beside.start(lambda: self._write(telemetry, began, beside.over))
+            for convoy, readings in zip(fleet.convoys, fleet.readings, strict=True):
+                beside.start(_serving(gateways, convoy.number, readings, began, beside.over))
+            while beside.go_on():
+                self._look()
+                at_s = SYSTEM_CLOCK.monotonic() - began
+                self._telling.say(f"driving, {min(at_s, options.seconds):.0f} of {options.seconds:.0f} s")
+                if query.awaitTermination(LOOK_S):  # raises what it failed with
+                    raise Unavailable("Spark ended the query by itself", remedy="see its output")
+        with self._telling.of("the convoys have arrived: waiting for what still moves"):
+            cluster.autopilot()
+            until = SYSTEM_CLOCK.monotonic() + SETTLE_S
+            while self._look() and SYSTEM_CLOCK.monotonic() < until:
+                sleep(LOOK_S / 4)
+
+    def _write(self, directory: Path, began: float, over: threading.Event) -> None:
+        later = self._fleet.telemetry[1:]  # the first is there
+        for number, told in enumerate(in_time(later, began, over, SYSTEM_CLOCK), start=1):
+            write_telemetry(directory, number, told)
+
+    def _look(self) -> bool:
+        """Tells of moves that have ended since. Does any go on?"""
+        try:
+            found = [each for each in self._cluster.reconfigurations() if each.kind == "autopilot"]
+        except StateflowError:  # it is asked again
+            return True
+        for each in found:
+            for move in each.moves:
+                if move.id not in self._moves and _has_ended(each, move):
+                    self._moves[move.id] = move
+                    self._tell(move)
+        return any(each.state == "RUNNING" for each in found)
+
+    def _tell(self, move: MoveReport) -> None:
+        row = move_row(move, self._began_us)
+        said = f"  {row.pause_at_s:5.1f} s  convoy {row.partition}: {site_of(row.source)} → {site_of(row.target)}"
+        if row.completed:
+            self._console.print(f"{said}, pause {row.pause_ms:.1f} ms", highlight=False)
+        else:
+            self._console.print(Text(f"{said} not moved: {row.error}", "yellow"))
+
+    def result(self, gateways: Gateways, state: pd.DataFrame, output: pd.DataFrame) -> FollowResult:
+        options, fleet = self._options, self._fleet
+        telemetry = [row for told in fleet.telemetry for row in told.rows]
+        wanted = expected_outputs(fleet.rows)
+        by_spark = wanted["seq"].isin({row["seq"] for row in telemetry})
+        answers = pd.DataFrame(gateways.outputs, columns=OUTPUTS)
+        return FollowResult(
+            seconds=options.seconds,
+            rtt_ms=options.rtt_ms,
+            budget_ms=options.max_pause_ms,
+            convoys=CONVOYS,
+            vehicles=VEHICLES,
+            telemetry_rows=len(telemetry),
+            reading_rows=len(wanted) - len(telemetry),
+            changes=fleet.changes(),
+            samples=sorted(gateways.samples, key=lambda sample: sample.at_s),
+            moves=[move_row(move, self._began_us) for move in self._moves.values()],
+            state=compare(expected_state(fleet.rows), state, FACTS[:2]),
+            output=compare(wanted[by_spark], output[OUTPUTS], OUTPUTS[:1]),
+            answers=compare(wanted[~by_spark], answers, OUTPUTS[:1]),
+            settings={
+                "sites": [CLOUD, *SITES],
+                "convoys": CONVOYS,
+                "vehicles of each": VEHICLES,
+                "round trip between sites, ms": options.rtt_ms,
+                "max_pause_ms": options.max_pause_ms,
+                "cool-down, s": options.seconds * COOL_DOWN,
+                "seed": SEED,
+            },
+            versions=versions(),
+        )
+
+
+def _serving(
+    gateways: Gateways, convoy: int, readings: list[Any], began: float, over: threading.Event
+) -> Callable[[], None]:
+    return lambda: gateways.serve(convoy, readings, began, over)
+
+
+def _has_ended(reconfiguration: Reconfiguration, move: MoveReport) -> bool:
+    return move.state in ("COMPLETED", "ABORTED") or reconfiguration.over
+
+
+def _read_state(cluster: Cluster) -> pd.DataFrame:
+    told, metres, sites = (cluster.read_state(OPERATOR, name).to_pylist() for name in ("told", "metres", "sites"))
+    return state_facts(told, metres, sites)
+
+
+def _read_output(spark: SparkSession, work: Path) -> pd.DataFrame:
+    output: pd.DataFrame = spark.read.parquet(str(work / "output")).toPandas()
+    return output
+
+
+def _conclude(console: Console, result: FollowResult, html: Path, png: Path) -> None:
+    summary: Mapping[str, Any] = result.summary()
+    for difference in result.differences:
+        console.print(Text(f"  {difference}", "red"))
+    console.print(f"report: {html}  picture: {png}", highlight=False)
+    for what, value in (
+        ("while the state is elsewhere", f"{milliseconds(summary['away_ms_median'])} median"),
+        ("during moves", f"{milliseconds(summary['moving_ms_max'])} at worst"),
+        ("once the state has followed", f"{milliseconds(summary['near_ms_median'])} median"),
+    ):
+        console.print(f"a gateway waits {what}: {value}", highlight=False)
+    console.print(f"readings served at the site they come from: {summary['served_near']:.0%}", highlight=False)
+    failed = f", {summary['moves_failed']} not made" if summary["moves_failed"] else ""
+    console.print(
+        f"moves: {len(result.completed)}{failed}, as {result.convoys} convoys drove off with their state in the cloud "
+        f"and changed site {summary['site_changes']} times",
+        highlight=False,
+    )
+    console.print(f"longest pause: {milliseconds(result.pause_ms_max)}", highlight=False)
+    if result.budget_kept is not None:
+        kept, style = ("kept", "green") if result.budget_kept else ("not kept", "bold red")
+        console.print(Text(f"budget of {result.budget_ms:g} ms {kept}", style))
+    for what, good in (
+        (f"rows: {summary['rows']:,}, {result.lost} lost, {result.duplicated} duplicated", result.equal),
+        (f"state equal: {_yes(result.state.equal)} ({result.state.compared:,} facts)", result.state.equal),
+        (
+            f"output equal: {_yes(summary['output_equal'])} ({result.output.compared:,} rows of Spark, "
+            f"{result.answers.compared:,} of gateways)",
+            summary["output_equal"],
+        ),
+    ):
+        console.print(Text(what, "green" if good else "bold red"))
+    if not result.completed:
+        console.print(Text("nothing moved: a machine with so much to do needs a larger --max-pause", "bold red"))
+
+
+def _yes(equal: bool) -> str:
+    return "yes" if equal else "no"

@@ -1,0 +1,32 @@
+"""The live page of the demonstration's cluster, while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.text import Text
+
+from stateflow.dashboard import Dashboard, DashboardOptions
+from stateflow.errors import PortInUse
+from stateflow.testing import LocalCluster
+
+#: where it is if nobody else is there, so that a tab that is open shows the next demonstration too
+LISTEN = "127.0.0.1:7071"
+
+
+@contextmanager
+def live_page(local: LocalCluster, console: Console) -> Iterator[Dashboard]:
+    """Says where it is."""
+    with _at_a_free_port(local) as page:
+        console.print(Text.assemble("  watch it: ", (page.url, "bold")))
+        yield page
+
+
+def _at_a_free_port(local: LocalCluster) -> Dashboard:
+    checkpoints = str(local.data_dir / "checkpoints")
+    try:
+        return Dashboard(DashboardOptions(local.address, LISTEN, ledger=local.ledger, checkpoints=checkpoints))
+    except PortInUse:
+        return Dashboard(DashboardOptions(local.address, ledger=local.ledger, checkpoints=checkpoints))

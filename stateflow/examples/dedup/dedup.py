@@ -1,0 +1,26 @@
+"""Each event once, whoever sends it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from stateflow import Context, Operator, state
+
+
+class Once(Operator):
+    """Lets an event through when its id has not come from its device for a day."""
+
+    key = "device"
+    output = "device string, event string, at timestamp, celsius double"
+
+    seen = state.set(str, ttl=timedelta(days=1), ttl_domain="event")  # each id goes a day after it was added
+    repeated = state.counter()
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        if row.event in self.seen:
+            self.repeated.add(1)
+        else:
+            self.seen.add(row.event)
+            yield row.device, row.event, row.at, row.celsius

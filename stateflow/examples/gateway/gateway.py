@@ -1,0 +1,41 @@
+"""Readings of pumps from standard input, a JSON object a line, and what the operator says of them.
+
+    python gateway.py ctl:7070 < readings.jsonl
+
+Rows for replicas that cannot be reached are kept in `outbox/`, and go on when they can be: in order for each pump, and
+exactly once. It needs stateflow, and neither Spark nor Java.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from stateflow import Cluster
+from stateflow.client import ForwardingClient
+
+READINGS = "pump string, bar double"
+
+
+def connected(controller: str, outbox: str = "outbox") -> ForwardingClient:
+    """Begins where nobody answers, too, once the outbox has known a controller that did."""
+    return Cluster(controller).forwarding("Pumps", "gateway-7", outbox=outbox, schema=READINGS, patience_s=0.5)
+
+
+def forward(stream: ForwardingClient, readings: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What comes of them as soon as it is known: of rows that had to wait, with a later batch."""
+    waiting = iter(readings)
+    while batch := list(islice(waiting, 10)):
+        yield from stream.send(batch)
+        yield from stream.forwarded()
+
+
+if __name__ == "__main__":
+    with connected(sys.argv[1]) as stream:
+        for row in forward(stream, map(json.loads, sys.stdin)):
+            print(json.dumps(row), flush=True)
+        if waiting := stream.waiting():
+            print(f"kept in outbox/, for the next run: {sum(waiting.parts.values())} batches", file=sys.stderr)

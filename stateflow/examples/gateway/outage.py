@@ -1,0 +1,39 @@
+"""A gateway whose cloud is gone for a while: `python outage.py`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from gateway import connected, forward
+from pumps import Pumps
+
+from stateflow.testing import LocalCluster
+
+
+def readings(begin: int) -> list[dict[str, Any]]:
+    """Twenty of four pumps, whose pressure falls."""
+    return [{"pump": f"P{n % 4}", "bar": 6.0 - n / 100} for n in range(begin, begin + 20)]
+
+
+def outage(local: LocalCluster, outbox: str) -> Iterator[str]:
+    """Says how many outputs came, before, during and after it."""
+    with connected(local.address, outbox) as stream:
+        yield f"all is well: {len(list(forward(stream, readings(0))))} of 20"
+        local.kill("cloud-0")
+        yield f"the cloud is gone: {len(list(forward(stream, readings(20))))} of 20 come from the edge"
+        yield f"kept in the outbox: {sum(stream.waiting().parts.values())} batches"
+    local.restart("cloud-0")
+    with connected(local.address, outbox) as stream:  # a new process would find the same
+        stream.flush(timeout_s=60)
+        yield f"it is back: {len(stream.forwarded())} outputs of what was kept"
+        last = stream.send([{"pump": f"P{n}", "bar": 9.0} for n in range(4)])
+        yield f"each pump has told {', '.join(str(row['reading']) for row in last)} readings"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as outbox, LocalCluster(sites={"edge": 1, "cloud": 1}) as local:
+        local.cluster.deploy(Pumps, partitions=4, failover="manual")  # nobody else takes over what the cloud has
+        for said in outage(local, outbox):
+            print(said, flush=True)

@@ -1,0 +1,38 @@
+"""Two operators, one behind the other: what each shop has sold so far, and which shop leads its region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stateflow import Context, Operator, state
+
+
+class Sold(Operator):
+    """A running total for each shop, over all days."""
+
+    key = "shop"
+    output = "at timestamp, region string, shop string, total double"
+
+    total = state.value(float, default=0.0)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        self.total.value = round(self.total.value + row.amount, 2)
+        yield row.at, row.region, row.shop, self.total.value
+
+
+class Leader(Operator):
+    """A row whenever another shop of a region leads."""
+
+    key = "region"
+    output = "at timestamp, region string, leader string, total double"
+
+    totals = state.map(str, float)
+    leader = state.value(str, default="")
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        self.totals[row.shop] = row.total
+        best = max(self.totals, key=self.totals.__getitem__)
+        if best != self.leader.value:
+            self.leader.value = best
+            yield row.at, row.region, best, self.totals[best]

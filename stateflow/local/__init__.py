@@ -1,0 +1,1 @@
+"""Clusters whose processes run on this machine, started by the program that uses them, and ending with it."""

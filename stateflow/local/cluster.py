@@ -1,0 +1,289 @@
+"""A controller and replicas as real processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from stateflow.client import Cluster, Migration, StreamClient
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import InvalidArgument, NameTaken, StateflowError, Unavailable
+from stateflow.local.certificates import Certificates
+from stateflow.local.process import START_TIMEOUT_S, Process
+from stateflow.node.workers import WORKERS, nobody_in
+from stateflow.runtime.code import check_outside
+from stateflow.runtime.operator import Operator, check_class
+from stateflow.security.plain import host_of
+from stateflow.settings import ReplicaSettings
+from stateflow.types import check_name, worker_name
+
+log = logging.getLogger(__name__)
+CONTROLLERS_MAX = 9
+#: what a file or variables say of one process is not of each of these
+_NOWHERE = ("--advertise", "", "--metrics", "")
+
+
+def _checked_sites(sites: object) -> dict[str, int]:
+    """Raises InvalidArgument."""
+    if not isinstance(sites, Mapping):
+        raise InvalidArgument(f"sites={sites!r} does not say how many replicas", remedy="write sites={'cloud': 1, …}")
+    for site, count in sites.items():
+        check_name("site", site)
+        if not isinstance(count, int) or count < 1:
+            raise InvalidArgument(f"{count!r} replicas at {site} are not possible", remedy="give each site 1 or more")
+    if not sites:
+        raise InvalidArgument("no site has a replica", remedy="write sites={'cloud': 1, …}")
+    return dict(sites)
+
+
+class LocalCluster:
+    """A context manager: a controller, replicas ``<site>-0``, ``<site>-1``, …, operators deployed.
+
+    Args:
+        operators: operator classes to deploy (one, several, or none).
+        sites: site → number of replicas.
+        partitions: of each operator.
+        data_dir: kept when given; else a temporary directory that ``stop`` removes.
+        deploy_to: sites that get the partitions at first; all by default.
+        workers: processes of each replica.
+        controllers: ``controller``, ``controller-1``, …; the first one leads, and another one when it is gone.
+        tls: with an authority of its own, and certificates for its processes; this process is ``admin`` while it runs.
+        environment of the processes is this process's; ``STATEFLOW_REPLICA_*`` settings apply.
+
+    Raises InvalidArgument inside a replica, and where code of an operator is being loaded.
+
+    Example: ``with LocalCluster(Count, sites={"cloud": 1, "edge-1": 1}) as cluster: print(cluster.address)``
+    """
+
+    def __init__(
+        self,
+        *operators: type[Operator],
+        sites: Mapping[str, int] | None = None,
+        partitions: int = 16,
+        data_dir: str | Path | None = None,
+        deploy_to: tuple[str, ...] = (),
+        checkpoint_interval_s: float = 60.0,
+        workers: int = 1,
+        controllers: int = 1,
+        tls: bool = False,
+    ) -> None:
+        check_outside("a cluster")
+        for operator in operators:
+            check_class(operator)
+        self._operators = operators
+        self._sites = _checked_sites({"local": 1} if sites is None else sites)
+        self._partitions = partitions
+        self._temporary = data_dir is None
+        self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="stateflow-"))
+        self._deploy_to = deploy_to
+        self._interval_s, self._workers = checkpoint_interval_s, workers
+        if not 1 <= controllers <= CONTROLLERS_MAX:
+            raise InvalidArgument(
+                f"{controllers!r} controllers are not possible", remedy=f"have 1 to {CONTROLLERS_MAX} of them"
+            )
+        self.controllers = ("controller", *(f"controller-{number}" for number in range(1, controllers)))
+        self.processes: dict[str, Process] = {}
+        self.address = ""  # of all controllers
+        #: where its certificates are; None: plain text
+        self.certificates = Certificates(self.data_dir / "certificates") if tls else None
+
+    @property
+    def ledger(self) -> str:
+        """Its URL."""
+        return f"sqlite:///{self.data_dir / 'ledger.db'}"
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    def start(self) -> LocalCluster:
+        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            if self.certificates is not None:
+                self.certificates.begin()
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        self.address = ",".join(map(self._start_controller, self.controllers))
+        names = [f"{site}-{number}" for site, count in self._sites.items() for number in range(count)]
+        for name in names:
+            self._process(name, self._replica_arguments(name)).start()
+        for name in names:
+            self.processes[name].wait_ready()
+            if self._workers == 1:  # behind it others may be taken by then
+                self._stay(name)
+        self._wait_for_members({worker_name(name, number) for name in names for number in range(self._workers)})
+        for operator in self._operators:
+            self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
+            if self._deploy_to:  # at first only: they may go anywhere
+                self.cluster.deploy(operator, self._partitions, sites=())
+
+    def _start_controller(self, name: str) -> str:
+        arguments = ["controller", "--listen", self._listen(name), "--ledger", self.ledger, *_NOWHERE]
+        self._process(name, arguments).start()
+        self.processes[name].wait_ready()
+        return self._stay(name)
+
+    def _stay(self, name: str) -> str:
+        """Started again, it is to come back where others look for it."""
+        process = self.processes[name]
+        process._arguments[process._arguments.index(self._listen(name))] = process.address
+        return process.address
+
+    def _process(self, name: str, arguments: list[str]) -> Process:
+        python_path = [str(Path.cwd()), *filter(None, sys.path)]  # what can be imported here can be there
+        environment: Mapping[str, str] = {}
+        if self.certificates is not None:
+            role = "controller" if name in self.controllers else "node"
+            environment = self.certificates.issue(name, role, host_of(self._listen(name)))
+        process = Process(name, arguments, self.data_dir / f"{name}.log", python_path, self._within(name), environment)
+        self.processes[name] = process
+        return process
+
+    def _listen(self, name: str) -> str:
+        """Where a process is to listen; on other networks than loopback a subclass says."""
+        return "127.0.0.1:0"
+
+    def _within(self, name: str) -> Sequence[str]:
+        """The command that starts a process, nothing by default."""
+        return ()
+
+    def _replica_arguments(self, name: str) -> list[str]:
+        return [
+            "replica",
+            *("--name", name),
+            *("--site", name.rpartition("-")[0]),
+            *("--controller", self.address),
+            *("--listen", self._listen(name)),
+            *("--data-dir", str(self.data_dir / name)),
+            *("--checkpoints", str(self.data_dir / "checkpoints")),
+            *("--checkpoint-interval", str(self._interval_s)),
+            *("--workers", str(self._workers)),
+            *_NOWHERE,
+        ]
+
+    def _wait_for_members(self, names: set[str]) -> None:
+        deadline = SYSTEM_CLOCK.monotonic() + START_TIMEOUT_S
+        with contextlib.suppress(Unavailable):
+            while SYSTEM_CLOCK.monotonic() < deadline:
+                missing = names - {r.name for r in self.cluster.status().replicas if r.alive}
+                if not missing:
+                    return
+                time.sleep(0.05)
+        raise Unavailable(f"not every replica came up within {START_TIMEOUT_S:.0f} s", remedy=f"see {self.data_dir}")
+
+    def stop(self) -> None:
+        replicas = [process for name, process in self.processes.items() if name not in self.controllers]
+        for process in replicas:
+            process.ask_to_stop()
+        for process in reversed(self.processes.values()):
+            process.stop()
+        if self.certificates is not None:
+            self.certificates.end()
+        try:
+            for process in replicas:  # workers of one that was killed may be ending
+                if (self.data_dir / process.name / WORKERS).is_dir():
+                    with self._nobody_in(process.name):
+                        pass
+        except StateflowError as error:  # no reason to hide what the caller fails with
+            log.warning("%s stays: %s", self.data_dir, error)
+            return
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def _nobody_in(self, name: str) -> AbstractContextManager[None]:
+        return nobody_in(self.data_dir / name, ReplicaSettings().stop_timeout_s)
+
+    def __enter__(self) -> LocalCluster:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- faults -------------------------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to a controller or a replica."""
+        self._named(name).kill()
+
+    def restart(self, name: str) -> None:
+        """Start a killed process again, on the same data, and at the same address where it has no workers."""
+        process = self._named(name)
+        if process.running:
+            raise InvalidArgument(f"{name} is running", remedy="kill it first")
+        process.start()
+        process.wait_ready()
+
+    def replace(self, name: str) -> None:
+        """Start a killed replica again with an empty data directory, and have it accepted as what it is now: what the
+        former one had is lost.
+
+        Raises DataDirLocked, with nothing lost, when workers of the former one do not end.
+        """
+        process = self._named(name)
+        if process.running:
+            raise InvalidArgument(f"{name} is running", remedy="kill it first")
+        with self._nobody_in(name):
+            shutil.rmtree(self.data_dir / name)
+        self.restart(name)
+        deadline = SYSTEM_CLOCK.monotonic() + START_TIMEOUT_S
+        workers = [worker_name(name, number) for number in range(self._workers)]
+        for worker in workers:
+            while not self._is_in(worker):
+                try:
+                    self.cluster.replace(worker)
+                    break
+                except (InvalidArgument, NameTaken):  # it has not asked yet, or the lease of the former one still runs
+                    if SYSTEM_CLOCK.monotonic() > deadline:
+                        raise
+                time.sleep(0.05)
+        self._wait_for_members(set(workers))  # it asks again now and then
+
+    def _is_in(self, name: str) -> bool:
+        """A worker whose predecessor had nothing is let in unasked."""
+        if self._workers == 1:
+            return False
+        status = self.cluster.status()
+        refused = any(each.name == name for each in status.refused)
+        return not refused and any(each.name == name and each.alive for each in status.replicas)
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP: the process does nothing, and does not know it."""
+        os.kill(self._named(name).pid, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """SIGCONT to what was frozen."""
+        os.kill(self._named(name).pid, signal.SIGCONT)
+
+    def _named(self, name: str) -> Process:
+        try:
+            return self.processes[name]
+        except KeyError:
+            raise InvalidArgument(
+                f"there is no process {name!r}", remedy=f"use one of {', '.join(self.processes)}"
+            ) from None
+
+    # -- use ----------------------------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(self.address)
+
+    def stream(self, operator: str, source: str, **options: Any) -> StreamClient:
+        return self.cluster.stream(operator, source, **options)
+
+    def migrate(self, operator: str, partitions: list[int], to: str, **options: Any) -> Migration:
+        """As :meth:`~stateflow.client.Cluster.migrate`."""
+        return self.cluster.migrate(operator, partitions, to, **options)

@@ -1,0 +1,176 @@
+"""The cluster of a program that names none: a controller and a replica for each core, in processes of their own, with
+what they know and have in one directory. They end with the program, and the next run finds all of it again.
+
+A directory is one program's at a time, which its lock says to the end of that program's processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TextIO
+
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.durable import write_durably
+from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
+from stateflow.local.cluster import LocalCluster
+from stateflow.local.place import FILE, running_in, said_in
+from stateflow.node.workers import nobody_in
+from stateflow.private import keep_private
+from stateflow.runtime.environment import claim
+from stateflow.settings import EmbeddedSettings, ReplicaSettings
+
+LOCK = "EMBEDDED"
+SITE = "local"
+#: so long the processes of a program that has just ended are waited for
+ENDING_S = 20.0
+_LOOK_S = 0.1
+_REPLICAS_MAX = 64
+
+
+class Embedded(LocalCluster):
+    """Use :func:`embedded`. ``cluster`` is a client of it."""
+
+    def __init__(self, directory: Path, replicas: int, lock: TextIO) -> None:
+        super().__init__(sites={SITE: replicas}, data_dir=directory)
+        self._lock = lock
+
+    def _start(self) -> None:
+        super()._start()
+        said = {"replicas": self._sites[SITE], "pid": os.getpid(), "address": self.address, "program": sys.argv[0]}
+        file = self.data_dir / FILE
+        try:
+            write_durably(file, json.dumps(said))
+        except OSError as error:
+            raise Unavailable(
+                f"where the cluster is cannot be written down: {error.strerror}",
+                remedy="see that the directory can be written and has room",
+                path=file,
+            ) from error
+
+    def stop(self) -> None:
+        try:
+            super().stop()
+        finally:
+            _RUNNING.pop((os.getpid(), self.data_dir), None)
+            self._lock.close()
+
+
+_MUTEX = threading.Lock()
+#: of this process: one that was forked has none of them
+_RUNNING: dict[tuple[int, Path], Embedded] = {}
+
+
+def embedded(directory: str | Path | None = None, replicas: int | None = None, *, create: bool = True) -> Embedded:
+    """The running cluster of this program in ``directory``, started if need be. Called again it is the same one.
+
+    Args:
+        directory: made if need be; by default ``STATEFLOW_EMBEDDED_DIRECTORY``, or ``./stateflow-data``.
+        replicas: when it is made: one for each core by default. Later it has as many as it was made with.
+        create: False: whoever reads only makes none, as there would be nothing in it.
+
+    Raises DataDirLocked where another program has it, InvalidArgument where there is something else in the directory,
+    where it has another number of replicas, or where there is none and none is to be made, Unavailable where it cannot
+    be started.
+
+    Example: ``embedded("stateflow-data").address``
+    """
+    settings = EmbeddedSettings()
+    place = Path(directory if directory is not None else settings.directory).expanduser().resolve()
+    with _MUTEX:
+        running = _RUNNING.get((os.getpid(), place))
+        if running is not None:
+            _check_count(running.data_dir, running._sites[SITE], replicas)
+            return running
+        _check_place(place, create)
+        lock = _claimed(place)
+        try:
+            count = _count(place, replicas if replicas is not None else settings.replicas or None)
+            keep_private(place)
+            _wait_for_ends(place, count)
+            started = Embedded(place, count, lock)
+            started.start()
+        except BaseException:
+            lock.close()
+            raise
+        _RUNNING[os.getpid(), place] = started
+        atexit.register(_end, os.getpid(), place)
+    print(
+        f"stateflow: {count} replica{'s' * (count > 1)} and a controller at {started.address}, until this program ends;"
+        f" state is kept in {place}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return started
+
+
+def _end(pid: int, place: Path) -> None:
+    running = _RUNNING.get((pid, place))
+    if running is not None and pid == os.getpid():  # and not a fork's exit
+        running.stop()
+
+
+def _check_place(place: Path, create: bool) -> None:
+    """Raises InvalidArgument: what is somebody else's is not written into, and nothing is made for a mere look."""
+    if not create and not (place / LOCK).exists():
+        raise InvalidArgument(
+            "no cluster of a program's own was ever here", remedy="name its directory, or a cluster", path=place
+        )
+    if place.is_dir() and not (place / LOCK).exists() and any(place.iterdir()):
+        raise InvalidArgument(
+            "the directory has something else in it", remedy="name another, which may be there or not", path=place
+        )
+
+
+def _claimed(place: Path) -> TextIO:
+    """Whoever has it may be ending: its processes notice that by themselves."""
+    deadline = SYSTEM_CLOCK.monotonic() + ENDING_S
+    while True:
+        try:
+            return claim(place, LOCK)
+        except DataDirLocked as error:
+            said = said_in(place)
+            if running_in(place) is not None or SYSTEM_CLOCK.monotonic() > deadline:
+                address = said.get("address")
+                raise DataDirLocked(
+                    f"another program has its state there: {said.get('program', 'unknown')}",
+                    remedy="end it, or name another directory"
+                    + (f'; cluster="{address}" uses that program\'s cluster' if address else ""),
+                    path=place,
+                    pid=error.where.get("pid"),
+                ) from None
+        time.sleep(_LOOK_S)
+
+
+def _wait_for_ends(place: Path, count: int) -> None:
+    """Of replicas of a program that was killed: they notice that, and end what they have in hand."""
+    for directory in (place / f"{SITE}-{number}" for number in range(count)):
+        if directory.is_dir():
+            with nobody_in(directory, ReplicaSettings().stop_timeout_s):
+                pass
+
+
+def _count(place: Path, wanted: int | None) -> int:
+    known = said_in(place).get("replicas")
+    if isinstance(known, int):
+        _check_count(place, known, wanted)
+        return known
+    found = sum(each.is_dir() for each in place.glob(f"{SITE}-*"))  # where the file is lost
+    count = found or wanted or min(os.cpu_count() or 1, _REPLICAS_MAX)
+    if not 1 <= count <= _REPLICAS_MAX:
+        raise InvalidArgument(f"{count} replicas are not possible", remedy=f"have 1 to {_REPLICAS_MAX}")
+    return count
+
+
+def _check_count(place: Path, known: int, wanted: int | None) -> None:
+    if wanted is not None and wanted != known:
+        raise InvalidArgument(
+            f"it was made with {known} replicas, which have its state, and not with {wanted}",
+            remedy="leave the number out, or name another directory",
+            path=place,
+        )

@@ -1,0 +1,285 @@
+"""Processes that start at once: forked from one that has imported everything they would.
+
+Most of what it costs to start a cluster is importing, again and again, in every process. :class:`ForkServer` does it
+once. It is what :mod:`multiprocessing.forkserver` is, without running the caller's main module again in every process:
+a script that starts a cluster need not guard its ``__main__``. What is forked is a real process with its own memory,
+and is killed, stopped and waited for like any other.
+
+The fork server has one thread and imports only; a child is forked before anything has run in it. It ends when the
+process that started it and everything forked from it have. Limits, priority and processors are those that the process
+had when it started its fork server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from stateflow.agent.local import Processes
+from stateflow.errors import Unavailable
+from stateflow.launching import Command, Started
+
+#: variables that a process reads when it asks for them; any other may have to be there from its very beginning
+_READ_LATER = ("STATEFLOW_", "PYTEST_")
+_LENGTH = struct.Struct("!I")
+_EXIT = struct.Struct("!i")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``python -m stateflow ARGUMENTS``."""
+
+    name: str
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+
+
+class Forked:
+    """A process that a fork server has forked."""
+
+    def __init__(self, pid: int, life: int, stdin: int, stdout: int) -> None:
+        self.pid = pid
+        self._life = life
+        weakref.finalize(self, os.close, life)
+        self._exit: int | None = None
+        self._reading = threading.Lock()
+        self.stdin: IO[str] | None = os.fdopen(stdin, "w")
+        self.stdout: IO[str] | None = os.fdopen(stdout)
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal, as with Popen; None while it runs."""
+        return self._ended(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        code = self._ended(timeout)
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return code
+
+    def _ended(self, timeout_s: float | None) -> int | None:
+        if self._exit is None and readable([self._life], timeout_s):
+            with self._reading:
+                if self._exit is None:
+                    self._exit = self._read_exit()
+        return self._exit
+
+    def _read_exit(self) -> int:
+        said = _read(self._life, _EXIT.size)
+        if said:
+            return int(_EXIT.unpack(said)[0])
+        with contextlib.suppress(ProcessLookupError):  # the fork server is gone: nobody would know of its end
+            os.kill(self.pid, signal.SIGKILL)
+        return -signal.SIGKILL
+
+
+class ForkServer:
+    """Forks ``python -m stateflow`` processes; may be used by several threads. Linux only."""
+
+    def __init__(self) -> None:
+        self._environment = _from_the_beginning()
+        self._socket, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def usable(self) -> bool:
+        """Would a process of this one have here and now the environment that it should?"""
+        return self._process.poll() is None and self._environment == _from_the_beginning()
+
+    def start(self, name: str, arguments: list[str], environment: dict[str, str], log: IO[str]) -> Forked:
+        """``log`` becomes its standard error. Raises Unavailable."""
+        request = json.dumps(asdict(Request(name, arguments, environment, str(Path.cwd())))).encode()
+        (their_in, stdin), (stdout, their_out), (life, their_life) = os.pipe(), os.pipe(), os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(
+                    self._socket, [_LENGTH.pack(len(request))], [their_in, their_out, log.fileno(), their_life]
+                )
+                self._socket.sendall(request)
+        except OSError as error:
+            raise self._gone() from error
+        finally:
+            for each in (their_in, their_out, their_life):
+                os.close(each)
+        pid = _read(life, _EXIT.size)
+        if not pid:
+            raise self._gone()
+        return Forked(_EXIT.unpack(pid)[0], life, stdin, stdout)
+
+    def close(self) -> None:
+        """Start no more. What runs goes on."""
+        self._socket.close()
+
+    def _gone(self) -> Unavailable:
+        return Unavailable("the process that others are forked from has ended", remedy="see its standard error")
+
+
+_fork_server: ForkServer | None = None
+_lock = threading.Lock()
+
+
+def fork_server() -> ForkServer:
+    """This process's. A new one whenever the environment has changed in what a process needs from its beginning."""
+    global _fork_server  # noqa: PLW0603 - one for all clusters of a process
+    with _lock:
+        if _fork_server is None or not _fork_server.usable:
+            if _fork_server is not None:
+                _fork_server.close()
+            _fork_server = ForkServer()
+        return _fork_server
+
+
+class ForkLauncher(Processes):
+    """See :class:`~stateflow.launching.Launcher`. Linux only."""
+
+    def start(self, spec: Command) -> Started:
+        """Raises Unavailable, OSError."""
+        with spec.log.open("a") as log:
+            return Started(spec, fork_server().start(spec.name, list(spec.arguments), dict(spec.environment), log))
+
+
+def _forget() -> None:
+    """In a process that was forked from this one: it is still the parent's."""
+    global _fork_server, _lock
+    _fork_server, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _from_the_beginning() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_READ_LATER)}
+
+
+def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
+    """Those with something to read, or at their end; none when the time is over before."""
+    waiting = select.poll()  # select() knows no file above 1023
+    for file in files:
+        waiting.register(file, select.POLLIN)
+    return {file for file, _ in waiting.poll(None if timeout_s is None else timeout_s * 1e3)}
+
+
+def _read(file: int, size: int) -> bytes:
+    """All of it, or what came before the end."""
+    data = b""
+    while len(data) < size and (more := os.read(file, size - len(data))):
+        data += more
+    return data
+
+
+# -- the fork server's own process --------------------------------------------------------------------------------
+
+
+def _serve(requests: socket.socket) -> Request | None:
+    """Returns what it is to do in every process that is forked, and None when all is over."""
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    lives: dict[int, int] = {}
+    own = _directories(os.environ)
+    base = [each for each in sys.path[1:] if each not in own]
+    taking = True
+    while taking or lives:
+        ready = readable([awake, requests.fileno()] if taking else [awake])
+        if awake in ready:
+            os.read(awake, 1024)
+            _reap(lives)
+        if requests.fileno() in ready:
+            header, files, _, _ = socket.recv_fds(requests, _LENGTH.size, 4)
+            if not header:
+                taking = False
+                continue
+            data = requests.recv(_LENGTH.unpack(header)[0], socket.MSG_WAITALL)
+            request = Request(**json.loads(data))
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                for each in (awake, wake, *lives.values()):
+                    os.close(each)
+                _become(request, files, base)
+                return request
+            lives[pid] = files.pop()
+            for each in files:
+                os.close(each)
+            _say(lives[pid], pid)
+    return None
+
+
+def _reap(lives: dict[int, int]) -> None:
+    for pid in list(lives):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            _say(lives[pid], os.waitstatus_to_exitcode(status))
+            os.close(lives.pop(pid))
+
+
+def _say(life: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody waits
+        os.write(life, _EXIT.pack(number))
+
+
+def _become(request: Request, files: list[int], base: list[str]) -> None:
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    *standard, life = files
+    for number, file in enumerate(standard):
+        os.dup2(file, number)
+        os.close(file)
+    os.close(life)
+    os.chdir(request.directory)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    sys.path[:] = list(dict.fromkeys([request.directory, *_directories(request.environment), *base]))
+    sys.argv[:] = ["stateflow", *request.arguments]
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"sf {request.name}"[:15])
+
+
+def _directories(environment: Mapping[str, str]) -> list[str]:
+    return [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+
+
+def _import_all() -> None:
+    """What a controller and a replica import. Nothing is called: a library's threads would not survive a fork."""
+    import gc
+    import importlib
+
+    for module in ("stateflow.cli.app", "reconfig.controller.server", "stateflow.ledger"):
+        importlib.import_module(module)
+    with contextlib.suppress(ImportError):  # pyarrow's, for the first array it makes of Python objects
+        importlib.import_module("pandas")
+    gc.freeze()
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    _import_all()
+    if _serve(requests) is not None:
+        runpy.run_module("stateflow", run_name="__main__")

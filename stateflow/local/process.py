@@ -1,0 +1,111 @@
+"""One process of a cluster on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stateflow.agent.local import LocalLauncher
+from stateflow.errors import Unavailable
+from stateflow.launching import Command, Launcher, Listening, Started, heard
+from stateflow.launching import Process as Child
+from stateflow.local.fork_server import ForkLauncher, readable
+
+START_TIMEOUT_S = 60.0
+
+
+class Process:
+    """One stateflow process. Its log goes to a file; its first line of output says where it listens.
+
+    Args:
+        within: a command that starts it, such as ``ip netns exec NAME``.
+        environment: its own, besides what this process has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        log: Path,
+        python_path: list[str],
+        within: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._within = within
+        self._environment = dict(environment or {})
+        self._arguments = arguments
+        self._log = log
+        self._python_path = python_path
+        self.address = ""
+        self._launcher: Launcher[Command, Started] = (
+            ForkLauncher() if sys.platform == "linux" and not within else LocalLauncher(rotates=False)
+        )
+        self._started: Started | None = None
+
+    @property
+    def _child(self) -> Child | None:
+        return None if self._started is None else self._started.process
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None
+        return self._child.pid
+
+    def start(self) -> None:
+        """Without waiting; call :meth:`wait_ready`."""
+        arguments = [*self._arguments, "--json", "--stop-with-parent"]
+        paths = [*self._python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | self._environment | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+        self._started = self._launcher.start(Command(self.name, arguments, environment, self._log, self._within))
+
+    def wait_ready(self) -> str:
+        """The address it listens on. Raises what it ended with."""
+        assert self._child is not None
+        assert self._child.stdout is not None
+        out = self._child.stdout
+        line = out.readline() if readable([out.fileno()], START_TIMEOUT_S) else ""
+        said = heard(line)
+        if isinstance(said, Listening):
+            self.address = said.address
+            return self.address
+        self.stop()
+        if said is not None:
+            raise said
+        raise Unavailable(f"{self.name} did not start: {self._tail()}", remedy="see its log", log=self._log)
+
+    def _tail(self) -> str:
+        lines = self._log.read_text().strip().splitlines()
+        return lines[-1] if lines else "no output"
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, nobody is told."""
+        if self._started is not None:
+            self._launcher.kill(self._started)
+        self._wait_for_end(None)
+
+    def ask_to_stop(self) -> None:
+        """Without waiting; call :meth:`stop`."""
+        if self._started is not None:
+            self._launcher.stop(self._started)
+
+    def stop(self) -> None:
+        self.ask_to_stop()
+        try:
+            self._wait_for_end(15.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _wait_for_end(self, timeout_s: float | None) -> None:
+        if self._child is not None:
+            self._child.wait(timeout_s)
+            for pipe in (self._child.stdin, self._child.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    @property
+    def running(self) -> bool:
+        return self._started is not None and self._launcher.is_running(self._started)

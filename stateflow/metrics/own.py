@@ -1,0 +1,420 @@
+"""An operator's own figures: what ``ctx.metrics`` is, and where a process has all of them.
+
+What an operator says while it processes a batch is kept with the partition until the batch is committed, and only then
+counted; it is forgotten where the batch is not applied. So a batch that fails and is sent again counts once, and so
+does one that is sent again because its answer was lost: it is found applied, and its operator is not asked.
+
+Names, labels and their values are bounded: a figure per key would be as large as the state.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeVar
+
+from stateflow.errors import DeclarationError, InvalidArgument
+from stateflow.metrics.figures import Histogram, Kind, Labels
+
+log = logging.getLogger(__name__)
+#: figures of one operator, labels of one figure, combinations of their values, characters of a value, bounds
+NAMES_MAX, LABELS_MAX, SERIES_MAX, VALUE_MAX, BUCKETS_MAX = 100, 5, 200, 200, 50
+#: for seconds, as the Prometheus client has them
+BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+#: of every figure of an operator
+PREFIX = "stateflow_operator_"
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,99}")
+#: what Prometheus puts behind a name by itself
+_SUFFIXES = ("_total", "_created", "_bucket", "_count", "_sum", "_info")
+_RESERVED = frozenset({"operator", "le", "quantile"})
+S = TypeVar("S", bound="_Series")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """``name``: without :data:`PREFIX`, and a counter's without ``_total``. ``buckets``: upper bounds, ascending."""
+
+    kind: Kind
+    name: str
+    what: str = ""
+    labels: Labels = ()
+    buckets: tuple[float, ...] = ()
+
+    def check(self, operator: str) -> None:
+        """Raises DeclarationError."""
+        if not _NAME.fullmatch(self.name):
+            raise _wrong(
+                operator, self.name, "is no name", "use letters, digits and _, at most 100, and no digit first"
+            )
+        if self.name.endswith(_SUFFIXES):
+            remedy = f"leave it out: {', '.join(_SUFFIXES)} are put behind names where they belong"
+            raise _wrong(operator, self.name, "ends as a part of another figure", remedy)
+        if len(self.labels) > LABELS_MAX:
+            raise _wrong(operator, self.name, f"has {len(self.labels)} labels", f"use at most {LABELS_MAX}")
+        for label in self.labels:
+            if not _NAME.fullmatch(label) or label.startswith("__") or label in _RESERVED:
+                remedy = f"use letters, digits and _, not __ first, and none of {', '.join(sorted(_RESERVED))}"
+                raise _wrong(operator, self.name, f"cannot have the label {label!r}", remedy)
+        if len(set(self.labels)) < len(self.labels):
+            raise _wrong(operator, self.name, "has a label twice", "name each once")
+        if self.kind == "histogram":
+            ascend = all(low < high for low, high in pairwise(self.buckets))
+            if not (0 < len(self.buckets) <= BUCKETS_MAX and ascend and all(map(math.isfinite, self.buckets))):
+                remedy = f"give 1 to {BUCKETS_MAX} finite bounds that ascend; above the last one is counted anyway"
+                raise _wrong(operator, self.name, "has buckets that are none", remedy)
+
+
+class _Pending(NamedTuple):
+    """What a batch adds to a series. ``base``: what a gauge was set to before ``amount`` was added."""
+
+    amount: float | Histogram
+    base: float | None = None
+
+
+@dataclass(slots=True)
+class Family:
+    """A figure of an operator in this process. ``version``: of the operator that declared it. ``series``: by the values
+    of its labels; None: a gauge that was not set."""
+
+    declared: Declared
+    version: object
+    series: dict[Labels, float | Histogram | None] = field(default_factory=dict)
+
+    def nothing(self) -> float | Histogram | None:
+        match self.declared.kind:
+            case "counter":
+                return 0.0
+            case "gauge":
+                return None
+            case "histogram":
+                return Histogram(self.declared.buckets)
+
+
+class OwnFigures:
+    """Of all operators of a process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._families: dict[str, dict[str, Family]] = {}
+
+    def declare(self, operator: str, version: object, declared: Declared) -> Family:
+        """The figure, made where there is none; one that another version of the operator declared otherwise begins
+        anew. Raises DeclarationError, InvalidArgument for too many."""
+        declared.check(operator)
+        with self._lock:
+            families = self._families.setdefault(operator, {})
+            known = families.get(declared.name)
+            if known is not None and known.declared == declared:
+                return known
+            if known is not None and known.version is version:
+                remedy = "declare it once, with its labels and buckets, and then ask for it by its name"
+                raise _wrong(operator, declared.name, "is declared already, and otherwise", remedy)
+            if known is None and len(families) >= NAMES_MAX:
+                what = f"the operator has {NAMES_MAX} figures already"
+                raise InvalidArgument(what, remedy="use labels for what differs", operator=operator, name=declared.name)
+            self._warn(operator, declared)
+            family = families[declared.name] = Family(declared, version)
+            if not declared.labels:
+                family.series[()] = family.nothing()
+            return family
+
+    def _warn(self, operator: str, declared: Declared) -> None:
+        for other, families in self._families.items():
+            theirs = families.get(declared.name)
+            if other != operator and theirs is not None and theirs.declared.kind != declared.kind:
+                log.warning(
+                    "the figure %r is a %s of %s and a %s of %s: one of them is shown, give the other another name",
+                    declared.name,
+                    declared.kind,
+                    operator,
+                    theirs.declared.kind,
+                    other,
+                )
+
+    def admit(self, operator: str, family: Family, values: Labels) -> None:
+        """There is to be a series of these values. Raises InvalidArgument for too many, and for one too long."""
+        for label, value in zip(family.declared.labels, values, strict=True):
+            if len(value) > VALUE_MAX:
+                raise InvalidArgument(
+                    f"the value of the label {label} has {len(value)} characters",
+                    remedy=f"use at most {VALUE_MAX}",
+                    operator=operator,
+                    name=family.declared.name,
+                )
+        with self._lock:
+            if values in family.series:
+                return
+            if len(family.series) >= SERIES_MAX:
+                raise InvalidArgument(
+                    f"labels have {SERIES_MAX} combinations of values already",
+                    remedy="tell apart by what is few, and never by keys",
+                    operator=operator,
+                    name=family.declared.name,
+                    labels=",".join(values),
+                )
+            family.series[values] = family.nothing()
+
+    def add(self, pending: Sequence[tuple[Family, Labels, _Pending]]) -> None:
+        """What a batch said counts from now on, all of it at once."""
+        with self._lock:
+            for family, values, (amount, base) in pending:
+                now = family.series[values]
+                if isinstance(amount, Histogram):
+                    assert isinstance(now, Histogram)
+                    now.merge(amount)
+                elif base is not None:
+                    family.series[values] = base + amount
+                else:
+                    assert not isinstance(now, Histogram)
+                    family.series[values] = (now or 0.0) + amount
+
+    def read(self) -> list[tuple[str, Declared, dict[Labels, float | Histogram]]]:
+        """(operator, figure, value by the values of its labels), by operators' names."""
+        with self._lock:
+            return [
+                (operator, family.declared, {values: _copy(now) for values, now in series if now is not None})
+                for operator, families in sorted(self._families.items())
+                for family in families.values()
+                for series in [sorted(family.series.items())]
+            ]
+
+    def value(self, operator: str, name: str, labels: Mapping[str, str]) -> float | Histogram:
+        """For tests. Raises InvalidArgument where nothing is known of it."""
+        for of, declared, series in self.read():
+            if of == operator and declared.name == name and labels.keys() == set(declared.labels):
+                values = tuple(labels[label] for label in declared.labels)
+                if values in series:
+                    return series[values]
+        known = ", ".join(
+            f"{declared.name}{dict(zip(declared.labels, values, strict=True)) or ''}"
+            for of, declared, series in self.read()
+            if of == operator
+            for values in series
+        )
+        raise InvalidArgument(
+            f"nothing is known of the figure {name!r} with the labels {dict(labels)}",
+            remedy=f"ask for one of {known}" if known else "the operator has counted nothing yet",
+            operator=operator,
+        )
+
+
+def _copy(value: float | Histogram) -> float | Histogram:
+    return value.copy() if isinstance(value, Histogram) else value
+
+
+def _wrong(operator: str, name: str, what: str, remedy: str) -> DeclarationError:
+    return DeclarationError(f"the figure {name!r} {what}", remedy=remedy, operator=operator)
+
+
+# -- what an operator has of them ---------------------------------------------------------------------------------
+
+
+class _Series:
+    """Of one figure: it has labels and none of their values yet, or it can be counted with."""
+
+    kind: Kind
+
+    def __init__(self, metrics: Metrics, family: Family, values: Labels | None) -> None:
+        self._metrics, self._family, self._values = metrics, family, values
+        self._by_values: dict[Labels, Any] = {}
+        self._is_touched = False
+
+    def labels(self: S, **values: object) -> S:
+        """The series with these values, one for each label; they are taken as text. Raises InvalidArgument for other
+        labels, and beyond the bounds."""
+        declared = self._family.declared
+        if self._values is not None or values.keys() != set(declared.labels):
+            raise InvalidArgument(
+                f"the figure {declared.name!r} has the labels {', '.join(declared.labels) or '(none)'}",
+                remedy="give a value to each of them, and to no other",
+                operator=self._metrics.operator,
+            )
+        key = tuple(str(values[label]) for label in declared.labels)
+        found: S | None = self._by_values.get(key)
+        if found is None:
+            self._metrics.admit(self._family, key)
+            found = self._by_values[key] = type(self)(self._metrics, self._family, key)
+        return found
+
+    def _touch(self) -> None:
+        if self._values is None:
+            declared = self._family.declared
+            raise InvalidArgument(
+                f"the figure {declared.name!r} has the labels {', '.join(declared.labels)}",
+                remedy=f"say .labels({declared.labels[0]}=…) first",
+                operator=self._metrics.operator,
+            )
+        if not self._is_touched:
+            self._is_touched = True
+            self._metrics.touched.append(self)
+
+    def take(self) -> tuple[Family, Labels, _Pending]:
+        """What was said since, which is forgotten."""
+        assert self._values is not None
+        self._is_touched = False
+        return self._family, self._values, self._taken()
+
+    def _taken(self) -> _Pending:
+        raise NotImplementedError
+
+
+class Counter(_Series):
+    """It only rises."""
+
+    kind = "counter"
+    _amount = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Raises InvalidArgument for less than 0."""
+        if not 0 <= amount < math.inf:
+            raise InvalidArgument(f"a counter cannot rise by {amount}", remedy="use a gauge for what falls")
+        self._touch()
+        self._amount += amount
+
+    def _taken(self) -> _Pending:
+        taken, self._amount = _Pending(self._amount), 0.0
+        return taken
+
+
+class Gauge(_Series):
+    """What it was set to last, by whichever partition of the process; or what was added to it."""
+
+    kind = "gauge"
+    _amount = 0.0
+    _base: float | None = None
+
+    def set(self, value: float) -> None:
+        self._touch()
+        self._base, self._amount = float(value), 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        self._touch()
+        self._amount += amount
+
+    def dec(self, amount: float = 1.0) -> None:
+        self.inc(-amount)
+
+    def _taken(self) -> _Pending:
+        taken = _Pending(self._amount, self._base)
+        self._base, self._amount = None, 0.0
+        return taken
+
+
+class HistogramSeries(_Series):
+    """How many values were observed, by buckets, and their sum."""
+
+    kind = "histogram"
+    _observed: Histogram | None = None
+
+    def observe(self, value: float) -> None:
+        """Raises InvalidArgument for NaN, which is in no bucket."""
+        if math.isnan(value):
+            raise InvalidArgument("NaN cannot be observed", remedy="leave it out")
+        self._touch()
+        if self._observed is None:
+            self._observed = Histogram(self._family.declared.buckets)
+        self._observed.observe(value)
+
+    def _taken(self) -> _Pending:
+        assert self._observed is not None
+        taken, self._observed = _Pending(self._observed), None
+        return taken
+
+
+class Metrics:
+    """``ctx.metrics``: an operator's own counters, gauges and histograms, of one partition. For the operator's methods,
+    and not for threads of its own.
+
+    What is said counts with the commit of the batch in hand. Each process has one value for all of its partitions.
+    """
+
+    def __init__(self, figures: OwnFigures, operator: str, version: object) -> None:
+        self.operator = operator
+        self._figures, self._version = figures, version
+        self._known: dict[str, _Series] = {}
+        #: series of which the batch in hand said something
+        self.touched: list[_Series] = []
+
+    def counter(self, name: str, what: str | None = None, labels: Sequence[str] | None = None) -> Counter:
+        """``stateflow_operator_<name>_total`` of the replica's ``/metrics``.
+
+        Args: what: it counts, for people. labels: names of what tells its values apart, said with ``.labels``. Both may
+        be left out once it is known.
+
+        Raises DeclarationError, InvalidArgument beyond the bounds.
+        """
+        return self._series(Counter, name, what, labels, None)
+
+    def gauge(self, name: str, what: str | None = None, labels: Sequence[str] | None = None) -> Gauge:
+        """``stateflow_operator_<name>``. See :meth:`counter`."""
+        return self._series(Gauge, name, what, labels, None)
+
+    def histogram(
+        self,
+        name: str,
+        what: str | None = None,
+        labels: Sequence[str] | None = None,
+        buckets: Sequence[float] | None = None,
+    ) -> HistogramSeries:
+        """``stateflow_operator_<name>_bucket``, ``_sum`` and ``_count``. See :meth:`counter`.
+
+        Args: buckets: upper bounds, ascending; by default for seconds, from 5 ms to 10 s.
+        """
+        return self._series(HistogramSeries, name, what, labels, buckets)
+
+    def _series(
+        self,
+        cls: type[S],
+        name: str,
+        what: str | None,
+        labels: Sequence[str] | None,
+        buckets: Sequence[float] | None,
+    ) -> S:
+        known = self._known.get(name)
+        if known is None:
+            bounds = tuple(map(float, buckets or BUCKETS)) if cls is HistogramSeries else ()
+            declared = Declared(cls.kind, name, what or "", tuple(labels or ()), bounds)
+            family = self._figures.declare(self.operator, self._version, declared)
+            made = self._known[name] = cls(self, family, None if declared.labels else ())
+            return made
+        declared = known._family.declared
+        if not isinstance(known, cls) or not (
+            what in (None, declared.what)
+            and (labels is None or tuple(labels) == declared.labels)
+            and (buckets is None or tuple(map(float, buckets)) == declared.buckets)
+        ):
+            remedy = "declare it once, with its labels and buckets, and then ask for it by its name"
+            raise _wrong(self.operator, name, f"is a {declared.kind}, and declared otherwise", remedy)
+        return known
+
+    def admit(self, family: Family, values: Labels) -> None:
+        self._figures.admit(self.operator, family, values)
+
+    def count(self) -> None:
+        """The batch is applied."""
+        if self.touched:
+            self._figures.add(self._taken())
+
+    def forget(self) -> None:
+        """It is not."""
+        self._taken()
+
+    def _taken(self) -> list[tuple[Family, Labels, _Pending]]:
+        touched, self.touched = self.touched, []
+        return [series.take() for series in touched]
+
+
+def by_name(figures: OwnFigures) -> Iterator[tuple[Declared, list[tuple[str, Declared, Mapping[Labels, Any]]]]]:
+    """Figure → the operators that have it, and their values. Of operators whose figures of one name are of different
+    kinds, only those of the first one's, as the log says: Prometheus cannot tell apart two figures of one name."""
+    found: dict[str, list[tuple[str, Declared, Mapping[Labels, Any]]]] = {}
+    for each in figures.read():
+        found.setdefault(each[1].name, []).append(each)
+    for several in found.values():
+        first = several[0][1]
+        yield first, [each for each in several if each[1].kind == first.kind]

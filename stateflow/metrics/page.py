@@ -1,0 +1,261 @@
+"""``/metrics``: a process's figures, as Prometheus reads them (OpenMetrics and its text format), and ``/sd``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import accumulate
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed, PortInUse
+from stateflow.metrics.discovery import Target, answer
+from stateflow.metrics.figures import FIGURES, Figure, Histogram, Values
+from stateflow.metrics.own import PREFIX, OwnFigures, by_name
+from stateflow.security.connections import connection_settings, tls_files
+from stateflow.security.plain import check_served
+from stateflow.settings import ConnectionSettings
+
+if TYPE_CHECKING:
+    from stateflow.security.files import TlsFiles
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: a process that does not say them by then is too busy to
+WITHIN_S = 5.0
+#: whoever asks and then says nothing for so long is left
+PATIENCE_S = 10.0
+
+
+def _asked(made: Callable[[], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
+    """Of the event loop, by a thread that answers HTTP. Raises TimeoutError."""
+
+    async def make() -> T:
+        return await made()
+
+    return asyncio.run_coroutine_threadsafe(make(), loop).result(WITHIN_S)
+
+
+class _Figures(Collector):
+    def __init__(self, made: Callable[[], Awaitable[Values]], loop: asyncio.AbstractEventLoop) -> None:
+        self._made, self._loop = made, loop
+
+    def collect(self) -> Iterator[Any]:
+        yield from families(_asked(self._made, self._loop))
+
+    def describe(self) -> list[Any]:
+        return []
+
+
+def families(values: Values) -> Iterator[Any]:
+    """As the Prometheus client has them."""
+    for name, by_labels in values.items():
+        figure = FIGURES[name]
+        family = _family(figure)
+        for labels, value in sorted(by_labels.items()):
+            if isinstance(value, Histogram):
+                bounds = [*map(str, value.bounds), "+Inf"]
+                buckets = list(zip(bounds, map(float, accumulate(value.counts)), strict=True))
+                family.add_metric(labels, buckets=buckets, sum_value=value.total)
+            else:
+                family.add_metric(labels, float(value))
+        yield family
+
+
+class _Own(Collector):
+    """Those that operators have of their own. Each says its own labels, buckets and text; the first one's is shown."""
+
+    def __init__(self, figures: OwnFigures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Any]:
+        for first, operators in by_name(self._figures):
+            metric = Metric(PREFIX + first.name, first.what or f"of {operators[0][0]}", first.kind)
+            for operator, declared, series in operators:
+                for values, value in series.items():
+                    labels = {"operator": operator, **dict(zip(declared.labels, values, strict=True))}
+                    _add(metric, labels, value)
+            yield metric
+
+    def describe(self) -> list[Any]:
+        return []
+
+
+def _add(metric: Metric, labels: dict[str, str], value: float | Histogram) -> None:
+    if not isinstance(value, Histogram):
+        metric.add_sample(metric.name + ("_total" if metric.type == "counter" else ""), labels, value)
+        return
+    bounds = [*map(str, value.bounds), "+Inf"]
+    for bound, count in zip(bounds, accumulate(value.counts), strict=True):
+        metric.add_sample(f"{metric.name}_bucket", {**labels, "le": bound}, count)
+    metric.add_sample(f"{metric.name}_count", labels, value.count)
+    metric.add_sample(f"{metric.name}_sum", labels, value.total)
+
+
+def _family(figure: Figure) -> Any:
+    made: dict[str, Any] = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }
+    return made[figure.kind](figure.name, figure.what, labels=figure.labels)
+
+
+def _with_discovery(
+    figures: Any, targets: Callable[[str], Iterable[Target]], own: str, loop: asyncio.AbstractEventLoop
+) -> Any:
+    """A WSGI application. Args: figures: another, for whatever else is asked for."""
+
+    async def found_now() -> list[Target]:
+        return list(targets(own))
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        if (environ["REQUEST_METHOD"], environ["PATH_INFO"]) != ("GET", "/sd"):
+            return figures(environ, start_response)
+        found = answer(_asked(found_now, loop), environ.get("HTTP_HOST", environ["SERVER_NAME"]))
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [found]
+
+    return application
+
+
+class _Tls:
+    """By the files of TLS as they are when somebody comes. Raises BadCertificate at first."""
+
+    def __init__(self, files: TlsFiles, settings: ConnectionSettings) -> None:
+        self._files, self._settings, self._lock = files, settings, threading.Lock()
+        self._number = -1
+        self._context = self._made()
+
+    def met(self, client: socket.socket) -> ssl.SSLSocket:
+        """Shakes hands, in its time. Raises OSError; NotAllowed: it was revoked."""
+        with self._lock:
+            if self._files.current().number != self._number:
+                try:
+                    self._context = self._made()
+                except BadCertificate as error:  # they have been replaced again, and are looked at again
+                    log.warning("the files of TLS have changed and are not used for figures: %s", error)
+            context = self._context
+        met = context.wrap_socket(client, server_side=True)
+        serial = int(str((met.getpeercert() or {})["serialNumber"]), 16)
+        if serial in self._files.current().revoked:
+            met.close()
+            raise NotAllowed(
+                "the certificate was revoked", remedy="use another one: `stateflow certs issue`", serial=f"{serial:x}"
+            )
+        return met
+
+    def _made(self) -> ssl.SSLContext:
+        material, settings = self._files.current(), self._settings
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(cadata=material.ca.decode("ascii", "replace"))
+            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        except OSError as error:
+            raise BadCertificate(
+                f"figures cannot be served by this certificate: {error}",
+                remedy="see both files",
+                file=settings.tls_cert,
+            ) from error
+        self._number = material.number
+        return context
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Each who asks has a thread, which also shakes hands: whoever says nothing keeps nobody else waiting."""
+
+    daemon_threads = True
+    tls: _Tls | None = None
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family = found[0][0]
+        super().__init__(address, _Handler)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(PATIENCE_S)
+        if self.tls is None:
+            super().finish_request(request, client_address)
+            return
+        met = self.tls.met(request)
+        try:
+            super().finish_request(met, client_address)
+        finally:
+            self.shutdown_request(met)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.warning("figures are not said to %s: %s", client_address[0], sys.exception())
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Who asks is no news."""
+
+
+class Page:
+    """Served until it is closed. ``address``: where it is.
+
+    Args:
+        operators: what they have of their own, where there are any.
+        targets: for ``/sd``: of this page, whose address it is given, and of others.
+
+    Raises InvalidArgument, PortInUse, BadCertificate; InsecureRefused beyond this machine without TLS or
+    ``--insecure``.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        made: Callable[[], Awaitable[Values]],
+        loop: asyncio.AbstractEventLoop,
+        operators: OwnFigures | None = None,
+        targets: Callable[[str], Iterable[Target]] | None = None,
+    ) -> None:
+        named, _, port = listen.rpartition(":")
+        host = named.strip("[]")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise InvalidArgument(
+                f"{listen!r} is no address", remedy="write --metrics host:port, with port 0 a free one"
+            )
+        files = tls_files()
+        if files is None:
+            check_served(listen, None, "read its figures")
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+        registry.register(_Figures(made, loop))
+        if operators is not None:
+            registry.register(_Own(operators))
+        tls = None if files is None else _Tls(files, connection_settings())
+        try:
+            self._server = _Server((host, int(port)))
+        except OSError as error:
+            raise PortInUse(
+                f"figures cannot be served: {error.strerror}", remedy="name another", listen=listen
+            ) from error
+        self._server.tls = tls
+        self.address = f"{named}:{self._server.server_port}"
+        application = make_wsgi_app(registry)
+        if targets is not None:
+            application = _with_discovery(application, targets, self.address, loop)
+        self._server.set_app(application)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="figures", daemon=True)
+        self._thread.start()
+        log.info("figures at %s://%s/metrics", "http" if tls is None else "https", self.address)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,1 @@
+"""A small project that runs at once: ``files`` are what it is made of."""

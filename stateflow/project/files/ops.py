@@ -1,0 +1,29 @@
+"""The operator of NAME: what it keeps of each sensor, and what it says of a reading."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stateflow import Context, Operator, state
+
+
+class Alarms(Operator):
+    """Says when a sensor is much hotter than it usually is."""
+
+    key = "sensor"
+    output = "sensor string, celsius double, usual double, alarm boolean"
+
+    readings = state.counter()
+    usual = state.value(float, default=0.0)  # a mean that forgets
+    recent = state.list(float)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        self.readings.add(1)
+        known = self.readings.value > 5
+        alarm = known and row.celsius > self.usual.value + 5
+        if not alarm:
+            weight = 0.2 if known else 1 / self.readings.value
+            self.usual.value += weight * (row.celsius - self.usual.value)
+        self.recent.append(row.celsius)
+        while len(self.recent) > 3:
+            self.recent.pop(0)
+        yield row.sensor, row.celsius, round(self.usual.value, 2), alarm

@@ -1,0 +1,42 @@
+"""What ``stateflow init`` writes: a small project that runs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stateflow.errors import InvalidArgument
+from stateflow.project.examples import Example
+from stateflow.types import check_name
+
+#: as they lie here; ``NAME`` in them is the project's
+FILES = ("README.md", "ops.py", "pipeline.yml", "readings.csv", "test_ops.py")
+HERE = Path(__file__).parent / "files"
+
+
+def write_project(folder: Path, example: Example | None = None) -> list[Path]:
+    """Into a new or an empty directory, whose name is the project's. Raises InvalidArgument: nothing is written.
+
+    Args:
+        example: what is written; by default the project that everybody begins with.
+    """
+    name = folder.resolve().name
+    check_name("project", name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidArgument("there is something already", remedy="name a new directory", path=folder)
+    source, files = (HERE, FILES) if example is None else (example.folder, example.files)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _copied(source, files, folder, name)
+    except OSError as error:
+        raise InvalidArgument(
+            f"it cannot be written: {error.strerror}", remedy="name a directory that can be", path=folder
+        ) from error
+
+
+def _copied(source: Path, files: Sequence[str], folder: Path, name: str) -> list[Path]:
+    written = []
+    for file in files:
+        written.append(folder / file)
+        written[-1].write_text((source / file).read_text().replace("NAME", name))
+    return written

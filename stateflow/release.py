@@ -1,0 +1,58 @@
+"""Releases that work together. A fleet is upgraded process by process, so that this one speaks with the one before and
+the one after it; who is further away is refused by name, before anything is asked.
+
+What was never told apart, as it says nothing of itself, is of the first release.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+from stateflow.errors import ReleaseMismatch
+
+VERSION = "0.2.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """``protocol``: what it says on the wire, which rises where an older one would misunderstand it; ``oldest``: what
+    it still speaks."""
+
+    version: str
+    protocol: int
+    oldest: int
+
+    @property
+    def agent(self) -> str:
+        """With each call, as the ``user-agent`` of HTTP/2 (RFC 9110, 10.1.5), which costs nothing behind the first."""
+        return f"stateflow/{self.version} protocol/{self.protocol}-{self.oldest}"
+
+    def speaks_with(self, other: Release) -> bool:
+        return self.oldest <= other.protocol and other.oldest <= self.protocol
+
+
+#: with its dependencies' releases of 2026, and callers that are no clients of ours
+FIRST = Release("0.1.0", 1, 1)
+OWN = Release(VERSION, 2, 1)
+_AGENT = re.compile(r"stateflow/([\w.+-]{1,40}) protocol/(\d{1,9})-(\d{1,9})")
+
+
+@functools.lru_cache(maxsize=256)
+def release_of(agent: str) -> Release:
+    found = _AGENT.match(agent)
+    return FIRST if found is None else Release(found[1], int(found[2]), int(found[3]))
+
+
+def check_release(other: Release, own: Release = OWN) -> None:
+    """Raises ReleaseMismatch."""
+    if own.speaks_with(other):
+        return
+    newer = other.oldest > own.protocol
+    raise ReleaseMismatch(
+        f"stateflow {other.version} calls, and this is {own.version}: they do not understand each other",
+        remedy=f"upgrade {'this one' if newer else 'who calls'} first, release by release",
+        protocol=f"{other.protocol}-{other.oldest}",
+        here=f"{own.protocol}-{own.oldest}",
+    )

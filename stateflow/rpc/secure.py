@@ -1,0 +1,182 @@
+"""Channels and servers with the files of TLS that there are, or in plain text where that is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from stateflow.errors import BadCertificate
+from stateflow.security.connections import tls_files
+from stateflow.security.plain import check_dialled, check_served
+
+if TYPE_CHECKING:
+    from stateflow.security.files import Material, TlsFiles
+
+Options = Sequence[tuple[str, Any]]
+
+
+def own_certificate() -> int:
+    """Its serial number, another one where the files have changed: channels that are made from then on use the new
+    ones. 0: plain text."""
+    files = tls_files()
+    return 0 if files is None else files.current().own.serial
+
+
+@functools.lru_cache(maxsize=4)
+def _credentials(ca: bytes, cert: bytes, key: bytes) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _of(material: Material) -> grpc.ChannelCredentials:
+    return _credentials(material.ca, material.cert, material.key)
+
+
+def blocking_channel(address: str, options: Options) -> grpc.Channel:
+    """With the files as they are now. Raises InsecureRefused, BadCertificate, InvalidArgument."""
+    files = tls_files()
+    if files is None:
+        check_dialled(address)
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, _of(files.current()), options=options)
+
+
+def channel(address: str, options: Options) -> grpc.aio.Channel:
+    """Raises InsecureRefused, BadCertificate, InvalidArgument."""
+    files = tls_files()
+    if files is None:
+        check_dialled(address)
+        return grpc.aio.insecure_channel(address, options=options)
+    return _SecureChannel(address, options, files)
+
+
+class _SecureChannel(grpc.aio.Channel):
+    """Calls that begin after the files have changed have a connection of the new ones; others go on on theirs, which
+    is closed behind the last of them."""
+
+    def __init__(self, address: str, options: Options, files: TlsFiles) -> None:
+        self._address, self._options, self._files = address, options, files
+        self._number = -1
+        self._channels: list[grpc.aio.Channel] = []
+        self._running = Counter[grpc.aio.Channel]()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def current(self) -> grpc.aio.Channel:
+        material = self._files.current()
+        if material.number != self._number:
+            self._number = material.number
+            self._channels.append(grpc.aio.secure_channel(self._address, _of(material), options=self._options))
+            for former in self._channels[:-1]:
+                self._leave(former)
+        return self._channels[-1]
+
+    def begun(self, channel: grpc.aio.Channel, call: Any) -> None:
+        self._running[channel] += 1
+        call.add_done_callback(lambda _: self._ended(channel))
+
+    def _ended(self, channel: grpc.aio.Channel) -> None:
+        self._running[channel] -= 1
+        self._leave(channel)
+
+    def _leave(self, channel: grpc.aio.Channel) -> None:
+        """A former one, where nothing goes on on it. Closing it with a grace could not be cut short any more."""
+        if self._running[channel] or channel not in self._channels[:-1]:
+            return
+        self._channels.remove(channel)
+        del self._running[channel]
+        closing = asyncio.get_running_loop().create_task(channel.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
+        return _Calls(self, "unary_unary", arguments, named)
+
+    def unary_stream(self, *arguments: Any, **named: Any) -> Any:
+        return _Calls(self, "unary_stream", arguments, named)
+
+    def stream_unary(self, *arguments: Any, **named: Any) -> Any:
+        return _Calls(self, "stream_unary", arguments, named)
+
+    def stream_stream(self, *arguments: Any, **named: Any) -> Any:
+        return _Calls(self, "stream_stream", arguments, named)
+
+    async def __aenter__(self) -> _SecureChannel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        while self._channels:
+            await self._channels.pop().close(grace)
+        await asyncio.gather(*self._closing)
+        self._number = -1
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self.current().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self.current().wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self.current().channel_ready()
+
+
+class _Calls:
+    """Of one method, each by the channel that is current when it begins."""
+
+    def __init__(self, owner: _SecureChannel, kind: str, arguments: Any, named: Any) -> None:
+        self._owner, self._kind, self._arguments, self._named = owner, kind, arguments, named
+        self._channel: grpc.aio.Channel | None = None
+        self._made: Any = None
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        channel = self._owner.current()
+        if channel is not self._channel:
+            self._channel = channel
+            self._made = getattr(channel, self._kind)(*self._arguments, **self._named)
+        call = self._made(*arguments, **named)
+        self._owner.begun(channel, call)
+        return call
+
+
+def check_reach(addresses: Iterable[str]) -> None:
+    """Of a process that will dial them for as long as it runs: it says so at once. Raises as :func:`channel` does."""
+    if tls_files() is None:
+        for address in addresses:
+            check_dialled(address)
+
+
+def add_port(server: grpc.aio.Server, listen: str, advertise: str | None) -> int:
+    """Returns the port, 0 where it cannot be bound. Raises InsecureRefused, BadCertificate, InvalidArgument; what gRPC
+    raises."""
+    files = tls_files()
+    if files is None:
+        check_served(listen, advertise)
+        return int(server.add_insecure_port(listen))
+    if not files.current().own.serves:
+        raise BadCertificate(
+            f"the certificate of {files.current().own.identity} is not a server's",
+            remedy="give this process a certificate of the role node, agent or controller: `stateflow certs issue`",
+        )
+    return int(server.add_secure_port(listen, server_credentials(files)))
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """A handshake takes the files as they are then; connections that are there stay. Nobody is let in without a
+    certificate of the authority."""
+    given = [-1]
+
+    def configuration() -> grpc.ServerCertificateConfiguration | None:
+        material = files.current()
+        if material.number == given[0]:
+            return None  # as before
+        given[0] = material.number
+        return grpc.ssl_server_certificate_configuration([(material.key, material.cert)], material.ca)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, require_client_authentication=True)

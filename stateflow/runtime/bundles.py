@@ -1,0 +1,248 @@
+"""Code that came in a bundle, loaded beside other versions of itself.
+
+A bundle is a zip file, known by the SHA-256 of its bytes: ``code/`` has the operator's module or package, ``lib/`` what
+it requires. Both are searched by modules of the bundle, before what is installed here, and by nobody else: each of them
+is known to Python under a package of its own, which has the bundle's digest in its name. So two versions of one module
+are two modules, and what the one changes of itself the other does not see.
+
+A module of a bundle imports as it always did: its ``__import__`` looks into the bundle first. ``importlib`` called by
+name does not.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib
+import io
+import lzma
+import shutil
+import struct
+import sys
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+from stateflow.errors import BundleDamaged, BundleMissing
+from stateflow.private import keep_private
+
+#: bytes of a bundle, and of what is in it
+PACKED_MAX = 64 << 20
+UNPACKED_MAX = 512 << 20
+FILES_MAX = 50_000
+#: where modules and packages are looked for in a bundle
+PLACES = ("code", "lib")
+#: packages made for bundles are called this and a part of the digest
+PACKAGE = "stateflow_bundle_"
+_PART = 24
+
+
+def digest_of(packed: bytes) -> str:
+    """SHA-256, hexadecimal."""
+    return hashlib.sha256(packed).hexdigest()
+
+
+def check(packed: bytes, digest: str) -> None:
+    """Raises BundleDamaged for what is not what was said, or no bundle, or one that cannot be read to its end."""
+    found = _files(packed, digest)
+    with _reading(digest), zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        for info in found:
+            with archive.open(info) as file:
+                while file.read(1 << 20):
+                    pass
+
+
+@contextmanager
+def _reading(digest: str) -> Iterator[None]:
+    try:
+        yield
+    # whatever zipfile says of a directory that lies, of a way of packing that it has not, of a password
+    except (zipfile.BadZipFile, zlib.error, struct.error, LookupError, ValueError, ArithmeticError, EOFError) as error:
+        raise _damaged(f"it cannot be read: {error}", digest) from error
+    except (RuntimeError, lzma.LZMAError, OSError) as error:
+        raise _damaged(f"it cannot be unpacked: {error}", digest) from error
+
+
+def _damaged(what: str, digest: str) -> BundleDamaged:
+    return BundleDamaged(f"a bundle is damaged: {what}", remedy="deploy it again", bundle=digest)
+
+
+def _files(packed: bytes, digest: str) -> list[zipfile.ZipInfo]:
+    """Those in it, none of them outside of its places. Raises BundleDamaged."""
+    if digest_of(packed) != digest:
+        raise _damaged("it is not the one that was deployed, its digest is another", digest)
+    with _reading(digest), zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        found = [info for info in archive.infolist() if not info.is_dir()]
+    for info in found:
+        path = PurePosixPath(info.filename)
+        if (
+            not path.parts
+            or path.is_absolute()
+            or ".." in path.parts
+            or path.parts[0] not in PLACES
+            or "\\" in info.filename
+        ):
+            raise _damaged(f"it has a file outside of its places: {info.filename!r}", digest)
+    if len(found) > FILES_MAX or sum(info.file_size for info in found) > UNPACKED_MAX:
+        raise BundleDamaged(
+            f"a bundle has more than {FILES_MAX} files or {UNPACKED_MAX >> 20} MB",
+            remedy="install what is large at the sites",
+            bundle=digest,
+        )
+    return found
+
+
+class BundleStore:
+    """Bundles of a data directory. A kept one is looked at again, and unpacked anew, by each process that loads it.
+
+    Thread-safe. Raises OSError.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._mutex = threading.Lock()
+        self._open: dict[str, Path] = {}
+
+    def has(self, digest: str) -> bool:
+        """One that is damaged counts for none, and is removed."""
+        with self._mutex:
+            return digest in self._open or self._packed(digest) is not None
+
+    def keep(self, digest: str, packed: bytes) -> None:
+        """Raises BundleDamaged."""
+        check(packed, digest)
+        with self._mutex:
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            keep_private(self._root)
+            part = self._root / f"{digest}.zip.part"
+            part.write_bytes(packed)
+            part.replace(self._root / f"{digest}.zip")
+
+    def opened(self, digest: str) -> Path:
+        """Where it is unpacked. Raises BundleMissing."""
+        with self._mutex:
+            if digest not in self._open:
+                packed = self._packed(digest)
+                if packed is None:
+                    raise BundleMissing(
+                        "the operator's bundle is not here", remedy="it is fetched from the controller", bundle=digest
+                    )
+                place = self._root / digest
+                shutil.rmtree(place, ignore_errors=True)
+                with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+                    for info in _files(packed, digest):
+                        archive.extract(info, place)
+                self._open[digest] = place
+            return self._open[digest]
+
+    def keep_only(self, digests: set[str]) -> None:
+        """What this process has loaded stays until it ends."""
+        with self._mutex:
+            for path in self._root.glob("*") if self._root.exists() else ():
+                if path.name.partition(".")[0] not in digests | self._open.keys():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _packed(self, digest: str) -> bytes | None:
+        path = self._root / f"{digest}.zip"
+        try:
+            packed = path.read_bytes()
+            _files(packed, digest)
+        except FileNotFoundError:
+            return None
+        except BundleDamaged:
+            path.unlink()
+            return None
+        return packed
+
+
+# -- importing --------------------------------------------------------------------------------------------
+
+
+def package_of(digest: str, place: Path) -> str:
+    """The package whose modules are those of the bundle, unpacked at ``place``; ``package.name`` is its module."""
+    name = PACKAGE + digest[:_PART]
+    if name not in sys.modules:
+        package = ModuleType(name, f"Code of the bundle {digest}.")
+        package.__path__ = [str(place / each) for each in PLACES if (place / each).is_dir()]
+        package.__builtins__ = _builtins(name, package.__path__)  # type: ignore[attr-defined]
+        sys.modules[name] = package
+        if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder())
+    return name
+
+
+def builtins_of(package: str) -> dict[str, Any]:
+    """Those of its modules."""
+    found: dict[str, Any] = vars(sys.modules[package])["__builtins__"]
+    return found
+
+
+class _Finder(MetaPathFinder):
+    """Modules of bundles."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(PACKAGE) or path is None:
+            return None
+        portions: list[str] = []
+        for entry in path:
+            spec = FileFinder(entry, (_Loader, SOURCE_SUFFIXES)).find_spec(fullname)
+            if spec is not None and spec.loader is not None:
+                return spec
+            portions += [] if spec is None else spec.submodule_search_locations or []
+        if not portions:
+            return None
+        spec = ModuleSpec(fullname, None, is_package=True)
+        spec.submodule_search_locations = portions
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__builtins__"] = builtins_of(module.__name__.partition(".")[0])
+        super().exec_module(module)
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Nothing is written beside what was unpacked."""
+
+
+def _builtins(package: str, places: Sequence[str]) -> dict[str, Any]:
+    names = {each.name.partition(".")[0] for place in places for each in Path(place).iterdir()}
+
+    def import_(
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        top = name.partition(".")[0]
+        if level or top not in names:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        found = importlib.import_module(f"{package}.{name}")
+        if not fromlist:
+            return sys.modules[f"{package}.{top}"]
+        wanted = getattr(found, "__all__", ()) if "*" in fromlist else fromlist
+        for each in wanted if hasattr(found, "__path__") else ():
+            if not hasattr(found, each):
+                _try_import(f"{found.__name__}.{each}")
+        return found
+
+    return {**vars(builtins), "__import__": import_}
+
+
+def _try_import(name: str) -> None:
+    """Unless there is no such module: then the name is missing, and Python says so."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise

@@ -1,0 +1,314 @@
+"""An authority of one's own: a directory with its key, and with each certificate that it has issued."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.durable import write_durably
+from stateflow.errors import BadCertificate, InvalidArgument
+from stateflow.private import UMASK
+from stateflow.security import token
+from stateflow.security.files import utc
+from stateflow.security.identity import Identity
+from stateflow.security.reading import UNREADABLE, Certificate, described, names_of, read_certificates
+from stateflow.security.variables import CA, CRL, OWN_CERT, OWN_KEY
+
+KEY, ISSUED = "ca.key", "issued"
+AUTHORITY_DAYS, DAYS, DAYS_MAX = 3650, 90, 825
+#: clocks of two machines may differ so much
+SKEW = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    certificate: Certificate
+    revoked: bool
+
+    def state(self, now: datetime) -> str:
+        if self.revoked:
+            return "revoked"
+        return "expired" if now > self.certificate.not_after else "valid"
+
+
+class Authority:
+    """Raises BadCertificate where there is none, or where others can read its key."""
+
+    def __init__(self, directory: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._directory, self._clock = directory, clock
+        path = directory / KEY
+        if not path.is_file():
+            raise BadCertificate(
+                "there is no authority", remedy="make one: `stateflow certs init`, or say where: --dir", dir=directory
+            )
+        if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & UMASK:
+            raise BadCertificate("the authority's key can be read by others", remedy=f"chmod 600 {path}", file=path)
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
+            self._cert = read_certificates((directory / CA).read_bytes(), directory / CA)[0]
+        except (OSError, *UNREADABLE) as error:
+            raise BadCertificate(
+                f"the authority cannot be read: {error}", remedy="restore it from a copy", dir=directory
+            ) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise BadCertificate(
+                "the authority's key is of another kind", remedy="make one with `stateflow certs init`"
+            )
+        self._key = key
+
+    @classmethod
+    def init(cls, directory: Path, name: str, clock: Clock = SYSTEM_CLOCK, days: int = AUTHORITY_DAYS) -> Authority:
+        """Raises BadCertificate where there is one already."""
+        if (directory / KEY).exists() or (directory / CA).exists():
+            raise BadCertificate(
+                "there is an authority already", remedy="use it, or name another directory: --dir", dir=directory
+            )
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (directory / ISSUED).mkdir(exist_ok=True, mode=0o700)
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        now = utc(clock)
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        cert = (
+            _builder(subject, subject, key.public_key(), now, timedelta(days=days))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(identifier, critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        write_durably(directory / KEY, _private(key), 0o600)
+        write_durably(directory / CA, _pem(cert), 0o644)
+        authority = cls(directory, clock)
+        authority._write_crl([])
+        return authority
+
+    # -- issuing ------------------------------------------------------------------------------------------
+
+    def issue(self, identity: Identity, hosts: Sequence[str], out: Path, days: int = DAYS) -> Certificate:
+        """Into ``out``: certificate, key, the authority's certificate, its revocation list. Raises BadCertificate, also
+        where one is there that is somebody else's."""
+        there = read_own(out)
+        if there is not None and there.identity != identity:
+            raise BadCertificate(
+                f"there is a certificate of {there.identity}", remedy="name another directory: --out", dir=out
+            )
+        return self._issue(identity, hosts, out, days)
+
+    def renew(self, out: Path, days: int = DAYS) -> Certificate:
+        """Another one for who has this one, with another key. Raises BadCertificate, also for one that was revoked."""
+        there = read_own(out)
+        if there is None or there.identity is None:
+            raise BadCertificate(
+                "there is no certificate to renew", remedy="issue one: `stateflow certs issue`", dir=out
+            )
+        if not any(each.certificate.serial == there.serial for each in self.issued()):
+            raise BadCertificate("another authority has issued it", remedy="name that one: --dir", dir=out)
+        if there.serial in self._revoked():
+            raise BadCertificate(
+                "it was revoked", remedy="where that is over, issue another one: `stateflow certs issue`", dir=out
+            )
+        return self._issue(there.identity, there.hosts, out, days)
+
+    def _issue(self, identity: Identity, hosts: Sequence[str], out: Path, days: int) -> Certificate:
+        _check_wanted(identity, hosts, days)
+        key, cert = self._signed(identity, hosts, timedelta(days=days))
+        write_own(out, _private(key), _pem(cert), self.ca)
+        write_durably(out / CRL, (self._directory / CRL).read_bytes(), 0o644)
+        return described(cert)
+
+    def certify(self, identity: Identity, hosts: Sequence[str], request: bytes, days: int = DAYS) -> bytes:
+        """For who has made its key itself, see :func:`own_request`: the certificate, as PEM. What the request wants to
+        be called counts for nothing. Raises BadCertificate, InvalidArgument."""
+        _check_wanted(identity, hosts, days)
+        try:
+            asked = x509.load_pem_x509_csr(request)
+            sound, key = asked.is_signature_valid, asked.public_key()
+        except UNREADABLE as error:
+            raise BadCertificate(f"the request cannot be read: {error}", remedy="make it as PEM") from error
+        if not sound or not isinstance(key, ec.EllipticCurvePublicKey):
+            raise BadCertificate(
+                "who asks has not shown that it has the key, or has one of another kind", remedy="sign the request"
+            )
+        return _pem(self._cert_of(identity, hosts, timedelta(days=days), key))
+
+    @property
+    def ca(self) -> bytes:
+        """Its own certificate, as PEM."""
+        return (self._directory / CA).read_bytes()
+
+    def token(self, identity: Identity, lifetime: timedelta) -> tuple[str, Certificate]:
+        """The text, which is kept nowhere, and what is said in it. Raises InvalidArgument, BadCertificate."""
+        token.check_wanted(identity, lifetime)
+        key, cert = self._signed(identity, [], lifetime)
+        return token.encoded(self.ca, _pem(cert), _private(key)), described(cert)
+
+    def _signed(
+        self, identity: Identity, hosts: Sequence[str], lifetime: timedelta
+    ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        return key, self._cert_of(identity, hosts, lifetime, key.public_key())
+
+    def _cert_of(
+        self, identity: Identity, hosts: Sequence[str], lifetime: timedelta, key: ec.EllipticCurvePublicKey
+    ) -> x509.Certificate:
+        now = utc(self._clock)
+        end = now + lifetime
+        if end > self._cert.not_valid_after_utc:
+            raise BadCertificate(
+                f"the authority itself ends at {self._cert.not_valid_after_utc:%Y-%m-%d}",
+                remedy="make another one in another directory, and have both in the CA files for a while",
+            )
+        names = [x509.UniformResourceIdentifier(identity.uri), *map(names_of, hosts)]
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if identity.role.listens:
+            uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(identity)[:64])])
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        cert = (
+            _builder(subject, self._cert.subject, key, now, lifetime)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(issuer_key, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        # before anybody has it: one that nobody knows of could not be revoked
+        write_durably(self._directory / ISSUED / f"{cert.serial_number:x}.pem", _pem(cert), 0o644)
+        return cert
+
+    # -- revoking -----------------------------------------------------------------------------------------
+
+    def revoke(self, who: str) -> list[Certificate]:
+        """Args: who: ``node/edge-0``, or ``edge-0`` where one role only has that name, or a serial number in
+        hexadecimal. Returns what was revoked by that. Raises BadCertificate for nobody."""
+        now, issued = utc(self._clock), self.issued()
+        found = [each for each in issued if who in _names(each.certificate)]
+        roles = sorted({str(each.certificate.identity) for each in found})
+        if not found:
+            raise BadCertificate(f"nothing was issued to {who!r}", remedy="see `stateflow certs list`")
+        if len(roles) > 1:
+            raise BadCertificate(f"{who!r} may be {' or '.join(roles)}", remedy="name one of them")
+        ended = [each.certificate for each in found if each.state(now) == "valid"]
+        self._write_crl([*self._revoked(), *(each.serial for each in ended)])
+        return ended
+
+    def issued(self) -> list[Issued]:
+        revoked, found = self._revoked(), []
+        for path in sorted((self._directory / ISSUED).glob("*.pem")):
+            certificate = described(read_certificates(path.read_bytes(), path)[0])
+            found.append(Issued(certificate, certificate.serial in revoked))
+        return sorted(found, key=lambda each: (str(each.certificate.identity), each.certificate.not_before))
+
+    @property
+    def crl(self) -> Path:
+        """What servers are to be given when it has changed."""
+        return self._directory / CRL
+
+    def _revoked(self) -> list[int]:
+        try:
+            return [each.serial_number for each in x509.load_pem_x509_crl(self.crl.read_bytes())]
+        except (OSError, *UNREADABLE) as error:
+            raise BadCertificate(
+                f"the revocation list cannot be read: {error}", remedy="restore it from a copy", file=self.crl
+            ) from error
+
+    def _write_crl(self, serials: Iterable[int]) -> None:
+        now = utc(self._clock)
+        builder = x509.CertificateRevocationListBuilder(self._cert.subject, now, self._cert.not_valid_after_utc)
+        for serial in dict.fromkeys(serials):
+            builder = builder.add_revoked_certificate(x509.RevokedCertificateBuilder(serial, now).build())
+        signed = builder.sign(self._key, hashes.SHA256())
+        write_durably(self.crl, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def read_own(out: Path) -> Certificate | None:
+    """What was issued there. None: nothing. Raises BadCertificate."""
+    try:
+        return described(read_certificates((out / OWN_CERT).read_bytes(), out / OWN_CERT)[0])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadCertificate(f"the certificate cannot be read: {error}", remedy="see the file", dir=out) from error
+
+
+def write_own(out: Path, key: bytes, cert: bytes, ca: bytes) -> None:
+    """PEM, into ``out``, which is made: nobody else reads the key. Raises OSError."""
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # a process that looks in between finds two that do not belong together, and stays with what it has
+    write_durably(out / OWN_KEY, key, 0o600)
+    write_durably(out / OWN_CERT, cert, 0o644)
+    write_durably(out / CA, ca, 0o644)
+
+
+def own_request() -> tuple[bytes, bytes]:
+    """A new key, which stays where it is made, and the request for a certificate of it; PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
+    return _private(key), request.public_bytes(serialization.Encoding.PEM)
+
+
+def _check_wanted(identity: Identity, hosts: Sequence[str], days: int) -> None:
+    """Raises BadCertificate, InvalidArgument."""
+    if identity.role.listens and not hosts:
+        raise BadCertificate(
+            f"{identity} is reached at a host, and its certificate names it",
+            remedy="say --host with each name and address that others use for it",
+        )
+    if not 0 < days <= DAYS_MAX:
+        raise InvalidArgument(f"{days} days are not possible", remedy=f"write 1 to {DAYS_MAX}")
+
+
+def _names(certificate: Certificate) -> set[str]:
+    identity = certificate.identity
+    return {f"{certificate.serial:x}", str(identity), "" if identity is None else identity.name}
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, lifetime: timedelta
+) -> x509.CertificateBuilder:
+    return x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), now - SKEW, now + lifetime)
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(cert: x509.Certificate) -> bytes:
+    return cert.public_bytes(serialization.Encoding.PEM)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Raises BadCertificate where it cannot be written."""
+    try:
+        write_durably(path, data, 0o600)
+    except OSError as error:
+        raise BadCertificate(
+            f"it cannot be written: {error.strerror}", remedy="name another file", file=path
+        ) from error

@@ -1,0 +1,57 @@
+"""Where plain text may go: over loopback, or anywhere for who says so."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+
+from stateflow.errors import InsecureRefused
+from stateflow.security.connections import connection_settings
+
+log = logging.getLogger(__name__)
+REMEDY = (
+    "set STATEFLOW_TLS_CA, STATEFLOW_TLS_CERT and STATEFLOW_TLS_KEY (`stateflow certs`), "
+    "or allow it with --insecure or STATEFLOW_INSECURE=1"
+)
+_warned: set[str] = set()
+
+
+def host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def is_loopback(address: str) -> bool:
+    """No name is looked up: who answers for it may be another one tomorrow."""
+    host = host_of(address).lower()
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def check_served(listen: str, advertise: str | None, may: str = "command it") -> None:
+    """A server without TLS. Raises InsecureRefused where others could hear or ask it; else that is said.
+
+    Args: may: what whoever reaches it could do.
+    """
+    for address, verb in ((listen, "listen on"), (advertise, "be reached at")):
+        if not address or is_loopback(address):
+            continue
+        if not connection_settings().insecure:
+            raise InsecureRefused(f"it is to {verb} {host_of(address)}, and everybody there could {may}", remedy=REMEDY)
+        log.warning("INSECURE: plain text, and whoever reaches %s may %s. %s", address, may, _RATHER)
+        return
+
+
+_RATHER = "Use TLS: `stateflow certs`"
+
+
+def check_dialled(address: str) -> None:
+    """A channel without TLS. Raises InsecureRefused where it would leave this machine; else that is said once."""
+    if is_loopback(address):
+        return
+    if not connection_settings().insecure:
+        raise InsecureRefused(f"{address} is not on this machine, and plain text could be read", remedy=REMEDY)
+    if address not in _warned:
+        _warned.add(address)
+        log.warning("INSECURE: plain text to %s. %s", address, _RATHER)

@@ -1,0 +1,177 @@
+"""What a certificate says, and whether it is one to go by."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from stateflow.errors import BadCertificate
+from stateflow.security.identity import Identity
+
+T = TypeVar("T", bound=x509.ExtensionType)
+#: what reading bytes raises that are no certificate, list or key, or of a kind that is not known; binascii.Error is a
+#: ValueError
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+ISSUE_ANOTHER = "issue another one: `stateflow certs issue` or `stateflow certs renew`"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """``identity``: None: it names nobody that there could be here."""
+
+    serial: int
+    identity: Identity | None
+    hosts: tuple[str, ...]
+    not_before: datetime
+    not_after: datetime
+    serves: bool
+
+    def check_time(self, now: datetime, where: object) -> None:
+        """Raises BadCertificate."""
+        if now > self.not_after:
+            raise BadCertificate(
+                f"the certificate expired at {self.not_after:%Y-%m-%d %H:%M:%S} UTC", remedy=ISSUE_ANOTHER, file=where
+            )
+        if now < self.not_before:
+            raise BadCertificate(
+                f"the certificate is not valid before {self.not_before:%Y-%m-%d %H:%M:%S} UTC",
+                remedy="see that the clocks of this machine and of the authority's are right",
+                file=where,
+            )
+
+
+@functools.lru_cache(maxsize=4096)
+def certificate_of(pem: bytes) -> Certificate:
+    """The first one. Raises BadCertificate."""
+    return described(read_certificates(pem, "what the peer sent")[0])
+
+
+def described(found: x509.Certificate) -> Certificate:
+    names = _extension(found, x509.SubjectAlternativeName)
+    uses = _extension(found, x509.ExtendedKeyUsage)
+    identities = [] if names is None else names.get_values_for_type(x509.UniformResourceIdentifier)
+    ours = [identity for identity in map(Identity.of_uri, identities) if identity is not None]
+    hosts: list[str] = []
+    if names is not None:
+        hosts += names.get_values_for_type(x509.DNSName)
+        hosts += map(str, names.get_values_for_type(x509.IPAddress))
+    return Certificate(
+        found.serial_number,
+        ours[0] if len(ours) == 1 else None,  # of two nobody could say which one speaks
+        tuple(hosts),
+        found.not_valid_before_utc,
+        found.not_valid_after_utc,
+        uses is not None and ExtendedKeyUsageOID.SERVER_AUTH in uses,
+    )
+
+
+def _extension(found: x509.Certificate, kind: type[T]) -> T | None:
+    try:
+        return found.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, *UNREADABLE):
+        return None
+
+
+def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
+    """At least one, each of which can be read to its end. Raises BadCertificate."""
+    try:
+        found = x509.load_pem_x509_certificates(pem)
+        for each in found:  # parts are read when they are asked for only, and what is wrong with them is said then
+            _ = each.public_key(), each.subject, each.issuer, each.extensions
+            _ = each.not_valid_before_utc, each.not_valid_after_utc, each.signature_algorithm_parameters
+            if each.serial_number <= 0:  # RFC 5280, 4.1.2.2; the library says that it will refuse it, too
+                raise ValueError(f"its serial number is {each.serial_number}")
+    except UNREADABLE as error:
+        raise BadCertificate(f"there is no certificate in it: {error}", remedy="write it as PEM", file=where) from error
+    return found
+
+
+def checked_pair(ca: bytes, cert: bytes, key: bytes, now: datetime, where: str) -> Certificate:
+    """Do the three belong together, now? Raises BadCertificate. Args: where: the certificate's file."""
+    authorities, chain = read_certificates(ca, "the authority's file"), read_certificates(cert, where)
+    try:
+        private = serialization.load_pem_private_key(key, None)
+    except UNREADABLE as error:
+        raise BadCertificate(
+            "the key cannot be read", remedy="write it as PEM, without a password", file=where
+        ) from error
+    if _encoded(private.public_key()) != _encoded(chain[0].public_key()):
+        raise BadCertificate("the key is another certificate's", remedy="name the two that belong together", file=where)
+    for each, issuers in zip(chain, [*([one] for one in chain[1:]), authorities], strict=True):
+        if not any(_issued(each, issuer) for issuer in issuers):
+            raise BadCertificate(
+                "the certificate is of another authority", remedy="name the CA file that it came with", file=where
+            )
+    found = described(chain[0])
+    found.check_time(now, where)
+    if found.identity is None:
+        raise BadCertificate(
+            "the certificate names nobody of stateflow",
+            remedy="issue it with `stateflow certs issue`, or with one URI stateflow://ROLE/NAME among its names",
+            file=where,
+        )
+    return found
+
+
+def _encoded(public: object) -> bytes:
+    encoded: bytes = public.public_bytes(  # type: ignore[attr-defined]
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return encoded
+
+
+def _issued(found: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        found.verify_directly_issued_by(by)
+    except (*UNREADABLE, InvalidSignature):
+        return False
+    return True
+
+
+def revoked_of(pem: bytes, ca: bytes, where: str) -> frozenset[int]:
+    """Serial numbers of a revocation list. Raises BadCertificate, also where another authority wrote it."""
+    try:
+        found = x509.load_pem_x509_crl(pem)
+        serials = frozenset(each.serial_number for each in found)
+    except UNREADABLE as error:
+        raise BadCertificate("there is no revocation list in it", remedy="write it as PEM", file=where) from error
+    if not any(_signed(found, authority) for authority in read_certificates(ca, "the authority's file")):
+        raise BadCertificate(
+            "the revocation list is of another authority", remedy="take the one of the CA file's authority", file=where
+        )
+    return serials
+
+
+def _signed(found: x509.CertificateRevocationList, by: x509.Certificate) -> bool:
+    key = by.public_key()
+    try:
+        return found.issuer == by.subject and found.is_signature_valid(key)  # type: ignore[arg-type]
+    except UNREADABLE:
+        return False
+
+
+def names_of(host: str) -> x509.GeneralName:
+    """An address, or a name. Raises BadCertificate."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise BadCertificate(f"{host!r} is no name of a host", remedy="write a DNS name or an IP address") from error

@@ -1,0 +1,207 @@
+"""Which role may call what: one table, for every RPC there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from stateflow.errors import NotAllowed
+from stateflow.security.identity import Identity, Role
+
+READ, DATA, OPERATE, ADMIN = Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN
+NODE, AGENT, CONTROLLER = Role.NODE, Role.AGENT, Role.CONTROLLER
+#: an agent's replicas have its certificate
+_NODES = frozenset({NODE, AGENT})
+_OPERATORS = frozenset({OPERATE, ADMIN})
+_READERS = frozenset({READ, DATA, OPERATE, ADMIN})
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``own``: the field of the request that names a replica or agent, for which a node or agent that calls must speak;
+    ``itself``: and which it must be, as an agent may be called what a replica of another one would be.
+    ``operator``: the field that names an operator, which the caller must reach; one that does not reach all may not
+    call where there is no such field. ``pieces``: messages come in pieces, and the first one names it."""
+
+    roles: frozenset[Role]
+    own: str = ""
+    itself: bool = False
+    operator: str = ""
+    pieces: bool = False
+
+
+_READ = Rule(_READERS)
+_OPERATE = Rule(_OPERATORS)
+_ADMIN = Rule(frozenset({ADMIN}))
+_COMMAND = Rule(frozenset({CONTROLLER}))  # of a controller to whom obeys it
+_PEER = Rule(_NODES)  # of one replica to another
+_CONTROLLER = {
+    "Register": Rule(_NODES, own="replica.name"),
+    "Heartbeat": Rule(_NODES, own="name"),
+    "Claim": Rule(_NODES, own="replica.name"),
+    "GetBundlePart": Rule(_NODES),
+    "AgentBeat": Rule(frozenset({AGENT}), own="agent.name", itself=True),
+    # a node spreads partitions among its workers, and takes them from those that are to end
+    "Status": Rule(_READERS | _NODES),
+    "Migrate": Rule(_OPERATORS | _NODES, own="to"),
+    "Drain": Rule(_OPERATORS | _NODES, own="replica"),
+    "Forget": Rule(frozenset({ADMIN}) | _NODES, own="replica"),
+    "GetDeployment": Rule(_READERS, operator="operator"),
+    "ListVersions": Rule(_READERS, operator="operator"),
+    "ListReconfigurations": _READ,
+    "GetReconfiguration": _READ,
+    "WatchReconfiguration": _READ,
+    "ListAgents": _READ,
+    "ListJobs": _READ,
+    "GetJobRun": _READ,
+    "GetRolling": _READ,
+    "GetSweep": _READ,
+    "Propose": _READ,
+    "Rebalance": _OPERATE,
+    "EndMaintenance": _OPERATE,
+    "Place": _OPERATE,
+    "Autopilot": _OPERATE,
+    "CreateJob": _OPERATE,
+    "ChangeJob": _OPERATE,
+    "Standby": _OPERATE,
+    "CancelReconfiguration": _OPERATE,
+    "EditReconfiguration": _OPERATE,
+    "PauseReconfiguration": _OPERATE,
+    "ResumeReconfiguration": _OPERATE,
+    "RetryReconfiguration": _OPERATE,
+    "Checkpoint": _OPERATE,
+    "RestartAll": _OPERATE,
+    "CancelRolling": _OPERATE,
+    "BeginSweep": _OPERATE,
+    "CancelSweep": _OPERATE,
+    "RestartReplica": _OPERATE,
+    "Spawn": _OPERATE,
+    "StopReplica": _OPERATE,
+    "Logs": _OPERATE,
+    # code, and what may lose state
+    "Deploy": _ADMIN,
+    "Upgrade": _ADMIN,
+    "Undeploy": _ADMIN,
+    "PutBundlePart": _ADMIN,
+    "ResolveReconfiguration": _ADMIN,
+    "Restore": _ADMIN,
+    "CancelRestore": _ADMIN,
+    "Replace": _ADMIN,
+    "Adopt": _ADMIN,
+    "TakeOver": _ADMIN,
+    "ForgetAgent": _ADMIN,
+}
+_DATA = frozenset({DATA, ADMIN})
+_REPLICA = {
+    "Apply": Rule(_DATA, operator="header.operator", pieces=True),
+    "Positions": Rule(_READERS, operator="operator"),
+    "OpenSource": Rule(_DATA, operator="asked.operator"),
+    "Outputs": Rule(_DATA, operator="operator"),
+    "Scan": Rule(_DATA, operator="operator"),
+    "Sources": Rule(_READERS, operator="operator"),
+    "RetireSource": Rule(_OPERATORS, operator="operator"),
+    "Inspect": Rule(_READERS | _NODES | {CONTROLLER}, operator="operator"),
+    "Stats": Rule(_READERS | _NODES | {CONTROLLER}),
+    "Create": _COMMAND,
+    "Prepare": _COMMAND,
+    "Fence": _COMMAND,
+    "Cancel": _COMMAND,
+    "Release": _COMMAND,
+    "TakeOver": _COMMAND,
+    "Drop": _COMMAND,
+    "Hold": _COMMAND,
+    "Checkpoint": _COMMAND,
+    "Restore": _COMMAND,
+    "Surrender": _COMMAND,
+    "Verify": _COMMAND,
+    "RoundTrips": _COMMAND,
+    "Snapshot": _PEER,
+    "Fetch": _PEER,
+    "Follow": _PEER,
+    "Confirm": _PEER,
+}
+RULES: Mapping[str, Rule] = {
+    **{f"/stateflow.rpc.ControllerService/{name}": rule for name, rule in _CONTROLLER.items()},
+    **{f"/stateflow.rpc.ReplicaService/{name}": rule for name, rule in _REPLICA.items()},
+    "/stateflow.rpc.AgentService/Logs": _COMMAND,
+    "/grpc.health.v1.Health/Check": Rule(frozenset(Role)),
+}
+
+
+def check_call(method: str, who: Identity) -> Rule:
+    """Raises NotAllowed. Returns what the requests of the call are to be checked by."""
+    rule, call = RULES.get(method), method.rpartition("/")[2]
+    if rule is None or who.role not in rule.roles:
+        needs = ", ".join(sorted(rule.roles)) if rule is not None else "nobody"
+        raise NotAllowed(
+            f"{who} may not call {call}",
+            remedy=f"use a certificate with another role: {needs}",
+            call=call,
+            who=who,
+            role=who.role,
+            needs=needs,
+        )
+    if who.operators and not rule.operator and method != _HEALTH:
+        raise NotAllowed(
+            f"{who} may not call {call}, which is about all operators",
+            remedy="use a certificate that is not for some operators only",
+            call=call,
+            who=who,
+            role=who.role,
+        )
+    return rule
+
+
+def check_request(rule: Rule, method: str, who: Identity, request: Any) -> None:
+    """Raises NotAllowed."""
+    call = method.rpartition("/")[2]
+    if rule.own and who.role in _NODES:
+        name = _field(request, rule.own)
+        if not (name == who.name if rule.itself else who.speaks_for(name)):
+            whom = repr(name) if name else "nobody"
+            raise NotAllowed(
+                f"{who} may not call {call} for {whom}: a node speaks for itself only",
+                remedy="give each node a certificate of its own name",
+                call=call,
+                who=who,
+                role=who.role,
+            )
+    goes_on = rule.pieces and not request.HasField(rule.operator.partition(".")[0])
+    if rule.operator and who.operators and not goes_on:
+        operator = _field(request, rule.operator)
+        if not who.reaches(operator):
+            raise NotAllowed(
+                f"{who} may not reach the operator {operator!r}",
+                remedy=f"use a certificate that may; this one reaches {', '.join(who.operators)}",
+                call=call,
+                who=who,
+                role=who.role,
+            )
+
+
+def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
+    """A node moves partitions from one of its workers to another one, and takes none from others.
+
+    Raises NotAllowed. Args: owners: by partition, of those that are to move.
+    """
+    if who.role not in _NODES:
+        return
+    for number, owner in owners.items():
+        if not who.speaks_for(owner):
+            raise NotAllowed(
+                f"{who} may not move partition {number} away from {owner}",
+                remedy="use a certificate of the role operate",
+                call="Migrate",
+                who=who,
+                role=who.role,
+            )
+
+
+def _field(request: Any, path: str) -> str:
+    """Empty where it is not set: nobody's name."""
+    return str(reduce(getattr, path.split("."), request))
+
+
+_HEALTH = "/grpc.health.v1.Health/Check"

@@ -1,0 +1,91 @@
+"""A token: a certificate of some hours with its key and its authority's certificate, as one text.
+
+It is for people and jobs that have no place for files. Servers need nothing for it: they see a certificate like any
+other, and are sent no secret that they, or who reads their logs, could use again, as a bearer token is (RFC 6750, 5.1;
+RFC 8705 binds tokens to certificates for the same reason). The text itself is as secret as a key.
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+import msgpack
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from stateflow.errors import BadCertificate, InvalidArgument
+from stateflow.security.identity import Identity, Role
+from stateflow.security.reading import UNREADABLE
+
+#: what searches for secrets that were left lying about may look for
+PREFIX: Final = "sftoken1_"
+#: of what is between the ends; one of ours has some 1,600
+LENGTH_MAX = 64 << 10
+SHORTEST, LONGEST = timedelta(minutes=1), timedelta(days=31)
+#: nobody else has one: what listens has hosts, and stays
+ROLES = frozenset({Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN})
+_ANOTHER = "issue another one: `stateflow token issue`"
+
+
+class Parts(NamedTuple):
+    """PEM."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+
+
+def check_wanted(identity: Identity, lifetime: timedelta) -> None:
+    """Raises InvalidArgument."""
+    if identity.role not in ROLES:
+        raise InvalidArgument(
+            f"{identity.role} is not had by a token", remedy="issue a certificate: `stateflow certs issue`"
+        )
+    if not SHORTEST <= lifetime <= LONGEST:
+        raise InvalidArgument(
+            f"a token is not valid for {lifetime}", remedy="write 1m to 31d, or issue a certificate for longer"
+        )
+
+
+def encoded(ca: bytes, cert: bytes, key: bytes) -> str:
+    """Args: PEM; ``ca`` may hold several."""
+    authorities = [_der(each) for each in x509.load_pem_x509_certificates(ca)]
+    private = serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    packed = msgpack.packb([authorities, _der(x509.load_pem_x509_certificate(cert)), private])
+    return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def decoded(text: str) -> Parts:
+    """Raises BadCertificate, which says nothing of what is in it."""
+    text = text.strip()
+    if not text.startswith(PREFIX) or len(text) > LENGTH_MAX:
+        raise BadCertificate(f"that is no token: one begins with {PREFIX}", remedy=_ANOTHER)
+    inner = text.removeprefix(PREFIX)
+    try:
+        packed = base64.b64decode(inner + "=" * (-len(inner) % 4), altchars=b"-_", validate=True)
+        authorities, cert, key = msgpack.unpackb(packed, max_ext_len=0)
+        ca = b"".join(_pem(x509.load_der_x509_certificate(each)) for each in authorities)
+        private = serialization.load_der_private_key(key, None)
+        made = Parts(
+            ca,
+            _pem(x509.load_der_x509_certificate(cert)),
+            private.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            ),
+        )
+    except (*UNREADABLE, msgpack.exceptions.UnpackException):
+        # without its cause: a traceback would show parts of the key
+        raise BadCertificate("the token is damaged: a part of it is missing or other", remedy=_ANOTHER) from None
+    return made
+
+
+def _der(cert: x509.Certificate) -> bytes:
+    return cert.public_bytes(serialization.Encoding.DER)
+
+
+def _pem(cert: x509.Certificate) -> bytes:
+    return cert.public_bytes(serialization.Encoding.PEM)

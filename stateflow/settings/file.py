@@ -1,0 +1,189 @@
+"""A file of settings: TOML, read whole and once, with every key looked at before anybody has a value of it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from stateflow.errors import InvalidArgument
+
+#: beyond it somebody named another file
+BYTES_MAX = 1 << 20
+#: of names that are taken for one that was meant
+ALIKE = 0.6
+_TABLE = re.compile(r"""^\s*\[\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?\s*)?\]""")
+_KEY = re.compile(r"""^\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?)?.*?=""")
+Sections = Mapping[str, Sequence[type[BaseModel]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationFile:
+    """``values``: by section and key."""
+
+    path: Path
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def read(path: Path, sections: Sections) -> ConfigurationFile:
+    """Args: sections: what there is; the keys of one are the fields of its models. Raises InvalidArgument."""
+    text, readable_by_others = _text(path)
+    file = ConfigurationFile(path, checked(_parsed(text, path), sections, text, path))
+    secret = next((f"{section}.{key}" for section, key in _secrets(file, sections)), None)
+    if secret is not None and readable_by_others:
+        raise InvalidArgument(
+            f"{secret} is a secret, and everybody here can read the file", remedy=f"chmod 600 {path}", file=path
+        )
+    return file
+
+
+def _text(path: Path) -> tuple[str, bool]:
+    """And whether others than its owner and its group can read it: Kubernetes hands files to a group."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise InvalidArgument("a directory is no file of settings", remedy="name the file in it", file=path)
+        if not stat.S_ISREG(mode):
+            raise InvalidArgument(
+                "it is no regular file, and processes that are started from here could not read it again",
+                remedy="write the settings into a file",
+                file=path,
+            )
+        with path.open("rb") as opened:
+            data = opened.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidArgument(
+            f"the file of settings cannot be read: {error.strerror}",
+            remedy="correct --config or STATEFLOW_CONFIG",
+            file=path,
+        ) from None
+    if len(data) > BYTES_MAX:
+        raise InvalidArgument(
+            f"a file of settings has {BYTES_MAX >> 20} MiB at most",
+            remedy="is it another file that was meant?",
+            file=path,
+        )
+    try:
+        return data.decode(), os.name == "posix" and bool(mode & stat.S_IRWXO)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidArgument(
+            "the file of settings is not UTF-8", remedy="save it as UTF-8", file=path, line=line
+        ) from None
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        why = str(error) if isinstance(error, ValueError) else "it is nested too deep"
+        raise InvalidArgument(
+            f"the file of settings is not TOML: {why}",
+            remedy='write [section] lines, and key = "value" below them',
+            file=path,
+        ) from None
+
+
+def checked(found: Mapping[str, Any], sections: Sections, text: str, path: Path) -> dict[str, dict[str, Any]]:
+    """With every section and key known, and every value of the type and in the range that it should be. Raises
+    InvalidArgument, which names the line where it is one of ``text``."""
+    for section, values in found.items():
+        where: dict[str, Any] = {"file": path, "line": line_of(text, section)}
+        if section not in sections:
+            raise InvalidArgument(f"there is no section [{section}]", remedy=_section_meant(section, sections), **where)
+        if not isinstance(values, dict):
+            raise InvalidArgument(
+                f"{section} is a section", remedy=f"write [{section}], and its keys on the lines below", **where
+            )
+        fields = fields_of(sections[section])
+        for key, value in values.items():
+            where = {"file": path, "line": line_of(text, section, key)}
+            if key not in fields:
+                raise InvalidArgument(
+                    f"there is no key {section}.{key}", remedy=_key_meant(section, key, sections), **where
+                )
+            _check_value(f"{section}.{key}", fields[key], value, where)
+    return {section: dict(values) for section, values in found.items()}
+
+
+def _check_value(name: str, info: FieldInfo, value: Any, where: Mapping[str, Any]) -> None:
+    """TOML has types: nothing is read out of a string."""
+    try:
+        kind: Any = Annotated[info.annotation, info.description, *info.metadata]  # one of these at least
+        TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise InvalidArgument(
+            f"{name} cannot be {shown(info, value)}: {error.errors()[0]['msg']}",
+            remedy="correct it in the file, or leave it out for the default",
+            **where,
+        ) from None
+
+
+def fields_of(models: Sequence[type[BaseModel]]) -> dict[str, FieldInfo]:
+    return {name: info for model in models for name, info in model.model_fields.items()}
+
+
+def is_secret(info: FieldInfo) -> bool:
+    return info.annotation is SecretStr
+
+
+def shown(info: FieldInfo, value: Any) -> str:
+    return "what it is" if is_secret(info) else repr(value)[:80]
+
+
+def _section_meant(section: str, sections: Sections) -> str:
+    close = difflib.get_close_matches(section, sections, 1, ALIKE)
+    return f"did you mean [{close[0]}]?" if close else f"sections are {', '.join(sections)}"
+
+
+def _key_meant(section: str, key: str, sections: Sections) -> str:
+    own = fields_of(sections[section])
+    others = {name: other for other, models in sections.items() for name in fields_of(models)}
+    if key in others:
+        return f"it is one of [{others[key]}]"
+    close = difflib.get_close_matches(key, own, 1, ALIKE)
+    if close:
+        return f"did you mean {close[0]}?"
+    far = difflib.get_close_matches(key, others, 1, ALIKE)
+    if far:
+        return f"did you mean {far[0]} of [{others[far[0]]}]?"
+    return f"keys of [{section}] are in docs/settings.md"
+
+
+def line_of(text: str, section: str, key: str | None = None) -> int | None:
+    """Where it is said, as people write it; None: it is written in another way."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        table, pair = _TABLE.match(line), _KEY.match(line)
+        if table is not None:
+            current = table[1]
+            if current == section and key in (None, table[2]):
+                return number
+        elif pair is not None and (
+            (current == section and pair[1] == key) or (current == "" and pair[1] == section and key in (None, pair[2]))
+        ):
+            return number
+    return None
+
+
+def _secrets(file: ConfigurationFile, sections: Sections) -> list[tuple[str, str]]:
+    """What is in the file and nobody else should know, also the passwords of URLs."""
+    return [
+        (section, key)
+        for section, values in file.values.items()
+        for key, value in values.items()
+        if value and (is_secret(fields_of(sections[section])[key]) or _has_password(value))
+    ]
+
+
+def _has_password(value: Any) -> bool:
+    return isinstance(value, str) and re.search(r"://[^\s/?#@:]*:[^\s/?#]+@", value) is not None

@@ -1,0 +1,289 @@
+"""Replicas inside a Spark application: a controller beside its driver, and replicas as tasks that run as long as it.
+
+The tasks are those of one job, and no barrier stage, which starts all of its tasks anew when one fails. Each runs a
+replica in a process of its own, which ends with the task. A task that fails is tried again by Spark: where that is the
+executor that has its data, the replica is taken back with all it had; elsewhere it is another replica, which has
+nothing, and what the former one had goes to a standby, or comes from the newest checkpoint. What an executor has that
+Spark decommissions moves away before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateflow.client import Cluster
+from stateflow.client.packing import comes_along, pack
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import BadCertificate, InvalidArgument, Unavailable
+from stateflow.local.process import Process
+from stateflow.runtime.operator import Operator
+from stateflow.security.connections import tls_files
+from stateflow.security.plain import is_loopback
+from stateflow.spark.checks import check_running
+from stateflow.spark.connect import is_connect
+from stateflow.spark.credentials import RENEW_S, Credentials
+from stateflow.spark.decommission import Decommissioning
+from stateflow.spark.inside_task import ReplicaTask, base_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+#: between the end of a job of replicas, one of whose tasks failed too often, and the next
+AGAIN_S = 5.0
+#: until all replicas are there: executors may have to start, and Python in them
+START_S = 180.0
+#: jobs that end while replicas are waited for, at most
+ATTEMPTS = 3
+#: until executors have registered that are to have slots
+EXECUTORS_S = 60.0
+_LOOK_S = 0.5
+_LOCAL = re.compile(r"local\[[^,\]]+(?:,\s*(\d+))?\]$|local$")
+
+
+class SparkCluster:
+    """Use :func:`start_cluster`. ``address``: of its controller. ``cluster``: a client of it.
+
+    Example: ``cluster.stop(savepoint="before-the-upgrade")``
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        replicas: int,
+        standbys: int,
+        checkpoints: str,
+        directory: Path | None,
+        tls: bool,
+        insecure: bool,
+    ) -> None:
+        self._spark, self._replicas, self._standbys = spark, replicas, standbys
+        self._temporary = directory is None
+        self._directory = directory or Path(tempfile.mkdtemp(prefix="stateflow-spark-"))
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._host, self._insecure = _driver_host(spark), insecure
+        group = uuid.uuid4().hex[:6]
+        self._group = f"stateflow-{group}"
+        self._ended: list[str] = []
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._credentials: Credentials | None = None
+        self._controller: Process | None = None
+        try:
+            if tls:
+                self._credentials = Credentials(self._directory / "certificates", self._host, base_of(group), replicas)
+            self._controller = self._process()
+            self._controller.start()
+            self.address = self._controller.wait_ready()
+            if self._credentials is not None:
+                self._credentials.begin()
+            self.cluster = Cluster(self.address)
+            enrolment = None if self._credentials is None else self._credentials.enrolment
+            application = spark.sparkContext.applicationId
+            self._task = ReplicaTask(self.address, application, group, checkpoints, insecure, enrolment)
+            self._begin()
+        except BaseException:
+            self._end()
+            raise
+
+    def _process(self) -> Process:
+        ledger = f"sqlite:///{self._directory / 'ledger.db'}"
+        arguments = ["controller", "--listen", f"{self._host}:0", "--ledger", ledger]
+        arguments += ["--insecure"] if self._insecure else []
+        environment = {} if self._credentials is None else self._credentials.of_controller
+        paths = list(filter(None, sys.path))
+        return Process("controller", arguments, self._directory / "controller.log", paths, environment=environment)
+
+    def _begin(self) -> None:
+        from pyspark import InheritableThread
+
+        self._threads.append(InheritableThread(target=self._run, name="stateflow replicas", daemon=True))
+        if self._credentials is not None:
+            self._threads.append(threading.Thread(target=self._renew, name="stateflow certificates", daemon=True))
+        context, base = self._spark.sparkContext, base_of(self._task.group)
+        if not _LOCAL.match(context.master):  # there nothing is decommissioned
+            self._threads.append(Decommissioning(context, self._group, base, self.cluster, self._stopping))
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        """Jobs of replicas, one after another."""
+        context = self._spark.sparkContext
+        context.setJobGroup(self._group, "stateflow replicas", interruptOnCancel=True)
+        rows, task = self._spark.range(0, self._replicas, 1, self._replicas), self._task
+        while not self._stopping.is_set():
+            try:
+                rows.mapInArrow(task, "id long").write.format("noop").mode("overwrite").save()
+            except Exception as error:  # noqa: BLE001 - one task has failed too often; or Spark has stopped
+                self._ended.append(str(error).strip().splitlines()[0])
+            if not self._stopping.wait(AGAIN_S):
+                log.warning("replicas in %s are started again: %s", self._group, self._ended[-1:])
+            task = replace(task, again=True)
+
+    def _renew(self) -> None:
+        assert self._credentials is not None
+        while not self._stopping.wait(RENEW_S):
+            try:
+                self._credentials.renew()
+            except (BadCertificate, OSError) as error:
+                log.warning("certificates are renewed later: %s", error)
+
+    @property
+    def token_file(self) -> Path | None:
+        """Of an administrator, for commands on this machine: ``STATEFLOW_TOKEN_FILE``. None: in plain text there is
+        no need."""
+        return None if self._credentials is None else self._credentials.token_file
+
+    @property
+    def task_token(self) -> str:
+        """For the tasks of one query, see :func:`~stateflow.spark.apply.apply_operator`; empty: none is needed."""
+        return "" if self._credentials is None else self._credentials.task_token()
+
+    def wait(self, timeout_s: float = START_S) -> SparkCluster:
+        """Until as many replicas as were asked for are there. Raises Unavailable."""
+        deadline = SYSTEM_CLOCK.monotonic() + timeout_s
+        while SYSTEM_CLOCK.monotonic() < deadline and len(self._ended) < ATTEMPTS:
+            with contextlib.suppress(Unavailable):
+                if sum(bool(each.alive) for each in self.cluster.status().replicas) >= self._replicas:
+                    return self
+            time.sleep(_LOOK_S)
+        why = self._ended[0] if self._ended else f"within {timeout_s:.0f} s"
+        raise Unavailable(
+            f"not all of {self._replicas} replicas came up: {why}",
+            remedy="see whether Spark has a slot for each beside those of queries, and the executors' logs",
+        )
+
+    def deploy(
+        self, operator: type[Operator], partitions: int = 16, *, installed: bool = False, **options: Any
+    ) -> None:
+        """As :meth:`~stateflow.client.Cluster.deploy`, with the standbys that this cluster was started with. A class of
+        a module goes to the executors with its package, see :func:`~stateflow.client.packing.pack`, unless it is
+        ``installed`` there."""
+        if (
+            not installed
+            and "bundle" not in options
+            and operator.__module__ != "__main__"
+            and not comes_along(operator)
+        ):
+            options["bundle"] = pack(operator)
+        self.cluster.deploy(operator, partitions, **options)
+        if self._standbys:
+            self.cluster.standby(options.get("name") or operator.__name__, self._standbys)
+
+    def stop(self, savepoint: str = "") -> None:
+        """End the replicas, and the controller. Args: savepoint: what they have is kept under this name before."""
+        try:
+            if savepoint:
+                self.cluster.savepoint(savepoint)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._stopping.set()
+        with contextlib.suppress(Exception):  # Spark may have been stopped, and the tasks with it
+            self._spark.sparkContext.cancelJobGroup(self._group)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(60)
+        if self._controller is not None:
+            self._controller.stop()
+        if self._credentials is not None:
+            self._credentials.end()
+        if self._temporary:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> SparkCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start_cluster(
+    spark: SparkSession,
+    replicas: int,
+    *,
+    standbys: int = 0,
+    checkpoints: str = "",
+    directory: str | Path | None = None,
+    tls: bool | None = None,
+    insecure: bool = False,
+) -> SparkCluster:
+    """A cluster inside a Spark application: a controller beside the driver, and replicas in tasks of one long job.
+
+    Args:
+        replicas: each takes a slot as long as the cluster lives; queries need others beside them.
+        standbys: of each partition, of operators that :meth:`SparkCluster.deploy` deploys.
+        checkpoints: URL of a store that all executors reach; without one, what an executor has is lost with it, unless
+            there are standbys.
+        directory: of the controller's ledger, on the driver; a temporary one by default.
+        tls: with an authority of its own, which gives each replica a certificate, and the tasks of queries tokens. This
+            process is an administrator of the cluster while it runs, and speaks to no other one. By default where the
+            driver is reached from other machines, or has certificates or a token itself.
+        insecure: plain text between machines, as with ``--insecure``.
+
+    Raises InvalidArgument where the master does not try tasks again, or has too few slots, or for Spark Connect;
+    Unavailable where the replicas do not come up.
+
+    Example: ``cluster = start_cluster(spark, replicas=2, standbys=1, checkpoints="s3://bucket/checkpoints")``
+    """
+    if tls and insecure:
+        raise InvalidArgument("with tls=True there is no plain text to allow", remedy="leave insecure= out, or tls=")
+    if is_connect(spark):
+        raise InvalidArgument(
+            "over Spark Connect there is no driver here to start a controller beside",
+            remedy="start the cluster where the server's driver is, or a controller and replicas beside Spark",
+        )
+    check_running(spark)
+    _check_master(spark, replicas, standbys)
+    if tls is None:
+        tls = not insecure and (not is_loopback(f"{_driver_host(spark)}:0") or tls_files() is not None)
+    if directory is not None:
+        directory = Path(directory)
+    started = SparkCluster(spark, replicas, standbys, checkpoints, directory, tls, insecure)
+    try:
+        return started.wait()
+    except BaseException:
+        started.stop()
+        raise
+
+
+def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
+    if replicas < 1 or not 0 <= standbys < replicas:
+        raise InvalidArgument(
+            f"{replicas} replicas with {standbys} standbys are not possible",
+            remedy="have one replica or more, and more of them than standbys",
+        )
+    context = spark.sparkContext
+    local = _LOCAL.match(context.master)
+    failures = int((local[1] or 1) if local else spark.conf.get("spark.task.maxFailures", "4") or 4)
+    if failures < 2:
+        raise InvalidArgument(
+            f"the master {context.master} does not try a task again that fails",
+            remedy="use local[4,10] or the like, which allows ten failures; or spark.task.maxFailures of 2 or more",
+        )
+    until = SYSTEM_CLOCK.monotonic() + (0 if local else EXECUTORS_S)
+    while (slots := context.defaultParallelism) <= replicas and SYSTEM_CLOCK.monotonic() < until:
+        time.sleep(_LOOK_S)  # executors register one by one
+    if slots <= replicas:
+        raise InvalidArgument(
+            f"{replicas} replicas would leave no slot for queries: there are {slots}",
+            remedy="have more executors or cores, or fewer replicas",
+        )
+
+
+def _driver_host(spark: SparkSession) -> str:
+    """Where executors reach the driver, as an address."""
+    return socket.gethostbyname(spark.conf.get("spark.driver.host") or "localhost")

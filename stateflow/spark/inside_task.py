@@ -1,0 +1,144 @@
+"""The tasks in which replicas run: each has one in a process of its own, which ends with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pyarrow as pa
+
+from stateflow.errors import StateflowError, Unavailable
+from stateflow.node.workers import nobody_in
+from stateflow.security.variables import NO_TOKEN, variables_of
+from stateflow.settings import ReplicaSettings
+from stateflow.spark.credentials import RENEW_S
+from stateflow.spark.enrolment import Enrolment
+
+log = logging.getLogger(__name__)
+SITE = "spark"
+#: what a replica that is another one begins to call itself is in this file of its directory
+_NAME = "REPLICA"
+
+
+def base_of(group: str) -> str:
+    """Names of its replicas begin so."""
+    return f"{SITE}-{group}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTask:
+    """Given to ``mapInArrow``: gives no rows, and ends when it is killed, or raises what its replica ended with.
+
+    ``enrolment``: where it is given a certificate; None: it talks in plain text, beyond this machine too where it is
+    ``insecure``. ``again``: a task before it, of an earlier job, may have had its name.
+    """
+
+    controller: str
+    application: str
+    group: str
+    checkpoints: str
+    insecure: bool
+    enrolment: Enrolment | None = None
+    again: bool = False
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            self._run()
+        yield from ()
+
+    def _run(self) -> NoReturn:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        number, attempt = context.partitionId(), context.attemptNumber()
+        folder = self._folder(number)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = self.name(folder, number, context.taskAttemptId() if attempt or self.again else None)
+        _wait_for_former(folder / "state")
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {"STATEFLOW_CHECKPOINTS": self.checkpoints} if self.checkpoints else {}  # it may have a password
+        environment |= self._enrolled(folder, name)
+        with (folder / "replica.log").open("ab") as said:
+            replica = subprocess.Popen(
+                self._command(folder, name),
+                stdin=subprocess.PIPE,  # it ends with this process
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                env=environment,
+            )
+        try:
+            status = self._ended(replica, folder, name)
+        finally:
+            replica.kill()
+        last = (folder / "replica.log").read_text(errors="replace").strip().splitlines()[-1:]
+        raise Unavailable(
+            f"the replica {name} ended with status {status}: {''.join(last)}", remedy="see its log", log=folder
+        )
+
+    def _folder(self, number: int) -> Path:
+        """On this executor's local disk, which is gone with it."""
+        local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or tempfile.gettempdir()
+        return Path(local) / f"stateflow-{self.application}-{self.group}" / str(number)
+
+    def name(self, folder: Path, number: int, attempt: int | None) -> str:
+        """What a replica whose directory is here has called itself; else it begins as another one. Args: attempt: whose
+        number no other task of the application has; None: the first one."""
+        file = folder / _NAME
+        if not file.exists():
+            file.write_text(f"{base_of(self.group)}-{number}" + ("" if attempt is None else f"-{attempt}"))
+        return file.read_text()
+
+    def _enrolled(self, folder: Path, name: str) -> Mapping[str, str]:
+        """Its identity's variables. Raises NotAllowed, Unavailable, OSError."""
+        if self.enrolment is None:
+            return {}
+        self.enrolment.enrol(name, folder / "tls")
+        return variables_of(folder / "tls") | NO_TOKEN | {"STATEFLOW_TLS_CRL": ""}  # of revocations nobody tells it
+
+    def _ended(self, replica: subprocess.Popen[bytes], folder: Path, name: str) -> int:
+        """Its status. It looks at its files by itself when they are new."""
+        while True:
+            try:
+                return replica.wait(None if self.enrolment is None else RENEW_S)
+            except subprocess.TimeoutExpired:
+                try:
+                    self._enrolled(folder, name)
+                except (StateflowError, OSError) as error:
+                    log.warning("the certificate of %s is renewed later: %s", name, error)
+
+    def _command(self, folder: Path, name: str) -> list[str]:
+        command = [sys.executable, "-m", "stateflow", "replica", "--name", name, "--site", SITE]
+        command += [
+            "--controller",
+            self.controller,
+            "--listen",
+            f"{_host_towards(self.controller)}:0",
+            "--data-dir",
+            str(folder / "state"),
+        ]
+        command += ["--insecure"] if self.insecure else []
+        return [*command, "--json", "--stop-with-parent"]
+
+
+def _host_towards(controller: str) -> str:
+    """The address by which this machine is reached from there."""
+    host, _, port = controller.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:  # nothing is sent
+        way.connect((host, int(port)))
+        return str(way.getsockname()[0])
+
+
+def _wait_for_former(state: Path) -> None:
+    """One whose task was killed ends a moment later than that. Raises DataDirLocked."""
+    if state.is_dir():
+        with nobody_in(state, ReplicaSettings().stop_timeout_s):
+            pass

@@ -1,0 +1,354 @@
+"""State as a data source of Spark, read by executors: ``spark.read.format("stateflow")``.
+
+Each of its partitions is what one replica owns, or one partition of a checkpoint. Filters on ``key`` and ``partition``
+are pushed down where the session allows it (``spark.sql.python.filterPushdown.enabled``): only the partitions that may
+have such keys are read, and of replicas only these keys.
+
+With ``since`` it is what changed between two savepoints of a store, with ``describe`` what there is to read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, In, InputPartition
+
+from stateflow.checkpoint import CheckpointStore
+from stateflow.client import Cluster
+from stateflow.errors import InvalidArgument
+from stateflow.local.embedded import embedded
+from stateflow.partitioner import partition_of
+from stateflow.rpc.clients import ControllerClient
+from stateflow.runtime.arrow import read_table
+from stateflow.runtime.offline import manifests_of, read_checkpoint
+from stateflow.runtime.reading import joined
+from stateflow.security.connections import own_token, use_token
+from stateflow.spark.versions import arrow_schema
+
+#: of what is described
+_STATES = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("state", pa.string()),
+        ("kind", pa.string()),
+        ("declared", pa.string()),  # JSON, as the state's data keep it
+        ("key_columns", pa.list_(pa.string())),
+    ]
+)
+_PARTITIONS = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("partition", pa.int32()),
+        ("owner", pa.string()),  # of a checkpoint: who took it
+        ("epoch", pa.int64()),
+        ("sequence", pa.int64()),
+        ("taken", pa.timestamp("us", tz="UTC")),
+        ("bytes", pa.int64()),
+    ]
+)
+DESCRIBED = {"states": _STATES, "partitions": _PARTITIONS}
+
+
+class StateOptions(BaseModel):
+    """Options of the source."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    operator: str = Field(description="its name")
+    state: str | None = Field(default=None, description="the attribute's name")
+    cluster: str | None = Field(default=None, description="host:port of the controller, or of several")
+    directory: str | None = Field(default=None, description="of a program's own cluster that runs on this machine")
+    checkpoint: str | None = Field(default=None, description="URL of a checkpoint store; no cluster is needed then")
+    savepoint: str = Field(default="", description="of that store; its newest checkpoints by default")
+    since: str = Field(default="", description="a savepoint of that store: what changed since then")
+    describe: Literal["", "states", "partitions"] = Field(default="", description="what there is to read instead")
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> StateOptions:
+        """Raises InvalidArgument, naming the option."""
+        try:
+            return cls.model_validate({key: options[key] for key in options})
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = {"missing": "is missing", "extra_forbidden": "is unknown"}.get(first["type"])
+            option = repr(first["loc"][0]) if first["loc"] else ""
+            said = first["msg"].removeprefix("Value error, ")
+            raise InvalidArgument(
+                f"the option {option} {what or 'is wrong: ' + said}" if option else said,
+                remedy=f"the source stateflow has {', '.join(cls.model_fields)}",
+            ) from None
+
+    @model_validator(mode="after")
+    def _agree(self) -> StateOptions:
+        if sum(each is not None for each in (self.cluster, self.directory, self.checkpoint)) > 1:
+            raise ValueError("state is read of one place: cluster, directory or checkpoint")
+        if (self.savepoint or self.since) and self.checkpoint is None:
+            raise ValueError("savepoints are in a checkpoint store: name it, checkpoint=")
+        if (self.state is None) == (not self.describe):
+            raise ValueError("name a state, or what to describe: states or partitions")
+        if self.since and self.describe:
+            raise ValueError("since= is of a state")
+        return self
+
+    def address(self) -> str:
+        return self.cluster or embedded(self.directory, create=False).address
+
+    def store(self) -> CheckpointStore:
+        assert self.checkpoint is not None
+        return CheckpointStore(self.checkpoint, create=False)
+
+
+class StateSource(DataSource):
+    """See :func:`stateflow.spark.register_state`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "stateflow"
+
+    def schema(self) -> Any:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(_schema(StateOptions.of(self.options)))
+
+    def reader(self, schema: Any) -> StateReader:
+        options = StateOptions.of(self.options)
+        if options.checkpoint is None:
+            options = options.model_copy(update={"cluster": options.address(), "directory": None})
+        return StateReader(options, schema, own_token())
+
+
+def _schema(options: StateOptions) -> pa.Schema:
+    """Types come from the declaration; that of keys from the first that is found, text where none is stored."""
+    if options.describe:
+        return DESCRIBED[options.describe]
+    found = _first(options).schema
+    fields = [pa.field(each.name, pa.string()) if pa.types.is_null(each.type) else each for each in found]
+    if options.since:
+        value = fields[found.get_field_index("value")]
+        change = pa.field("change", pa.string())
+        fields = [*fields[:2], change, pa.field("before", value.type), value, fields[-1]]
+    return pa.schema(fields)
+
+
+def _first(options: StateOptions) -> pa.Table:
+    """A few entries, of the first partition that has any; or none, with the types that the declaration says."""
+    assert options.state is not None
+    table = joined([])
+    for page in _of_any(options):
+        table = read_table(page)
+        if table.num_rows:
+            break
+    return table
+
+
+def _of_any(options: StateOptions) -> Iterator[bytes]:
+    """The first page of each partition."""
+    assert options.state is not None
+    if options.checkpoint is not None:
+        store = options.store()
+        for manifest in manifests_of(store, options.operator, options.savepoint):
+            numbers = (manifest.partition,)
+            yield next(
+                read_checkpoint(store, options.operator, options.state, savepoint=options.savepoint, partitions=numbers)
+            )
+        return
+    cluster = Cluster(options.address())
+    for number in range(cluster.operator(options.operator).partitions):
+        yield next(cluster.scan_state(options.operator, options.state, partitions=(number,), whole=False))
+
+
+def _pages(options: StateOptions, partitions: Collection[int] | None, keys: Sequence[Any]) -> Iterator[bytes]:
+    """Arrow IPC streams. Args: partitions: None: all. keys: none: all."""
+    assert options.state is not None
+    if options.checkpoint is not None:
+        yield from read_checkpoint(
+            options.store(), options.operator, options.state, savepoint=options.savepoint, partitions=partitions
+        )
+        return
+    cluster = Cluster(options.address())
+    for key in keys or (None,):
+        yield from cluster.scan_state(options.operator, options.state, key, partitions=partitions)
+
+
+@dataclass
+class Portion(InputPartition):
+    """``keys``: only these; none: all."""
+
+    partitions: tuple[int, ...]
+    keys: tuple[Any, ...] = ()
+
+
+@dataclass
+class StateReader(DataSourceReader):
+    """``schema``: Spark's. ``token``: of the driver, for executors."""
+
+    options: StateOptions
+    schema: Any
+    token: str = field(repr=False)
+    keys: tuple[Any, ...] | None = None
+    numbers: frozenset[int] | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """What is pushed is looked at by Spark again: it says what need not be read."""
+        if not self.options.describe:
+            for each in filters:
+                match each:
+                    case EqualTo(attribute=("key",), value=value):
+                        self._want_keys((value,))
+                    case In(attribute=("key",), value=values):
+                        self._want_keys(tuple(values))
+                    case EqualTo(attribute=("partition",), value=number):
+                        self._want_partitions({number})
+                    case In(attribute=("partition",), value=numbers):
+                        self._want_partitions(set(numbers))
+        return filters
+
+    def _want_keys(self, keys: tuple[Any, ...]) -> None:
+        keys = tuple(key for key in keys if key is not None)
+        self.keys = keys if self.keys is None else tuple(key for key in self.keys if key in keys)
+
+    def _want_partitions(self, numbers: set[int]) -> None:
+        self.numbers = frozenset(numbers if self.numbers is None else self.numbers & numbers)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        use_token(self.token)
+        if self.options.describe:
+            return [Portion(())]
+        if self.options.checkpoint is not None:
+            manifests = manifests_of(self.options.store(), self.options.operator, self.options.savepoint)
+            self._check_since({each.partitions for each in manifests})
+            count = max((each.partitions for each in manifests), default=0)
+            places = [[each.partition] for each in manifests]
+        else:
+            owners = ControllerClient(self.options.address()).deployment(self.options.operator).owners
+            count, by_owner = len(owners), dict[str, list[int]]()
+            for number, owner in enumerate(owners):
+                by_owner.setdefault(owner.name, []).append(number)
+            places = [*by_owner.values()]
+        by_partition = _by_partition(self._keys_as_stored(), count)
+        found = []
+        for numbers in places:
+            wanted = [
+                number
+                for number in numbers
+                if (self.numbers is None or number in self.numbers) and (by_partition is None or number in by_partition)
+            ]
+            if wanted:
+                keys = () if by_partition is None else tuple(key for n in wanted for key in by_partition[n])
+                found.append(Portion(tuple(wanted), keys))
+        return found or [Portion(())]
+
+    def _check_since(self, counts: set[int]) -> None:
+        """Raises InvalidArgument where keys are in other partitions than they were."""
+        if self.options.since:
+            before = manifests_of(self.options.store(), self.options.operator, self.options.since)
+            if {each.partitions for each in before} != counts:
+                raise InvalidArgument(
+                    "the two savepoints have other numbers of partitions: entries are elsewhere since",
+                    remedy="read both, and compare them with Spark",
+                )
+
+    def _keys_as_stored(self) -> tuple[Any, ...] | None:
+        """Keys of another type than what is stored are not looked for: Spark would convert one of the two."""
+        from pyspark.sql.pandas.types import from_arrow_type
+
+        if self.keys is None:
+            return None
+        stored = _first(self.options).schema.field("key").type
+        if pa.types.is_null(stored) or from_arrow_type(stored) != self.schema["key"].dataType:
+            return None
+        return self.keys
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Portion)
+        use_token(self.token)
+        schema = arrow_schema(self.schema)
+        if self.options.describe:
+            yield from _described(self.options).cast(schema).to_batches()
+            return
+        if not partition.partitions:
+            return
+        if self.options.since:
+            for number in partition.partitions:
+                yield from _changes(self.options, number, schema)
+            return
+        for page in _pages(self.options, partition.partitions, partition.keys):
+            yield from read_table(page).cast(schema).to_batches()
+
+
+def _by_partition(keys: Sequence[Any] | None, count: int) -> dict[int, list[Any]] | None:
+    """None: no keys were named, or they are of a kind that nothing is stored under by itself, as a struct."""
+    if keys is None or not count:
+        return None
+    found: dict[int, list[Any]] = {}
+    for key in keys:
+        if isinstance(key, (tuple, list, dict)):
+            return None
+        found.setdefault(partition_of(key, count), []).append(key)
+    return found
+
+
+def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """What became of one partition's entries between two savepoints: insert, update or delete."""
+    before = _entries(options.model_copy(update={"savepoint": options.since}), number)
+    rows: list[dict[str, Any]] = []
+    for entry, now in _entries(options, number).items():
+        was = before.pop(entry, None)
+        if was is None:
+            rows.append(now | {"change": "insert", "before": None})
+        elif was["value"] != now["value"]:
+            rows.append(now | {"change": "update", "before": was["value"]})
+    rows += [was | {"change": "delete", "before": was["value"], "value": None} for was in before.values()]
+    found: list[pa.RecordBatch] = pa.Table.from_pylist(rows, schema).to_batches()
+    return found
+
+
+def _entries(options: StateOptions, number: int) -> dict[str, dict[str, Any]]:
+    """By what stands for key and map key, which may be of any kind."""
+    rows = (row for page in _pages(options, (number,), ()) for row in read_table(page).to_pylist())
+    return {repr((row["key"], row["map_key"])): row for row in rows}
+
+
+def _described(options: StateOptions) -> pa.Table:
+    """Of a cluster as its controller knows it, of a store as its manifests say."""
+    rows: list[dict[str, Any]] = []
+    if options.checkpoint is not None:
+        manifests = manifests_of(options.store(), options.operator, options.savepoint)
+        declared, key = (manifests[0].schema, manifests[0].key) if manifests else ([], ())
+        rows = [
+            {
+                "operator": each.operator,
+                "partition": each.partition,
+                "owner": each.replica,
+                "epoch": each.epoch,
+                "sequence": each.sequence,
+                "taken": datetime.fromtimestamp(each.created_us / 1e6, UTC),
+                "bytes": each.size,
+            }
+            for each in manifests
+        ]
+    else:
+        deployment = ControllerClient(options.address()).deployment(options.operator)
+        declared, key = json.loads(deployment.spec.state_schema), deployment.spec.key
+        rows = [
+            {"operator": options.operator, "partition": number, "owner": owner.name, "epoch": epoch}
+            for number, (owner, epoch) in enumerate(zip(deployment.owners, deployment.epochs, strict=True))
+        ]
+    if options.describe == "states":
+        rows = [
+            {
+                "operator": options.operator,
+                "state": each["name"],
+                "kind": each.get("kind"),
+                "declared": json.dumps(each, sort_keys=True),
+                "key_columns": list(key),
+            }
+            for each in declared
+        ]
+    return pa.Table.from_pylist(rows, DESCRIBED[options.describe])

@@ -1,0 +1,252 @@
+"""Spans, by OpenTelemetry: where there are any, who makes them, and how they travel.
+
+There are none unless ``OTEL_TRACES_EXPORTER=otlp`` says so, or the program has a provider of its own. Then nothing of
+OpenTelemetry is imported, and whoever would make a span finds None in place of a :class:`Tracing`.
+
+A span of one process is the parent of one in another by its ``traceparent`` (W3C Trace Context). One that is not
+recorded is not passed on: who gets none makes none, so that whoever begins a trace decides for all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from stateflow.errors import ExtraMissing, InvalidArgument, StateflowError
+from stateflow.release import VERSION
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+Kind = Literal["internal", "client", "server"]
+#: of gRPC's metadata
+KEY = "traceparent"
+TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+#: what is left is sent within so long when a process ends, and is lost where the collector is away
+FLUSH_S = 3.0
+_LOCK = threading.Lock()
+
+
+class Made:
+    """A span that is under way. ``traceparent``: for who goes on with it elsewhere."""
+
+    __slots__ = ("_tracing", "span", "traceparent")
+
+    def __init__(self, tracing: Tracing, span: Span) -> None:
+        self._tracing, self.span = tracing, span
+        self.traceparent = traceparent_of(span)
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.traceparent != ""
+
+    def tell(self, **attributes: Any) -> None:
+        self.span.set_attributes(_named(attributes))
+
+    def happened(self, name: str, **attributes: Any) -> None:
+        self.span.add_event(name, _named(attributes))
+
+    def child(self, name: str, began_us: int | None = None, **attributes: Any) -> Made:
+        """Which is to be ended. Args: began_us: wall clock; None: now."""
+        return self._tracing.begin(name, parent=self, began_us=began_us, **attributes)
+
+    def failed(self, error: BaseException) -> None:
+        """It is said without where it was: rows and keys may be in that."""
+        from opentelemetry.trace import Status, StatusCode
+
+        said = f"{error.code}: {error.what}" if isinstance(error, StateflowError) else type(error).__name__
+        self.span.set_status(Status(StatusCode.ERROR, said))
+
+    @contextmanager
+    def current(self) -> Iterator[Made]:
+        """What is begun meanwhile, here and by tasks that are begun here, is below it. It goes on."""
+        from opentelemetry import trace
+
+        with trace.use_span(self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+            yield self
+
+    def end(self, ended_us: int | None = None) -> None:
+        self.span.end(None if ended_us is None else ended_us * 1000)
+
+
+class Tracing:
+    """Makes the spans of a process."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace import SpanKind
+
+        self._tracer: Tracer = provider.get_tracer("stateflow", VERSION)
+        self._kinds: Mapping[str, SpanKind] = {
+            "internal": SpanKind.INTERNAL,
+            "client": SpanKind.CLIENT,
+            "server": SpanKind.SERVER,
+        }
+
+    def begin(
+        self,
+        name: str,
+        *,
+        parent: Made | str | None = None,
+        kind: Kind = "internal",
+        began_us: int | None = None,
+        **attributes: Any,
+    ) -> Made:
+        """A span, which is to be ended. Args: parent: or what came of one elsewhere; None: the current one."""
+        from opentelemetry import trace
+
+        context = None
+        if isinstance(parent, Made):
+            context = trace.set_span_in_context(parent.span)
+        elif parent is not None:
+            context = _remote(parent)
+        began = None if began_us is None else began_us * 1000
+        return Made(self, self._tracer.start_span(name, context, self._kinds[kind], _named(attributes), (), began))
+
+    @contextmanager
+    def span(self, name: str, *, kind: Kind = "internal", **attributes: Any) -> Iterator[Made]:
+        """The current one meanwhile. An error that leaves it is its status."""
+        made = self.begin(name, kind=kind, **attributes)
+        try:
+            with made.current():
+                yield made
+        except GeneratorExit:  # whoever takes what comes of it wants no more
+            raise
+        except BaseException as error:
+            made.failed(error)
+            raise
+        finally:
+            made.end()
+
+
+def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"stateflow.{name}": value for name, value in attributes.items() if value is not None}
+
+
+def traceparent_of(span: Span) -> str:
+    """Empty: it is not recorded."""
+    if not span.is_recording():
+        return ""
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def _remote(traceparent: str) -> Any:
+    """Args: traceparent: one that :data:`TRACEPARENT` holds. The propagator would look it through once more."""
+    from opentelemetry import trace
+
+    ids = int(traceparent[3:35], 16), int(traceparent[36:52], 16)
+    context = trace.SpanContext(*ids, is_remote=True, trace_flags=trace.TraceFlags(int(traceparent[53:], 16)))
+    return trace.set_span_in_context(trace.NonRecordingSpan(context))
+
+
+# -- which there is -------------------------------------------------------------------------------------------
+
+
+class _Process:
+    """Of this process. ``given``: by :func:`use`; ``own``: made by what the environment says."""
+
+    given: Tracing | None = None
+    own: Tracing | None = None
+    provider: Any = None
+    exporter: Any = None
+
+
+def use(provider: TracerProvider | None) -> None:
+    """Spans go there from now on, of what is made from now on; None: where they went without it."""
+    _Process.given = None if provider is None else Tracing(provider)
+
+
+def begin_tracing(process: str, name: str = "", site: str = "") -> Tracing | None:
+    """What a process of a cluster has. Args: process: its kind; name: of the one. Raises ExtraMissing,
+    InvalidArgument."""
+    with _LOCK:
+        if _Process.given is not None or not _is_wanted():
+            return _Process.given
+        if _Process.own is None:
+            _Process.provider, _Process.exporter = _provider(process, name, site)
+            _Process.own = Tracing(_Process.provider)
+        return _Process.own
+
+
+def tracing() -> Tracing | None:
+    """What whoever is made now makes spans with: the program's own provider, or what the environment says, or nothing.
+    Raises ExtraMissing, InvalidArgument."""
+    if _Process.given is not None or _Process.own is not None:
+        return _Process.given or _Process.own
+    api = sys.modules.get("opentelemetry.trace")
+    if api is not None and not isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
+        return Tracing(provider)
+    return begin_tracing("client")
+
+
+def end_tracing() -> None:
+    """What was not sent yet is, within seconds. Blocks."""
+    with _LOCK:
+        provider, exporter = _Process.provider, _Process.exporter
+        _Process.provider = _Process.exporter = _Process.own = None
+    if provider is None:
+        return
+    flushing = threading.Thread(target=provider.force_flush, daemon=True)  # whose own limit does not end an export
+    flushing.start()
+    flushing.join(FLUSH_S)
+    if flushing.is_alive():
+        exporter.shutdown()  # it tries no more
+    provider.shutdown()
+
+
+def carried() -> tuple[tuple[str, str]] | None:
+    """The current span, as metadata of a call; None: there is none."""
+    if _Process.given is None and _Process.own is None:
+        return None
+    from opentelemetry.trace import get_current_span
+
+    traceparent = traceparent_of(get_current_span())
+    return ((KEY, traceparent),) if traceparent else None
+
+
+def traceparent_in(metadata: Any) -> str:
+    """Of a call. Empty: there is none, or nothing that is one."""
+    for key, value in metadata or ():
+        if key == KEY and isinstance(value, str) and TRACEPARENT.fullmatch(value):
+            return value
+    return ""
+
+
+def _is_wanted() -> bool:
+    said = os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    if said in ("", "none") or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if said != "otlp" or protocol not in (None, "", "http/protobuf"):
+        raise InvalidArgument(
+            f"traces cannot go by {said!r}" + (f" and {protocol!r}" if protocol else ""),
+            remedy="set OTEL_TRACES_EXPORTER=otlp, and no other protocol than http/protobuf; or leave it out",
+        )
+    return True
+
+
+def _provider(process: str, name: str, site: str) -> tuple[Any, Any]:
+    """And its exporter."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ExtraMissing(
+            f"OTEL_TRACES_EXPORTER=otlp, and {error.name} is not installed",
+            remedy="pip install 'stateflow-streams[traces]', or unset it",
+        ) from error
+    ours = {"service.name": f"stateflow-{process}", "service.version": VERSION}
+    ours |= {"service.instance.id": name} if name else {}
+    ours |= {"stateflow.site": site} if site else {}
+    # what the environment says comes first
+    resource = Resource.create(ours).merge(OTELResourceDetector().detect())
+    provider, exporter = TracerProvider(resource=resource), OTLPSpanExporter()
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider, exporter

@@ -1,0 +1,41 @@
+"""docs/chaos.md: the table, and when it was run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.chaos.rows import ROWS, Row
+
+PAGE = Path(__file__).parents[2] / "docs" / "chaos.md"
+HEAD = """# Faults on real processes
+
+`make chaos` does each of these to real processes under load, whose outputs and state are compared with a model, and
+writes this page. What is lost is lost of what was acknowledged. More faults, one by one: [faults.md](faults.md). The
+same classes drawn at random, and every state of the machines: [correctness.md](correctness.md). Each step of a move:
+[crash-matrix.md](crash-matrix.md).
+
+| fault | what is seen | lost | how it recovers | tests | verdict |
+|---|---|---|---|---|---|
+"""
+
+#: verdicts that the page may stand with: it was run, and came out as said
+GOOD = re.compile(r"as said \(\d+ s\)(, \d+ not possible here)?|skipped: not possible here")
+SKIPPED, FAILED, NOT_RUN = "skipped: not possible here", "**failed**", "not run"
+
+
+def table(verdicts: Mapping[str, str]) -> str:
+    """Args: verdicts: by fault."""
+    return HEAD + "".join(f"{_line(row)} {verdicts[row.fault]} |\n" for row in ROWS)
+
+
+def _line(row: Row) -> str:
+    tests = ", ".join(f"`{each}`" for each in row.tests)
+    return f"| {row.fault} | {row.seen} | {row.lost} | {row.recovers} | {tests} |"
+
+
+def verdicts_of(text: str) -> dict[str, str]:
+    """As a page has them."""
+    rows = [line.split(" | ") for line in text.removeprefix(HEAD).splitlines()]
+    return {cells[0].removeprefix("| "): cells[-1].removesuffix(" |") for cells in rows}

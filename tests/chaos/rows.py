@@ -1,0 +1,200 @@
+"""Faults, and the tests that do them to real processes under load. ``python -m tests.chaos`` runs them all and writes
+docs/chaos.md; a unit test compares the page with this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_INTEGRATION = "tests/integration/"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``seen``: by whom it happens to. ``lost``: of what was acknowledged. ``tests``: ids, below tests/integration."""
+
+    fault: str
+    seen: str
+    lost: str
+    recovers: str
+    tests: tuple[str, ...]
+
+    @property
+    def ids(self) -> list[str]:
+        return [_INTEGRATION + each for each in self.tests]
+
+
+NOTHING = "nothing"
+ROWS = (
+    Row(
+        "SIGKILL of a replica, with a standby, and of one without",
+        "batches wait for lease and margin, or for the process to come back",
+        NOTHING,
+        "the standby takes over; else the owner is waited for, or a checkpoint restored and the rest asked for again",
+        (
+            "test_failover.py::test_a_standby_takes_over_and_every_acknowledged_batch_is_there",
+            "test_failover.py::test_what_a_checkpoint_lacks_is_asked_for_again",
+            "test_failover.py::test_without_standby_and_checkpoint_a_partition_waits_for_its_owner",
+        ),
+    ),
+    Row(
+        "SIGKILL of the controller, and of the leader of three",
+        "moves go on when one leads again; batches go on meanwhile",
+        NOTHING,
+        "another controller leads, or the same one when it is back",
+        ("test_controllers.py", "test_three_controllers.py"),
+    ),
+    Row(
+        "SIGSTOP of an owner for longer than its lease, then SIGCONT",
+        "batches wait, then go to who took over",
+        NOTHING,
+        "what was stopped finds its lease lapsed, and serves nothing until it has registered",
+        ("test_failover.py::test_an_owner_that_was_stopped_and_goes_on_does_no_harm",),
+    ),
+    Row(
+        "a full disk: at start, while it serves, of a checkpoint store, of SQLite",
+        "`disk_full`, one line; the batch fails",
+        NOTHING,
+        "when there is room the batch is sent again",
+        (
+            "test_full_disk.py",
+            "test_checkpoint_faults.py::test_a_full_store_keeps_what_it_has_and_says_what_to_do",
+            "test_ledger_outage.py::test_the_disk_of_sqlite_is_full_for_a_while",
+        ),
+    ),
+    Row(
+        "a read-only disk at start",
+        "`invalid_argument: the data directory cannot be used: Read-only file system`",
+        NOTHING,
+        "start it again when it can be written. While files are open a disk cannot be made so here",
+        ("test_full_disk.py::test_a_disk_that_may_not_be_written_is_one_line",),
+    ),
+    Row(
+        "a slow disk: syncs take tens of milliseconds",
+        "a pause budget that the disk does not allow is refused; cut-overs wait for a quiet moment",
+        NOTHING,
+        "by itself",
+        ("test_slow_disk.py",),
+    ),
+    Row(
+        "flipped bits and missing files: SST, WAL, MANIFEST, CURRENT, commit log",
+        "`… is not served from …, which is put aside`; `commit_log_damaged`",
+        "nothing where a standby or checkpoint has it; else what came after the newest checkpoint, and it is said",
+        "each costs its own partition, which is taken over",
+        ("test_damaged_files.py",),
+    ),
+    Row(
+        "flipped bits in any object of a checkpoint store",
+        "`checkpoint_corrupt`; an older checkpoint is restored, and the report says so",
+        NOTHING,
+        "by the next checkpoint",
+        (
+            "test_checkpoint_faults.py::test_a_flipped_bit_in_any_object",
+            "test_checkpoints.py::test_restoring_falls_back_past_what_is_damaged_and_says_so",
+        ),
+    ),
+    Row(
+        "clocks hours apart",
+        "nothing",
+        NOTHING,
+        "leases are by each process's own monotonic clock",
+        ("test_three_controllers.py",),
+    ),
+    Row(
+        "a link that carries one direction only, between a replica and the controller",
+        "batches wait for at most lease and margin",
+        NOTHING,
+        "the replica's lease lapses whichever direction is gone, and a standby takes over; it is back when it heals",
+        ("test_one_way.py",),
+    ),
+    Row(
+        "half-open connections, links that are cut, slow and silent ones",
+        "transfers go on where they broke off; streams that are silent for long end",
+        NOTHING,
+        "by itself",
+        ("test_links.py",),
+    ),
+    Row(
+        "a site cut off from every controller",
+        "with `failover=manual` it serves on; else its partitions fail over",
+        NOTHING,
+        "by itself when the link is back",
+        ("test_alone.py",),
+    ),
+    Row(
+        "the controller's name cannot be looked up, or leads elsewhere",
+        "`unavailable` in the replica's log, again and again",
+        NOTHING,
+        "by itself when the name is right; what serves goes on serving while its connection lasts",
+        ("test_names_of_hosts.py",),
+    ),
+    Row(
+        "out of file handles",
+        "`too_few_files`, before anything is created",
+        NOTHING,
+        "raise the limit",
+        ("test_open_files.py",),
+    ),
+    Row(
+        "an operator that runs out of memory, raises, exits, or ends its thread",
+        "the batch fails, with what it raised",
+        NOTHING,
+        "other operators and partitions of that replica go on",
+        ("test_stuck_operators.py::test_whatever_an_operator_does_fails_its_batch_and_nothing_else",),
+    ),
+    Row(
+        "an operator that never returns, also one that cannot be interrupted; SIGTERM meanwhile",
+        "`operator_stuck` after `STATEFLOW_REPLICA_BATCH_TIMEOUT_S`",
+        NOTHING,
+        "its partition is refused, and can be moved away as it was; others go on; the process ends in bounded time",
+        (
+            "test_stuck_operators.py::test_an_operator_that_cannot_be_interrupted_costs_its_partition_and_nothing_else",
+            "test_stuck_operators.py::test_a_partition_whose_operator_is_stuck_moves_away_as_it_was",
+            "test_stuck_operators.py::test_sigterm_ends_a_replica_whose_operators_never_come_back",
+        ),
+    ),
+    Row(
+        "the ledger away for half a minute: PostgreSQL stopped, SQLite locked",
+        "nothing is decided meanwhile",
+        NOTHING,
+        "by itself",
+        (
+            "test_ledger_outage.py::test_postgres_is_stopped_for_thirty_seconds",
+            "test_ledger_outage.py::test_sqlite_is_locked_for_thirty_seconds",
+        ),
+    ),
+    Row(
+        "the ledger's disk is lost",
+        "`foreign_ledger`, and what to do",
+        "nothing that a replica has",
+        "`stateflow adopt` rebuilds it from what replicas know",
+        ("test_lost_ledger.py",),
+    ),
+    Row(
+        "the checkpoint store is not mounted, or another one is",
+        "`checkpoint_store_missing`; the stream goes on",
+        NOTHING,
+        "by the next checkpoint when it is mounted, however long that takes",
+        ("test_checkpoint_safety.py",),
+    ),
+    Row(
+        "a replica's disk is lost",
+        "its partitions are taken over; the name is free after `stateflow replace`",
+        "what no standby and no checkpoint has, and it is asked for again",
+        "from standby or checkpoint",
+        ("test_failover.py::test_an_owner_whose_data_is_lost_gets_it_back",),
+    ),
+    Row(
+        "a gateway is killed six times while owners freeze and die",
+        "rows are stored, and go on in order",
+        NOTHING,
+        "by itself",
+        ("test_forwarding.py",),
+    ),
+    Row(
+        "strangers: forged offsets, headers that cannot be, batches that never end, code without the key",
+        "`invalid_argument`, `not_allowed`; for them alone",
+        NOTHING,
+        "nothing was begun",
+        ("test_strangers.py",),
+    ),
+)

@@ -1,0 +1,116 @@
+"""``python -m tests.fuzz``: a million inputs to the decoders, and tens of thousands to the RPCs of real processes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fuzz.doors import CASES, DOORS
+
+#: what was reached until now, from which the next run goes on; and what was found
+CORPUS = Path(".fuzz")
+FOUND = CORPUS / "found"
+_DONE = re.compile(rb"stat::number_of_executed_units: *(\d+)")
+_REACHED = re.compile(rb"cov: (\d+)")
+TOGETHER = 2
+#: of one door: what hangs is noticed by each input's own limit
+DOOR_TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``reached``: edges of the code; ``problem``: what was printed, where something was found."""
+
+    door: str
+    inputs: int
+    reached: int
+    seconds: float
+    problem: str = ""
+
+
+def enter(door: str, runs: int, seed: int) -> Result:
+    FOUND.mkdir(parents=True, exist_ok=True)
+    before, began = set(FOUND.iterdir()), time.monotonic()
+    arguments = [door, str(runs), str(seed), str(CORPUS / door), str(FOUND / f"{door}-")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.engine", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        timeout=DOOR_TIMEOUT_S,
+    )
+    inputs, reached = _DONE.findall(done.stdout), _REACHED.findall(done.stdout)
+    problem = ""
+    if done.returncode or not inputs:
+        new = ", ".join(str(path) for path in sorted(set(FOUND.iterdir()) - before)) or "nothing was kept"
+        problem = f"{done.stdout.decode(errors='replace')[-6000:]}\n{door}: ended with {done.returncode}; {new}"
+    seconds = time.monotonic() - began
+    return Result(door, int(inputs[-1]) if inputs else 0, int(reached[-1]) if reached else 0, seconds, problem)
+
+
+def shares(inputs: int, doors: Sequence[str]) -> dict[str, int]:
+    whole = sum(DOORS[name].weight for name in doors)
+    return {name: 1 + int(inputs * DOORS[name].weight / whole) for name in doors}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="to the decoders; 0: none")
+    parser.add_argument("--calls", type=int, default=40_000, help="to the RPCs of real processes; 0: none")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--door", choices=sorted(DOORS), action="append", help="only this one")
+    parser.add_argument("--case", type=Path, help="give this file to --door, and end")
+    arguments = parser.parse_args()
+    if arguments.case is not None:
+        for name in arguments.door or ():
+            print(f"{name}: {'let in' if DOORS[name](arguments.case.read_bytes()) else 'refused'}")
+        return 0
+    print(f"seed {arguments.seed}", flush=True)
+    wanted = shares(arguments.inputs, arguments.door or list(DOORS)) if arguments.inputs else {}
+    results = []
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        for result in pool.map(lambda name: enter(name, wanted[name], arguments.seed), wanted):
+            results.append(result)
+            what = f"{result.inputs:>9,} inputs  {result.reached:>5} edges  {result.seconds:4.0f} s"
+            print(f"{result.door:<14}{what}  {'FOUND' if result.problem else 'ok'}", flush=True)
+            if result.problem:
+                print(result.problem, file=sys.stderr)
+    wrong = sum(bool(result.problem) for result in results)
+    inputs = sum(result.inputs for result in results)
+    if arguments.calls and not arguments.door:
+        called, faults = calls(arguments.calls, arguments.seed)
+        inputs, wrong = inputs + called, wrong + faults
+    print(f"{inputs:,} inputs, {wrong} found" + (f"; keep what is mended below {CASES.name}/" if wrong else ""))
+    return 1 if wrong else 0
+
+
+def calls(count: int, seed: int) -> tuple[int, int]:
+    from tests.fuzz.calls import run
+
+    folder, began = Path(tempfile.mkdtemp(prefix="stateflow-fuzz-")), time.monotonic()
+    outcome = run(count, seed, folder)
+    for problem in outcome.wrong:
+        print(problem, file=sys.stderr)
+    said = ", ".join(f"{status.lower()} {number:,}" for status, number in outcome.said.most_common())
+    called = sum(outcome.said.values())
+    print(
+        f"{'RPCs':<14}{called:>9,} inputs  {time.monotonic() - began:4.0f} s  "
+        f"{'FOUND; logs in ' + str(folder) if outcome.wrong else 'ok'}  ({said})",
+        flush=True,
+    )
+    if not outcome.wrong:
+        shutil.rmtree(folder)
+    return called, len(outcome.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,546 @@
+"""Whatever reads bytes from elsewhere. A door takes any bytes, and gives what they hold or a StateflowError of one
+line: nothing else is raised, and nobody waits."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import binascii
+import datetime as dt
+import decimal
+import hashlib
+import io
+import json
+import shutil
+import struct
+import tempfile
+import uuid
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+import xxhash
+from google.protobuf.message import DecodeError as NotParsed
+from google.protobuf.message import Message
+
+from reconfig.affinity import Affinity as JobAffinity
+from stateflow import documents
+from stateflow.changes import ChangeSet, Mutations
+from stateflow.checkpoint.codec import Codec
+from stateflow.checkpoint.manifest import Manifest, parse_name
+from stateflow.errors import StateflowError
+from stateflow.ledger.batches import parse_affinity
+from stateflow.partitioner import partition_of
+from stateflow.replica.messages import FrameReader
+from stateflow.rpc import common_pb2, controller_pb2, replica_pb2, reports, wire
+from stateflow.rpc.controllers import addresses_of
+from stateflow.rpc.fields import checked
+from stateflow.runtime import bundles, layout
+from stateflow.runtime.arriving import alone
+from stateflow.runtime.arrow import read_batch, read_schema, read_table
+from stateflow.runtime.ddl import parse_ddl
+from stateflow.runtime.operator import describe
+from stateflow.runtime.output import join_output, split_output
+from stateflow.runtime.retirement import Retired
+from stateflow.runtime.rows import RowReader
+from stateflow.schedule import Schedule
+from stateflow.security.authority import Authority
+from stateflow.security.identity import Identity
+from stateflow.security.reading import checked_pair, read_certificates, revoked_of
+from stateflow.security.token import PREFIX, decoded
+from stateflow.state import cells, key_order
+from stateflow.state.coder_selection import coder_for
+from stateflow.state.spec import DECODE_FAILURES
+from stateflow.storage import commit_records
+from stateflow.storage.faults import meaning
+from stateflow.storage.rocks import RocksEngine
+from stateflow.types import PartitionId
+from tests.integration.operators import Tally
+from tests.property.arrow_mutants import ROWS, SCHEMA
+
+LINE_MAX = 2000
+CASES = Path(__file__).parent / "cases"
+
+
+@cache
+def folder_of_this_process() -> Path:
+    """For what doors need on disk."""
+    folder = Path(tempfile.mkdtemp(prefix="stateflow-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class Defect(AssertionError):
+    """What a door must not do."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """``sound``: inputs that it takes, and from which others are made. ``weight``: its share of all inputs."""
+
+    name: str
+    enter: Callable[[bytes], object]
+    sound: Callable[[], Iterable[bytes]]
+    weight: float = 1.0
+
+    def __call__(self, data: bytes) -> bool:
+        """Was it let in? Raises Defect, or whatever else the door raises."""
+        try:
+            self.enter(data)
+        except StateflowError as error:
+            check_line(error)
+            return False
+        return True
+
+    def cases(self) -> list[bytes]:
+        """What was found once."""
+        return [path.read_bytes() for path in sorted((CASES / self.name).glob("*"))]
+
+
+def check_line(error: StateflowError) -> None:
+    """Raises Defect."""
+    said = str(error)
+    if not said.isprintable() or len(said) > LINE_MAX:
+        raise Defect(f"it is not said in one line: {said[:LINE_MAX]!r}") from error
+
+
+def each(*decoders: Callable[[bytes], object]) -> Callable[[bytes], None]:
+    """All of them; refused where each refuses."""
+
+    def enter(data: bytes) -> None:
+        refusals: list[StateflowError] = []
+        for decode in decoders:
+            try:
+                decode(data)
+            except StateflowError as error:
+                check_line(error)
+                refusals.append(error)
+        if len(refusals) == len(decoders):
+            raise refusals[0]
+
+    return enter
+
+
+# -- change sets, entries, outputs --------------------------------------------------------------------------
+
+
+def change_set(data: bytes) -> None:
+    ChangeSet.decode(data + xxhash.xxh64_digest(data))  # whoever sends it can add that
+
+
+def sound_change_sets() -> Iterator[bytes]:
+    for count in (0, 1, 40):
+        mutations = Mutations([(b"a%d" % n, b"b") for n in range(count)], [b"c"] * (count > 0), [(b"d", b"e")])
+        yield ChangeSet("Op", 1, 2, 3, "s", 4, mutations).encode()[:-8]
+
+
+def sound_entries() -> Iterator[bytes]:
+    yield layout.Position(3, attempt=layout.Attempt("r", "u", "t", "c"), known=b"x").encode()
+    yield layout.Ownership("r", "OWNED", 3, "m").encode()
+    yield layout.Session(5, "id").encode()
+    yield Retired(7, 5).encode() if hasattr(Retired, "encode") else msgpack.packb([1, 7, 5])
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------
+
+KEY = bytes(range(32))
+FILE = {"name": "CURRENT", "size": 1, "digest": "0" * 32, "blob": ""}
+MANIFEST: dict[str, Any] = {
+    "format": 2,
+    **{"operator": "Op", "partition": 0, "epoch": 1, "sequence": 1, "digest": "0" * 32, "positions": {}},
+    **{"created_us": 0, "replica": "r", "files": [FILE]},
+}
+
+
+def manifest(data: bytes) -> None:
+    """As whoever can write into a store would: the checksum is right."""
+    text = data.decode("utf-8", "replace")
+    sealed = json.dumps({"body": text, "checksum": xxhash.xxh3_128_hexdigest(text.encode())})
+    found = Manifest.decode(sealed.encode(), "somewhere")
+    for file in found.files:
+        if ".." in Path(file.name).parts or file.name.startswith("/") or ".." in file.blob:
+            raise Defect(f"a manifest names a path: {file}")
+
+
+def sound_manifests() -> Iterator[bytes]:
+    yield json.dumps(MANIFEST).encode()
+    yield json.dumps(MANIFEST | {"format": 1}).encode()
+    yield json.dumps(MANIFEST | {"files": [FILE, FILE | {"name": "000012.sst", "blob": "ab/cd.zst"}]}).encode()
+
+
+INFLATED_MAX = 1 << 26
+
+
+def blob(data: bytes) -> None:
+    """The first byte says how it is named."""
+    codec = Codec("zstd", KEY)
+    suffix = ("", ".zst", codec.suffix, codec.suffix.removeprefix(".zst"))[data[0] % 4] if data else ""
+    size = 0
+    for piece in codec.decode([data[1:]], f"aa/bb{suffix}"):
+        if len(piece) > 1 << 22:
+            raise Defect(f"{len(piece)} bytes were inflated at once")
+        size += len(piece)
+        if size > INFLATED_MAX:
+            return  # whoever asked for a file of some size stops there
+
+
+def sound_blobs() -> Iterator[bytes]:
+    yield b"\0plain"
+    yield b"\1" + b"".join(Codec("zstd").encode([b"abc" * 500]))
+    yield b"\2" + b"".join(Codec("zstd", KEY).encode([b"abc" * 500]))
+    yield b"\3" + b"".join(Codec("none", KEY).encode([b"abc" * 500]))
+    yield b"\1" + b"".join(Codec("zstd").encode([bytes(1 << 20)] * 100))  # a bomb
+
+
+# -- the commit log -----------------------------------------------------------------------------------------
+
+
+def commit_log(data: bytes) -> None:
+    commit_records.read([(1, data)])
+
+
+def sealed_commit_log(data: bytes) -> None:
+    """Whose checksums are right."""
+    head = commit_records._SEGMENT.pack(commit_records.SEGMENT_MAGIC, commit_records.VERSION, 1)
+    frame = commit_records._FRAME.pack(commit_records.FRAME_MAGIC, 1, len(data), binascii.crc32(data))
+    sealed = b"".join(part + struct.pack(commit_records._CRC.format, binascii.crc32(part)) for part in (head, frame))
+    commit_records.read([(1, sealed + data)])
+
+
+def sound_commits() -> Iterator[bytes]:
+    change = ChangeSet("Op", 1, 2, 3, "s", 4, Mutations([(b"a", b"b")], [b"c"], [])).encode()
+    commit = commit_records.Commit(PartitionId("Op", 3), 1, 2, change)
+    yield commit_records.encode(1, [commit, commit_records.Gone(PartitionId("Op", 3))])[commit_records.FRAME_HEADER :]
+
+
+def sound_logs() -> Iterator[bytes]:
+    head = commit_records._SEGMENT.pack(commit_records.SEGMENT_MAGIC, commit_records.VERSION, 1)
+    header = head + commit_records._CRC.pack(binascii.crc32(head))
+    yield header
+    for payload in sound_commits():
+        frame = commit_records._FRAME.pack(commit_records.FRAME_MAGIC, 1, len(payload), binascii.crc32(payload))
+        yield header + frame + commit_records._CRC.pack(binascii.crc32(frame)) + payload
+
+
+# -- databases ----------------------------------------------------------------------------------------------
+
+
+@cache
+def database() -> tuple[Path, list[str]]:
+    """One with tables, a log and a manifest; and the names of its files, of which each may be damaged."""
+    place = folder_of_this_process() / "sound"
+    store = RocksEngine(1 << 20, 1 << 20).open(place, create=True)
+    for round_ in range(3):
+        for number in range(50):
+            store.apply(Mutations([(b"k%d" % (number * 7 + round_), bytes(20))], [], []))
+        store.snapshot(place.parent / f"tables-{round_}")
+    store.close()
+    names = sorted(path.name for path in place.iterdir() if path.name not in ("LOCK", "LOG", "IDENTITY"))
+    return place, names
+
+
+def stores(data: bytes) -> None:
+    """Which file, where, and what is there instead; nothing: the file is missing. Shorter: none is damaged."""
+    sound, names = database()
+    place = sound.parent / "damaged"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(sound, place)
+    file = place / names[data[0] % len(names)] if len(data) >= 3 else None
+    if file is not None and len(data) == 3:
+        file.unlink()
+    elif file is not None:
+        whole = bytearray(file.read_bytes())
+        at = int.from_bytes(data[1:3], "big") % (len(whole) + 1)
+        whole[at : at + len(data) - 3] = data[3:]
+        file.write_bytes(whole)
+    try:
+        with closing(RocksEngine(1 << 20, 1 << 20).open(place)) as store:
+            for _ in store.scan(b""):
+                pass
+            store.get(b"k7")
+    except Exception as error:
+        if isinstance(error, StateflowError) or (meant := meaning(error)) is None:
+            raise
+        raise meant from error  # as whoever reads a store does
+
+
+def sound_stores() -> Iterator[bytes]:
+    """The first one is; of others it is not known here what each file's first bytes are."""
+    _, names = database()
+    yield b""
+    for number in range(len(names)):
+        yield bytes([number, 0, 0])
+        yield bytes([number, 0, 30, 1])
+
+
+# -- Arrow --------------------------------------------------------------------------------------------------
+
+
+@cache
+def reader() -> RowReader:
+    return RowReader(SCHEMA, ("k",), "Op")
+
+
+def rows(data: bytes) -> None:
+    list(alone(reader(), read_batch(data, SCHEMA)).read()[1])
+
+
+def sound_rows() -> Iterator[bytes]:
+    for count in (0, 1, 20):
+        yield pa.RecordBatch.from_pylist(ROWS[:count], SCHEMA).serialize().to_pybytes()
+
+
+def sound_tables() -> Iterator[bytes]:
+    for count in (0, 1, 2):
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, SCHEMA) as stream:
+            for _ in range(count):
+                stream.write_batch(pa.RecordBatch.from_pylist(ROWS[:3], SCHEMA))
+        yield sink.getvalue()
+
+
+# -- protobuf -----------------------------------------------------------------------------------------------
+
+MESSAGES: list[type[Message]] = [
+    getattr(module, name)
+    for module in (common_pb2, controller_pb2, replica_pb2)
+    for name in sorted(module.DESCRIPTOR.message_types_by_name)
+]
+#: what is made of a message that is let in
+MADE: dict[type[Message], Callable[[Any], object]] = {
+    common_pb2.OperatorSpec: wire.spec_of,
+    common_pb2.Replica: wire.replica_of,
+    common_pb2.Fault: wire.error_of,
+    replica_pb2.SourceView: wire.source_of,
+    replica_pb2.SnapshotReply: wire.snapshot_of,
+    replica_pb2.Seal: wire.seal_of,
+    replica_pb2.StatsReply: reports.statistics_of,
+    replica_pb2.ApplyRequest: lambda message: FrameReader().read(message),
+    controller_pb2.StatusReply: reports.cluster_of,
+    controller_pb2.Deployment: reports.deployment_of,
+    controller_pb2.Reconfiguration: reports.reconfiguration_of,
+    controller_pb2.Job: reports.job_of,
+    controller_pb2.JobRun: reports.run_of,
+    controller_pb2.Sweep: reports.sweep_of,
+    controller_pb2.Version: reports.version_of,
+}
+
+
+def message(data: bytes) -> None:
+    """The first byte says of which kind."""
+    if not data:
+        return
+    kind = MESSAGES[data[0] % len(MESSAGES)]
+    try:
+        parsed = kind.FromString(data[1:])
+    except NotParsed:
+        return  # gRPC answers that itself
+    made = MADE.get(kind, lambda _: None)
+    made(checked(parsed))
+
+
+def sound_messages() -> Iterator[bytes]:
+    spec = wire.spec_to_pb(describe(Tally, 4, "Tally"))
+    source = common_pb2.Replica(name="s", site="s", address="host:1", weight=1)
+    header = replica_pb2.ApplyHeader(
+        operator="Tally", source="s", batch=3, input_schema=SCHEMA.serialize().to_pybytes(), sparse=True
+    )
+    request = replica_pb2.ApplyRequest(
+        call=1, header=header, partitions=[0, 2], epochs=[1, 1], counts=[1, 0], rows=b"abc", last=True
+    )
+    register = controller_pb2.RegisterRequest(replica=source, ticket="t", incarnation="i")
+    fault = common_pb2.Fault(code="not_owner", what="w", remedy="r", where={"partition": "3", "self": "x"})
+    for sound in (spec, source, request, register, fault):
+        yield bytes([MESSAGES.index(type(sound))]) + sound.SerializeToString()
+    for number in range(len(MESSAGES)):
+        yield bytes([number])
+
+
+# -- state --------------------------------------------------------------------------------------------------
+
+TYPES: list[Any] = [
+    *(int, float, bool, str, bytes, dt.datetime, dt.date, decimal.Decimal, uuid.UUID, list[int], dict[str, float]),
+    *(tuple[int, float], tuple[str, int], tuple[str, ...], set[str], int | None, list[dict[str, int]]),
+]
+
+
+@cache
+def coders() -> list[Any]:
+    return [coder_for(kind) for kind in TYPES]
+
+
+def stored(data: bytes) -> None:
+    """A value or a key, as a store holds it. The first byte says what was declared."""
+    if not data:
+        return
+    number, body = data[0], data[1:]
+    coder = coders()[number % len(TYPES)]
+    decoders = [coder.decode] + ([coder.decode_key] if coder.deterministic else [])
+    for decode in decoders:
+        try:
+            decode(body)
+        except DECODE_FAILURES:
+            pass  # who asks says it with its place
+    each(cells.unpack_cell_with_expiry, cells.split_address, cells.decode_row_key, key_order.split_ordered)(body)
+
+
+def sound_stored() -> Iterator[bytes]:
+    now, some = dt.datetime(2026, 1, 1, tzinfo=dt.UTC), uuid.UUID(int=5)
+    values = [
+        *(7, 1.5, True, "text", b"bytes", now, now.date(), decimal.Decimal("1.50"), some, [1, 2], {"a": 1.0}),
+        *((1, 2.0), ("a", 1), ("a", "b"), {"a"}, None, [{"a": 1}]),
+    ]
+    for number, (coder, value) in enumerate(zip(coders(), values, strict=True)):
+        yield bytes([number]) + coder.encode(value)
+        if coder.deterministic:
+            yield bytes([number]) + coder.encode_key(value)
+    for key in ("k", 5, ("a", 1), b"x", now, 1.5, decimal.Decimal("-2.5"), some):
+        yield b"\0" + cells.encode_row_key(key)
+    yield b"\0" + cells.pack_cell(b"payload")
+
+
+# -- certificates, tokens, bundles --------------------------------------------------------------------------
+
+
+@cache
+def authority() -> tuple[Path, str]:
+    folder = folder_of_this_process()
+    made = Authority.init(folder / "a", "acme")
+    made.issue(Identity.of("node", "edge-0"), ["edge-0.lan"], folder / "a" / "out")
+    token, _ = made.token(Identity.of("data", "job", ("Pumps",)), dt.timedelta(hours=8))
+    return folder / "a", token
+
+
+def pem(data: bytes, label: str) -> bytes:
+    text = binascii.b2a_base64(data, newline=False)
+    return b"-----BEGIN %s-----\n%s\n-----END %s-----\n" % (label.encode(), text, label.encode())
+
+
+def certificate(data: bytes) -> None:
+    """DER; the first byte says of what."""
+    folder, _ = authority()
+    ca, own, key = ((folder / name).read_bytes() for name in ("ca.pem", "out/cert.pem", "out/key.pem"))
+    match data[:1], data[1:]:
+        case b"\0", der:
+            read_certificates(pem(der, "CERTIFICATE"), "f")
+            checked_pair(ca, pem(der, "CERTIFICATE"), key, dt.datetime.now(dt.UTC), "f")
+        case b"\1", der:
+            checked_pair(ca, own, pem(der, "PRIVATE KEY"), dt.datetime.now(dt.UTC), "f")
+        case b"\2", der:
+            revoked_of(pem(der, "X509 CRL"), ca, "f")
+        case _, text:
+            revoked_of(text, ca, "f")
+
+
+def sound_certificates() -> Iterator[bytes]:
+    folder, _ = authority()
+    for kind, name in ((b"\0", "out/cert.pem"), (b"\0", "ca.pem"), (b"\1", "out/key.pem"), (b"\2", "crl.pem")):
+        yield kind + binascii.a2b_base64(b"".join((folder / name).read_bytes().splitlines()[1:-1]))
+    yield b"\3" + (folder / "crl.pem").read_bytes()
+
+
+def token(data: bytes) -> None:
+    decoded(PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("="))
+
+
+def sound_tokens() -> Iterator[bytes]:
+    inner = authority()[1].removeprefix(PREFIX)
+    yield base64.urlsafe_b64decode(inner + "=" * (-len(inner) % 4))
+
+
+def bundle(data: bytes) -> None:
+    bundles.check(data, hashlib.sha256(data).hexdigest())
+
+
+def sound_bundles() -> Iterator[bytes]:
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        sink = io.BytesIO()
+        with zipfile.ZipFile(sink, "w", compression) as archive:
+            archive.writestr(f"{bundles.PLACES[0]}/m.py", "x = 1\n" * 9)
+        yield sink.getvalue()
+
+
+# -- texts --------------------------------------------------------------------------------------------------
+
+
+def document(data: bytes) -> None:
+    path = _yaml_file()
+    path.write_bytes(data)
+    documents.read_document(path)
+
+
+@cache
+def _yaml_file() -> Path:
+    return folder_of_this_process() / "document.yaml"
+
+
+def sound_documents() -> Iterator[bytes]:
+    yield b"stages:\n  - operator: m:Op\n    key: [a, b]\n"
+
+
+def text(data: bytes) -> None:
+    said = data.decode("utf-8", "replace")
+    for ask in (parse_name, Identity.of_uri, lambda one: partition_of(one, 128)):
+        ask(said)  # these have an answer for every text
+    readers: list[Callable[[str], object]] = [
+        Schedule.parse,
+        parse_ddl,
+        JobAffinity.parse,
+        parse_affinity,
+        addresses_of,
+        decoded,
+    ]
+    each(*(lambda _, read=read: read(said) for read in readers))(data)
+
+
+def sound_texts() -> Iterator[bytes]:
+    yield from (
+        b"*/5 8-18 * * mon-fri",
+        b"0 18 29 2 *",
+        b"k string, n bigint, m map<string, array<struct<a: int, b: decimal(20, 2)>>>",
+        b"hard label disk=ssd:2-4",
+        b"soft:30 site cloud",
+        b"eu:2-4 soft 30",
+        b"a:7070,b:7070,[::1]:80",
+        b"000000000001-0000000000000002-3.json",
+        b"stateflow://data/job/operator=Pumps",
+    )
+
+
+DOORS = {
+    door.name: door
+    for door in (
+        Door("change-sets", each(change_set, ChangeSet.decode), sound_change_sets),
+        Door(
+            "entries",
+            each(layout.Position.decode, layout.Ownership.decode, layout.Session.decode, Retired.decode),
+            sound_entries,
+        ),
+        Door(
+            "outputs",
+            split_output,
+            lambda: [b"", join_output(b"m", {}), join_output(b"m", {"late": b"x"})],
+        ),
+        Door("manifests", manifest, sound_manifests),
+        Door("blobs", blob, sound_blobs, 0.3),
+        Door("commit-log", commit_log, sound_logs, 0.5),
+        Door("commits", sealed_commit_log, sound_commits),
+        Door("stores", stores, sound_stores, 0.04),
+        Door("arrow-rows", rows, sound_rows, 2.0),
+        Door("arrow-schema", read_schema, lambda: [SCHEMA.serialize().to_pybytes()]),
+        Door("arrow-table", read_table, sound_tables),
+        Door("messages", message, sound_messages, 4.0),
+        Door("stored", stored, sound_stored, 2.0),
+        Door("certificates", certificate, sound_certificates, 0.5),
+        Door("tokens", token, sound_tokens, 0.5),
+        Door("bundles", bundle, sound_bundles, 0.5),
+        Door("documents", document, sound_documents, 0.2),
+        Door("texts", text, sound_texts, 0.5),
+    )
+}

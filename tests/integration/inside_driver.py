@@ -1,0 +1,196 @@
+"""A query over replicas inside its own application: ``python -m tests.integration.inside_driver WHAT MASTER FOLDER``.
+
+``killed``: it kills what they run in while rows flow. ``decommissioned``: an executor of theirs is, with no copy of
+what is in it anywhere. ``secured``: with certificates. In the end it says what it found, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from stateflow.security.identity import Identity
+from stateflow.security.reading import certificate_of
+from stateflow.spark import SparkCluster, apply_operator, local_session, start_cluster
+from tests.integration.processes import children, command, gone, parent
+from tests.integration.spark_operators import Tally
+from tests.integration.support import eventually
+
+SCHEMA = "seq long, k string, kind string, v long"
+PARTITIONS, PATIENCE_S = 4, 300.0
+
+
+def replica(name: str) -> int:
+    """Its process."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and f" replica --name {name} " in command(int(entry.name)):
+            return int(entry.name)
+    raise LookupError(name)
+
+
+def killed(master: str, folder: Path) -> dict[str, Any]:
+    spark = session(master)
+    with start_cluster(spark, 2, standbys=1, checkpoints=str(folder / "store")) as cluster:
+        cluster.deploy(Tally, PARTITIONS)
+        wait_for_copies(cluster)
+        flow = Flow(spark, cluster, folder)
+        names = flow.names()
+        flow.wait(flow.files // 4)
+        worker = parent(replica(names[0]))  # Spark's Python process
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: gone(worker), "it is killed", PATIENCE_S)
+        flow.wait(flow.files // 2)
+        if not master.startswith("local["):
+            os.kill(executor_of(names[1]), signal.SIGKILL)
+        return flow.end() | {"before": names}
+
+
+def decommissioned(master: str, folder: Path) -> dict[str, Any]:
+    """No standby, no checkpoint: what an executor has is nowhere else."""
+    spark = session(master, spark__decommission__enabled="true")
+    with start_cluster(spark, 2) as cluster:
+        cluster.deploy(Tally, PARTITIONS)
+        flow = Flow(spark, cluster, folder)
+        names = flow.names()
+        flow.wait(flow.files // 4)
+        owned = {each.name: each.partitions for each in cluster.cluster.status().replicas}
+        executor = executor_of(names[1])
+        os.kill(executor, signal.SIGPWR)  # as Spark's own script for pods does
+        eventually(lambda: gone(executor), "it ends by itself, as it runs no task any more", PATIENCE_S)
+        eventually(
+            lambda: any(name.startswith(f"{names[1]}-") for name in flow.names()), "another one comes", PATIENCE_S
+        )
+        moved = [move for each in cluster.cluster.reconfigurations() for move in each.moves]
+        return flow.end() | {
+            "before": names,
+            "owned": owned,
+            "moves": [{"source": each.source, "state": each.state} for each in moved],
+        }
+
+
+def secured(master: str, folder: Path) -> dict[str, Any]:
+    """A replica is killed on the way: it is given another certificate of its name."""
+    (folder / "events").mkdir()
+    spark = session(
+        master,
+        spark__eventLog__enabled="true",
+        spark__eventLog__dir=f"file://{folder}/events",
+        spark__eventLog__compress="false",
+    )
+    given = sorted(name for name in os.environ if name.startswith("STATEFLOW_"))
+    options = {"standbys": 1, "checkpoints": str(folder / "store"), "directory": folder / "cluster"}
+    with start_cluster(spark, 2, tls=True, **options) as cluster:
+        cluster.deploy(Tally, PARTITIONS)
+        wait_for_copies(cluster)
+        flow = Flow(spark, cluster, folder)
+        flow.applied.explain("extended")
+        names = flow.names()
+        flow.wait(flow.files // 4)
+        address = next(each.address for each in cluster.cluster.status().replicas if each.name == names[1])
+        files = [folder_of(replica(name)) / "tls" for name in names]
+        worker = parent(replica(names[0]))
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: gone(worker), "it is killed", PATIENCE_S)
+        found = flow.end() | {
+            "before": names,
+            "modes": sorted(
+                {f"{path.name} {path.stat().st_mode & 0o777:o}" for each in files for path in each.iterdir()}
+            ),
+            "keys": [(each / "key.pem").read_text() for each in files],
+            "identities": [str(identity_of(each / "cert.pem")) for each in files],
+            "secrets": {
+                "enrolment": cluster._task.enrolment.secret if cluster._task.enrolment else "",
+                "token": str(cluster.token_file and cluster.token_file.read_text()),
+            },
+            "arguments": [text_of(pid, "cmdline") for pid in family(os.getpid())],
+            "environments": [text_of(pid, "environ") for pid in family(os.getpid())],
+            "refused": stateflow("status", "--controller", cluster.address, plain=True),
+            "health": [stateflow("health", address, plain=plain)[0] for plain in (False, True)],
+        }
+    return found | {"left": sorted(name for name in os.environ if name.startswith("STATEFLOW_")) == given}
+
+
+def session(master: str, **settings: str) -> SparkSession:
+    return local_session("inside", master, spark__executor__memory="700m", spark__task__maxFailures="10", **settings)
+
+
+def wait_for_copies(cluster: SparkCluster) -> None:
+    eventually(lambda: {s.phase for s in cluster.cluster.status().standbys} == {"CATCHING_UP"}, "copies", PATIENCE_S)
+
+
+def executor_of(name: str) -> int:
+    executor = parent(parent(parent(replica(name))))  # of the worker that the daemon forked
+    assert "CoarseGrainedExecutorBackend" in command(executor), command(executor)
+    return executor
+
+
+def folder_of(process: int) -> Path:
+    """The task's directory."""
+    words = command(process).split()
+    return Path(words[words.index("--data-dir") + 1]).parent
+
+
+def identity_of(file: Path) -> Identity | None:
+    return certificate_of(file.read_bytes()).identity
+
+
+def family(process: int) -> list[int]:
+    """It, and whatever it started."""
+    return [process, *(each for child in children(process) for each in family(child))]
+
+
+def text_of(process: int, file: str) -> str:
+    try:
+        return Path(f"/proc/{process}/{file}").read_bytes().decode("latin-1")
+    except OSError:
+        return ""
+
+
+def stateflow(*words: str, plain: bool) -> tuple[int, str]:
+    """Status, and what it said as an error. Args: plain: it has no certificate."""
+    had = {name: value for name, value in os.environ.items() if not (plain and name.startswith("STATEFLOW_TOKEN"))}
+    arguments = [sys.executable, "-m", "stateflow", *words]
+    done = subprocess.run(arguments, env=had, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return done.returncode, done.stderr.strip()
+
+
+class Flow:
+    """A query over the files of a folder, one of them at a time."""
+
+    def __init__(self, spark: SparkSession, cluster: SparkCluster, folder: Path) -> None:
+        self.files = len(list((folder / "in").glob("*.parquet")))
+        self._cluster = cluster.cluster
+        rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
+        self.applied = apply_operator(rows, Tally, cluster=cluster, tasks=1, unavailable_timeout=PATIENCE_S)
+        written = self.applied.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+        self._query = written.start(str(folder / "out"))
+
+    def _batches(self) -> int:
+        if (error := self._query.exception()) is not None:
+            raise AssertionError(str(error)[:2000])
+        return 0 if self._query.lastProgress is None else int(self._query.lastProgress["batchId"]) + 1
+
+    def wait(self, batches: int) -> None:
+        eventually(lambda: self._batches() > batches, "rows flow", PATIENCE_S)
+
+    def names(self) -> list[str]:
+        return sorted(each.name for each in self._cluster.status().replicas if each.alive)
+
+    def end(self) -> dict[str, Any]:
+        """When all rows have come."""
+        self.wait(self.files - 1)
+        self._query.stop()
+        return {"state": self._cluster.read_state("Tally", "n").to_pylist(), "alive": self.names()}
+
+
+if __name__ == "__main__":
+    do = {"killed": killed, "decommissioned": decommissioned, "secured": secured}[sys.argv[1]]
+    print(json.dumps(do(sys.argv[2], Path(sys.argv[3]))), flush=True)
+    os._exit(0)  # what is left of Spark ends with it

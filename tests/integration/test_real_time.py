@@ -1,0 +1,247 @@
+"""Operators in Spark's real-time mode, on a source that gives the same rows again, while everything dies."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+
+from benchmarks.replay import Given, Log, has_compiler, make_jar
+from benchmarks.replay.driver import Query
+from benchmarks.replay.operators import Count, Seconds
+from stateflow.errors import InvalidArgument, OperatorUsedTwice
+from stateflow.spark import apply_operator
+from stateflow.spark.versions import REAL_TIME
+from stateflow.testing import LocalCluster
+from tests.integration.support import check_owners, eventually
+from tests.kills.harness import PATIENCE_S, SEED
+from tests.kills.programs import Driver
+from tests.kills.real_time import KEYS, SOURCES, check_counted, kill_workers
+from tests.versions import needs
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.processes,
+    needs(REAL_TIME),
+    pytest.mark.skipif(not has_compiler(), reason="the source of rows is Java, and there is no javac"),
+]
+PARTITIONS = 8
+ROOT = Path(__file__).parents[2]
+EVERY_US = 20_000
+#: a session takes about so long to start; what is due before comes all at once
+START_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_jar(tmp_path_factory.mktemp("replay"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    sites = {"cloud": 1, "edge": 1}
+    with LocalCluster(Count, Seconds, sites=sites, partitions=PARTITIONS, data_dir=tmp_path / "cluster") as running:
+        yield running
+
+
+class Runs:
+    """A query whose driver is a process that may be killed and started again."""
+
+    def __init__(self, query: Query, log: Path) -> None:
+        self.query, self._log = query, log
+        self._rng = random.Random(SEED)
+        self.driver = self._driver_of(query)
+
+    def _driver_of(self, query: Query) -> Driver:
+        return Driver(query.command, self._log)
+
+    def start(self, query: Query | None = None) -> None:
+        self.driver = self._driver_of(query or self.query)
+        self.driver.start()
+
+    def kill(self) -> None:
+        self.driver.die(self._rng)
+
+    def kill_worker(self) -> None:
+        kill_workers(self.driver)
+
+    def rows(self) -> list[Given]:
+        return Log(Path(self.query.out)).rows()
+
+    def taken(self) -> list[Given]:
+        self.driver.check()
+        return Log(Path(self.query.out)).taken()
+
+
+@pytest.fixture
+def run(cluster: LocalCluster, jar: Path, tmp_path: Path) -> Iterator[Callable[..., Runs]]:
+    made: list[Runs] = []
+
+    def make(rows: int, operator: type = Count, epoch: str = "5 seconds") -> Runs:
+        out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
+        t0_us = round((time.time() + START_S) * 1e6)
+        query = Query(str(jar), cluster.address, checkpoint, out, t0_us, rows, EVERY_US)
+        query = replace(query, partitions=SOURCES, keys=KEYS, epoch=epoch, operator=operator.__name__)
+        made.append(Runs(query, tmp_path / "driver.log"))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.driver.end()
+
+
+def logged(log: Path) -> set[str]:
+    """Numbers of batches in a log of Spark's."""
+    return {each.name for each in log.iterdir() if each.name.isdigit()}
+
+
+def test_rows_come_while_partitions_move(run: Callable[..., Runs], cluster: LocalCluster) -> None:
+    rows = 2500
+    query = run(rows)
+    for site, share in (("edge", 0.2), ("cloud", 0.4), ("edge", 0.6)):
+        eventually(lambda share=share: len(query.rows()) > share * rows * SOURCES, "rows come", PATIENCE_S)  # type: ignore[misc]
+        report = cluster.cluster.migrate("Count", range(PARTITIONS), site).wait()
+        assert report.state == "COMPLETED", report
+    eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)
+    assert len({each.epoch for each in query.taken()}) > 1
+    check_counted(query.taken(), cluster, rows)
+    check_owners(cluster, "Count")
+
+
+def test_whatever_is_killed_in_the_middle(run: Callable[..., Runs], cluster: LocalCluster) -> None:
+    """Rows of an epoch that is run again are given again with what came of them, and never applied again."""
+    rows = 1500
+    query = run(rows)
+
+    def wait(share: float) -> None:
+        query.taken()  # by a driver that has not ended
+        eventually(
+            lambda: len({each.columns[:2] for each in query.rows()}) > share * rows * SOURCES, "rows come", PATIENCE_S
+        )
+
+    wait(0.1)
+    query.kill()
+    query.start()
+    wait(0.35)
+    cluster.kill("cloud-0")
+    cluster.restart("cloud-0")
+    wait(0.5)
+    query.kill_worker()
+    query.start()
+    wait(0.65)
+    cluster.kill("controller")
+    cluster.restart("controller")
+    wait(0.8)
+    query.kill()
+    query.start()
+    eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)
+    assert len(query.rows()) > rows * SOURCES, "some were given more than once"
+    check_counted(query.taken(), cluster, rows)
+
+
+def test_timers_of_event_time_fire_within_an_epoch(run: Callable[..., Runs], cluster: LocalCluster) -> None:
+    rows = 1000
+    query = run(rows, Seconds)  # the first epoch tells of event time at its end, and later ones as they go
+    wanted = Counter(
+        (f"k{(off * 31 + part * 7) % KEYS}", str((query.query.t0_us + off * EVERY_US) // 1_000_000))
+        for part in range(SOURCES)
+        for off in range(rows)
+    )
+    last = max(second for _, second in wanted)
+
+    def counted() -> Counter[tuple[str, str]]:
+        found: Counter[tuple[str, str]] = Counter()
+        for each in query.rows():
+            found[each.columns[0], each.columns[1]] += int(each.columns[2])
+        return found
+
+    past = Counter({each: count for each, count in wanted.items() if each[1] != last})
+    eventually(lambda: sum(counted().values()) >= sum(past.values()), "seconds pass", PATIENCE_S)
+    assert counted() == past
+
+
+def test_a_query_that_ran_in_micro_batches_is_refused(run: Callable[..., Runs], cluster: LocalCluster) -> None:
+    """Nothing is lost: it goes on in micro-batches."""
+    rows = 200
+    query = run(rows, epoch="")
+    eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)
+    offsets, commits = (Path(query.query.checkpoint, name) for name in ("offsets", "commits"))
+    eventually(lambda: logged(offsets) == logged(commits), "Spark has noted it", PATIENCE_S)
+    query.kill()
+    query.start(replace(query.query, epoch="5 seconds"))
+    assert query.driver.popen.wait(PATIENCE_S) != 0
+    ours = "invalid_argument: this query has run in micro-batches, by which its rows are known"
+    sparks = "STREAMING_REAL_TIME_MODE.CHECKPOINT_FORMAT_V1_NOT_SUPPORTED"  # before a task is there
+    assert ours in query.driver.said() or sparks in query.driver.said()
+    more = replace(query.query, rows=2 * rows)
+    query.start(more)
+    eventually(lambda: len(query.taken()) >= 2 * rows * SOURCES, "it goes on", PATIENCE_S)
+    check_counted(query.taken(), cluster, 2 * rows)
+
+
+def test_what_cannot_be_is_refused_before_the_first_row(spark: SparkSession, cluster: LocalCluster) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) k", "value off", "value % 2 part")
+    applied = {"cluster": cluster, "real_time": True}
+
+    def refused(match: str, frame: object = rows, **said: object) -> None:
+        with pytest.raises(InvalidArgument, match=match):
+            apply_operator(frame, Count, **{**applied, **said})  # type: ignore[arg-type]
+
+    refused("known by its offset in its source partition, which this input does not say")
+    refused("does not say which source partition", position=("off",))
+    refused("does not say which source partition", position=("part", "other"))
+    refused("'k' is string, and no offset", position=("part", "k"))
+    refused("leave order_by= and tasks= out", position=("part", "off"), tasks=2)
+    refused("a batch DataFrame has no real-time mode", spark.range(1).selectExpr("cast(id as string) k"))
+    refused("position= is of real-time mode", real_time=False, position=("part", "off"))
+    refused(
+        r"the session lacks what real-time mode needs: spark\.sql\.streaming\.realTimeMode\.allowlistCheck=false, "
+        r"spark\.python\.udf\.pipelined\.enabled=true, .*local_session\(…, real_time=True\)",
+        position=("part", "off"),
+    )
+    micro = apply_operator(rows, Count, cluster=cluster)
+    with pytest.raises(InvalidArgument, match=r"applied to micro-batches, .* apply_operator\(…, real_time=True\)"):
+        micro.writeStream.trigger(realTime="5 seconds")
+    twice = apply_operator(micro.select("k", "off", "part"), Count, cluster=cluster)
+    with pytest.raises(OperatorUsedTwice, match="pass a different source= to each"):
+        twice.writeStream.format("noop").start()
+
+
+def test_a_pipeline_file_in_real_time(cluster: LocalCluster, jar: Path, tmp_path: Path) -> None:
+    rows = 100
+    options = {"partitions": SOURCES, "intervalUs": EVERY_US, "t0us": round(time.time() * 1e6), "keys": KEYS}
+    pipeline = {
+        "name": "live",
+        "cluster": cluster.address,
+        "spark": {"master": "local[4]", "settings": {"spark.jars": str(jar)}},
+        "source": {"format": "replay.Source", "options": {**options, "total": rows}},
+        "operators": [{"operator": "benchmarks.replay.operators:Count", "position": ["part", "off"]}],
+        "sink": {"format": "console", "checkpoint": str(tmp_path / "checkpoint")},
+        "real_time": "5 seconds",
+    }
+    file = tmp_path / "pipeline.yml"
+    file.write_text(yaml.safe_dump(pipeline))
+    command = [sys.executable, "-m", "stateflow", "run", str(file)]
+    once = subprocess.run([*command, "--once"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert once.returncode != 0
+    assert once.stderr.startswith("invalid_argument: a pipeline in real time works off nothing")
+    with (tmp_path / "run.log").open("wb") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as runs:
+        try:
+            eventually(lambda: counted(cluster) == rows * SOURCES, "all rows are applied", PATIENCE_S)
+        finally:
+            runs.terminate()
+            assert runs.wait(PATIENCE_S) == 0, (tmp_path / "run.log").read_text()[-3000:]
+
+
+def counted(cluster: LocalCluster) -> int:
+    return sum(row["value"] for row in cluster.cluster.read_state("Count", "n").to_pylist())

@@ -1,0 +1,193 @@
+"""Secrets of a whole run are searched for wherever it leaves something: none is found, and one that is planted is."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from stateflow.security.authority import write_private
+from stateflow.security.identity import Identity
+from stateflow.security.token import PREFIX
+from stateflow.testing import LocalCluster
+from tests.integration.operators import Tally
+
+pytestmark = [pytest.mark.processes, pytest.mark.spark]
+ROOT = Path(__file__).parents[2]
+PASSWORD = "pw-4f2d8c61b7"
+#: every 32 characters of what is longer are looked for: a part of it would do harm, too
+PIECE = 32
+#: the JVM has no token, nor have the workers that it starts: only the driver's Python has, from here on
+PROGRAM = """
+import os, sys
+from stateflow.spark import apply_operator
+from stateflow.spark.session import local_session
+from tests.integration.operators import Tally
+
+address, folder, token = sys.argv[1:]
+spark = local_session(
+    "secrets", spark__sql__shuffle__partitions="2", spark__eventLog__enabled="true",
+    spark__eventLog__dir=f"file://{folder}/events", spark__eventLog__compress="false", spark__log__level="DEBUG",
+    spark__eventLog__logBlockUpdates__enabled="true", spark__driver__extraJavaOptions="",
+)
+os.environ["STATEFLOW_TOKEN_FILE"] = token
+spark.range(100).selectExpr("concat('secret', id % 7) k", "id v").write.parquet(f"{folder}/rows")
+rows = spark.readStream.schema("k string, v long").parquet(f"{folder}/rows")
+applied = apply_operator(rows, Tally, cluster=address)
+applied.explain("formatted")
+query = applied.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
+query = query.trigger(availableNow=True).start(f"{folder}/out")
+query.awaitTermination()
+query.explain(True)
+print(query.lastProgress)
+batch = apply_operator(spark.read.parquet(f"{folder}/rows"), Tally, cluster=address, source="once")
+batch.explain("extended")
+print("OUT", spark.read.parquet(f"{folder}/out").count(), batch.count())
+try:
+    apply_operator(spark.read.parquet(f"{folder}/rows"), Tally, cluster=address, name="Reading")
+except Exception as error:
+    print(error)
+os.environ["STATEFLOW_TOKEN_FILE"] = folder + "/damaged"
+try:
+    apply_operator(spark.read.parquet(f"{folder}/rows"), Tally, cluster=address)
+except Exception as error:
+    import traceback
+    traceback.print_exc()
+"""
+
+
+def pieces_of(secret: str) -> set[bytes]:
+    """Of the text, and of how it looks where somebody wrote it as base64 or as bytes of Java."""
+    text = "".join(secret.split())
+    size = min(PIECE, len(text))
+    found = {text[at : at + size].encode() for at in range(0, len(text) - size + 1, size)}
+    found |= {base64.b64encode(text.encode()[shift:])[4 : 4 + PIECE] for shift in range(3)}
+    return {each for each in found if len(each) >= min(PIECE, len(PASSWORD))}
+
+
+class Secrets:
+    def __init__(self, named: Mapping[str, str]) -> None:
+        self._pieces = {name: pieces_of(secret) for name, secret in named.items()}
+
+    def within(self, data: bytes) -> set[str]:
+        """Names of those that are there, in whole or in part. A PEM's lines end where a piece may go on."""
+        joined = data.replace(b"\n", b"").replace(b"\\n", b"")
+        return {name for name, pieces in self._pieces.items() if any(each in data or each in joined for each in pieces)}
+
+
+@contextlib.contextmanager
+def commands_seen() -> Iterator[set[bytes]]:
+    """Command lines of all processes, looked at every 50 ms."""
+    seen, over = set[bytes](), threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    seen.add(path.read_bytes())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        looking.join()
+
+
+def private_body(path: Path) -> str:
+    return "".join(line for line in path.read_text().splitlines() if not line.startswith("-----"))
+
+
+def test_no_secret_shows_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code_key, checkpoint_key = (hashlib.sha256(each).hexdigest() for each in (b"code", b"checkpoint"))
+    monkeypatch.setenv("STATEFLOW_CODE_KEY", code_key)
+    monkeypatch.setenv("STATEFLOW_CHECKPOINT_KEY", checkpoint_key)
+    cluster_dir, spark_dir = tmp_path / "cluster", tmp_path / "spark"
+    (spark_dir / "events").mkdir(parents=True)
+    with (
+        LocalCluster(Tally, partitions=4, data_dir=cluster_dir, tls=True) as local,
+        commands_seen() as commands,
+    ):
+        assert local.certificates is not None
+        token, _ = local.certificates.authority.token(Identity.of("data", "query", ("Tally",)), timedelta(hours=1))
+        file = tmp_path / "query.token"
+        write_private(file, token.encode())
+        write_private(spark_dir / "damaged", token[:-40].encode())
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("STATEFLOW_TLS")}
+        given = plain | {"PYTHONPATH": str(ROOT)}
+        arguments = [sys.executable, "-c", PROGRAM, local.address, str(spark_dir), str(file)]
+        done = subprocess.run(arguments, env=given, capture_output=True, timeout=600, check=False)
+        assert b"OUT 100 100" in done.stdout, done.stderr[-3000:]
+        assert b"bad_certificate: the token is damaged" in done.stderr
+        said = [done.stdout, done.stderr]
+        for words in (
+            ["token", "show", str(file)],
+            ["status", "--controller", local.address],
+            ["checkpoint", "now", "--controller", local.address],
+            [
+                "checkpoint",
+                "restore",
+                "Tally",
+                "--from",
+                f"s3://user:{PASSWORD}@nowhere/x",
+                "--controller",
+                local.address,
+            ],
+            ["controller", "--listen", "127.0.0.1:0", "--ledger", f"postgresql://user:{PASSWORD}@127.0.0.1:1/none"],
+        ):
+            by_token = given | {"STATEFLOW_TOKEN_FILE": str(file)} if words[0] == "token" else dict(os.environ) | given
+            if words[0] not in ("token", "controller"):
+                by_token = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+            ran = subprocess.run(
+                [sys.executable, "-m", "stateflow", *words], env=by_token, capture_output=True, timeout=600, check=False
+            )
+            said += [ran.stdout, ran.stderr]
+        assert b"data/query, for Tally only, until" in said[2]
+        keys = {path.parent.name: private_body(path) for path in (cluster_dir / "certificates").glob("*/key.pem")}
+        assert len(keys) >= 3
+        time.sleep(0.2)
+    secrets = Secrets(
+        {
+            "token": token.removeprefix(PREFIX),
+            "code key": code_key,
+            "checkpoint key": checkpoint_key,
+            "authority's key": private_body(cluster_dir / "certificates" / "authority" / "ca.key"),
+            **keys,
+        }
+    )
+    left = [
+        path
+        for place in (cluster_dir, spark_dir)
+        for path in place.rglob("*")
+        if path.is_file() and path.suffix not in (".pem", ".key") and path.name not in ("damaged", "CODE_KEY")
+    ]
+    assert {"ledger.db", "controller.log", "local-0.log"} <= {path.name for path in left}
+    assert any("events" in path.parts for path in left), "Spark wrote its event log"
+    found = {str(path): names for path in left if (names := secrets.within(path.read_bytes()))}
+    found |= {f"said {number}": names for number, text in enumerate(said) if (names := secrets.within(text))}
+    # a password that stands on a command line is its user's doing
+    found |= {str(each[:200]): names for each in commands if (names := secrets.within(each))}
+    assert found == {}
+    assert not any(PASSWORD.encode() in text for text in said), "what was given on a command line is not said again"
+    assert not [path for path in left if PASSWORD.encode() in path.read_bytes()]
+    planted = [
+        token.encode(),
+        token[200:300].encode(),
+        b"x" + base64.b64encode(token.encode()),
+        keys["admin-local"].encode(),
+    ]
+    assert all(secrets.within(b"a log line with " + each + b" in it") for each in planted), (
+        "the search finds what is there"
+    )
+    assert any(b"stateflow" in each for each in commands)

@@ -1,0 +1,30 @@
+"""Three controllers of one ledger. Every process may have a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stateflow import Operator
+from stateflow.ledger import Ledger
+from stateflow.testing import LocalCluster
+
+CLOCKS = Path(__file__).parent / "clocks"
+HOURS_APART_S = {"controller": 0, "controller-1": 3600, "controller-2": -3600, "cloud-0": -5400, "edge-0": 5400}
+
+
+class Trio(LocalCluster):
+    """Args: off_s: by process, how far its clock is off."""
+
+    def __init__(self, *operators: type[Operator], off_s: Mapping[str, int], **said: Any) -> None:
+        super().__init__(*operators, controllers=3, **said)
+        self._off_s = off_s
+
+    def _within(self, name: str) -> Sequence[str]:
+        return ["env", f"STATEFLOW_TEST_CLOCK_OFF_S={self._off_s.get(name, 0)}"]
+
+    def leader(self) -> str:
+        with Ledger(self.ledger) as ledger:
+            address = ledger.hold().holder.address
+        return next(name for name in self.controllers if self.processes[name].address == address)

@@ -1,0 +1,40 @@
+"""What ``stateflow init`` and ``stateflow examples`` say and write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stateflow.cli.app import app
+from stateflow.project.examples import EXAMPLES
+
+RUNNER = CliRunner()
+
+
+def test_an_example_is_written_and_how_to_begin_is_said(tmp_path: Path) -> None:
+    done = RUNNER.invoke(app, ["init", str(tmp_path / "cards"), "--example", "gateway"])
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1] == "  python outage.py"
+    assert (tmp_path / "cards" / "pumps.py").exists()
+    done = RUNNER.invoke(app, ["init", str(tmp_path / "alarms")])
+    assert done.stdout.splitlines()[-1] == "  stateflow run pipeline.yml --once"
+
+
+def test_an_unknown_example_writes_nothing(tmp_path: Path) -> None:
+    done = RUNNER.invoke(app, ["init", str(tmp_path / "cards"), "--example", "gatewy"])
+    assert done.exit_code != 0
+    assert "did you mean 'gateway'?" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_all_are_listed(as_json: bool) -> None:
+    done = RUNNER.invoke(app, ["examples", *(["--json"] if as_json else [])])
+    assert done.exit_code == 0
+    if as_json:
+        assert [each["name"] for each in json.loads(done.stdout)["examples"]] == [each.name for each in EXAMPLES]
+    else:
+        assert all(each.name in done.stdout for each in EXAMPLES)

@@ -1,0 +1,25 @@
+"""What of the demonstration's options does not go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateflow.cli.demo import demo
+from stateflow.errors import InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"follow": True, "rows": 1000}, "--rows and --source are about flights: leave them out, or --follow"),
+        ({"follow": True, "source": "jetstream"}, "--rows and --source are about flights"),
+        ({"seconds": 20.0}, "--seconds and --rtt are about vehicles that drive: add --follow"),
+        ({"rtt": "10ms"}, "--seconds and --rtt are about vehicles that drive"),
+        ({"follow": True, "rtt": "soon"}, "'soon' is no duration"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        demo(**options)

@@ -1,0 +1,35 @@
+"""Where the page may be served."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from stateflow.dashboard import Dashboard, DashboardOptions
+from stateflow.errors import InsecureRefused, InvalidArgument, PortInUse
+
+
+def test_plain_text_stays_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InsecureRefused, match=r"plain text on 0\.0\.0\.0"):
+        Dashboard(DashboardOptions("127.0.0.1:1", "0.0.0.0:0"))
+    monkeypatch.setenv("STATEFLOW_INSECURE", "1")
+    page = Dashboard(DashboardOptions("127.0.0.1:1", "0.0.0.0:0"))
+    page.close()
+
+
+@pytest.mark.parametrize("listen", ["7071", "127.0.0.1:x", ":7071", "127.0.0.1:70000"])
+def test_what_is_no_address(listen: str) -> None:
+    with pytest.raises(InvalidArgument, match="is no address"):
+        Dashboard(DashboardOptions("127.0.0.1:1", listen))
+
+
+def test_a_port_that_is_taken_is_said_before_anything_runs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortInUse):
+        Dashboard(DashboardOptions("127.0.0.1:1", f"127.0.0.1:{taken.getsockname()[1]}"))
+
+
+def test_a_certificate_and_its_key_belong_together() -> None:
+    with pytest.raises(InvalidArgument, match="belong together"):
+        Dashboard(DashboardOptions("127.0.0.1:1", cert=Path("page.pem")))

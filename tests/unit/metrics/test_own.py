@@ -1,0 +1,193 @@
+"""What an operator says of its own figures: bounded, and counted only when it is to be."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from stateflow.errors import DeclarationError, InvalidArgument
+from stateflow.metrics.figures import Histogram
+from stateflow.metrics.own import (
+    BUCKETS,
+    LABELS_MAX,
+    NAMES_MAX,
+    SERIES_MAX,
+    VALUE_MAX,
+    Declared,
+    Metrics,
+    OwnFigures,
+    by_name,
+)
+
+V1, V2 = object(), object()
+
+
+@pytest.fixture
+def figures() -> OwnFigures:
+    return OwnFigures()
+
+
+@pytest.fixture
+def metrics(figures: OwnFigures) -> Metrics:
+    return Metrics(figures, "Op", V1)
+
+
+def shown(figures: OwnFigures) -> dict[str, Any]:
+    return {declared.name: series for _, declared, series in figures.read()}
+
+
+def test_what_is_said_counts_when_it_is_to_and_once(figures: OwnFigures, metrics: Metrics) -> None:
+    metrics.counter("alerts").inc()
+    metrics.counter("alerts").inc(2)
+    metrics.gauge("level").set(5)
+    metrics.gauge("level").dec(2)
+    metrics.histogram("took").observe(0.3)
+    assert shown(figures) == {"alerts": {(): 0.0}, "level": {}, "took": {(): Histogram(BUCKETS)}}
+    metrics.count()
+    metrics.count()
+    took = Histogram(BUCKETS)
+    took.observe(0.3)
+    assert shown(figures) == {"alerts": {(): 3.0}, "level": {(): 3.0}, "took": {(): took}}
+    metrics.gauge("level").inc()
+    metrics.count()
+    assert figures.value("Op", "level", {}) == 4.0
+
+
+def test_what_is_forgotten_never_counts(figures: OwnFigures, metrics: Metrics) -> None:
+    metrics.counter("alerts").inc(7)
+    metrics.gauge("level").set(7)
+    metrics.histogram("took").observe(7)
+    metrics.forget()
+    metrics.count()
+    metrics.counter("alerts").inc()
+    metrics.gauge("level").inc()
+    metrics.histogram("took").observe(1)
+    metrics.count()
+    assert figures.value("Op", "alerts", {}) == figures.value("Op", "level", {}) == 1.0
+    took = figures.value("Op", "took", {})
+    assert isinstance(took, Histogram)
+    assert (took.count, took.total) == (1, 1.0)
+
+
+def test_partitions_of_an_operator_have_one_value(figures: OwnFigures) -> None:
+    several = [Metrics(figures, "Op", V1) for _ in range(3)]
+    for number, metrics in enumerate(several):
+        metrics.counter("n", labels=["kind"]).labels(kind="a").inc(number)
+        metrics.count()
+    assert figures.value("Op", "n", {"kind": "a"}) == 3.0
+
+
+def test_labels_are_those_that_were_declared(figures: OwnFigures, metrics: Metrics) -> None:
+    counter = metrics.counter("alerts", "that were raised", ["kind", "site"])
+    with pytest.raises(InvalidArgument, match=r"say \.labels"):
+        counter.inc()
+    for wrong in ({"kind": "a"}, {"kind": "a", "site": "b", "other": "c"}, {}):
+        with pytest.raises(InvalidArgument, match="has the labels kind, site"):
+            counter.labels(**wrong)
+    counter.labels(site="b", kind=3).inc()
+    assert counter.labels(kind="3", site="b") is counter.labels(kind=3, site="b")
+    with pytest.raises(InvalidArgument, match="has the labels"):
+        counter.labels(kind="3", site="b").labels(kind="3", site="b")
+    metrics.count()
+    assert shown(figures) == {"alerts": {("3", "b"): 1.0}}
+    with pytest.raises(InvalidArgument, match=r"alerts.*kind.*3"):
+        figures.value("Op", "alerts", {"kind": "4", "site": "b"})
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1st", "a-b", "a:b", "ä", "a b", "x" * 101, "n_total", "n_count", "n_sum", "n_bucket", "n_created"]
+)
+def test_names_are_prometheus(metrics: Metrics, name: str) -> None:
+    with pytest.raises(DeclarationError):
+        metrics.counter(name)
+
+
+@pytest.mark.parametrize("label", ["le", "operator", "quantile", "__name__", "a-b", "1", "", "a:b"])
+def test_labels_are_prometheus(metrics: Metrics, label: str) -> None:
+    with pytest.raises(DeclarationError, match="cannot have the label"):
+        metrics.counter("n", labels=[label])
+
+
+@pytest.mark.parametrize("buckets", [[2, 1], [1, 1], [float("inf")], [float("nan")], [1] * 51, range(51)])
+def test_buckets_are_bounds(metrics: Metrics, buckets: Any) -> None:
+    with pytest.raises(DeclarationError, match="buckets"):
+        metrics.histogram("n", buckets=buckets)
+
+
+def test_buckets_can_be_set(figures: OwnFigures, metrics: Metrics) -> None:
+    for value in (1, 2, 3, 30):
+        metrics.histogram("n", buckets=[1, 10]).observe(value)
+    metrics.count()
+    found = figures.value("Op", "n", {})
+    assert isinstance(found, Histogram)
+    assert (found.bounds, found.counts) == ((1.0, 10.0), [1, 2, 1])
+
+
+def test_there_are_bounds(figures: OwnFigures, metrics: Metrics) -> None:
+    with pytest.raises(DeclarationError, match=f"use at most {LABELS_MAX}"):
+        metrics.counter("n", labels=[f"l{n}" for n in range(LABELS_MAX + 1)])
+    with pytest.raises(DeclarationError, match="twice"):
+        metrics.counter("n", labels=["a", "a"])
+    counter = metrics.counter("n", labels=["a"])
+    for number in range(SERIES_MAX):
+        counter.labels(a=number)
+    with pytest.raises(InvalidArgument, match=f"{SERIES_MAX} combinations"):
+        counter.labels(a=SERIES_MAX)
+    with pytest.raises(InvalidArgument, match=f"{SERIES_MAX} combinations"):
+        Metrics(figures, "Op", V1).counter("n", labels=["a"]).labels(a="another partition's")
+    with pytest.raises(InvalidArgument, match="characters"):
+        counter.labels(a="x" * (VALUE_MAX + 1))
+    for number in range(NAMES_MAX - 1):
+        metrics.gauge(f"g{number}")
+    with pytest.raises(InvalidArgument, match=f"{NAMES_MAX} figures"):
+        metrics.gauge("one_too_many")
+    Metrics(figures, "Another", V1).gauge("one_too_many")
+
+
+@pytest.mark.parametrize("amount", [-1, float("nan"), float("inf"), -0.001])
+def test_a_counter_only_rises(metrics: Metrics, amount: float) -> None:
+    with pytest.raises(InvalidArgument, match="use a gauge"):
+        metrics.counter("n").inc(amount)
+    with pytest.raises(InvalidArgument, match="NaN"):
+        metrics.histogram("h").observe(float("nan"))
+
+
+def test_a_name_is_declared_once_in_a_version(figures: OwnFigures, metrics: Metrics) -> None:
+    metrics.counter("n", "of something", ["kind"])
+    assert metrics.counter("n") is metrics.counter("n", "of something", ("kind",))
+    for again in (
+        lambda: metrics.gauge("n"),
+        lambda: metrics.counter("n", "of something else"),
+        lambda: metrics.counter("n", labels=["other"]),
+    ):
+        with pytest.raises(DeclarationError, match="declared"):
+            again()
+    with pytest.raises(DeclarationError, match="declared already"):
+        Metrics(figures, "Op", V1).counter("n")
+    metrics.counter("n").labels(kind="a").inc()
+    metrics.count()
+    Metrics(figures, "Op", V2).counter("n", "of something", ["kind"])
+    assert figures.value("Op", "n", {"kind": "a"}) == 1.0, "another version that declares it alike goes on with it"
+    newer = Metrics(figures, "Op", V2).gauge("n")
+    assert shown(figures) == {"n": {}}
+    metrics.counter("n").labels(kind="a").inc()
+    metrics.count()
+    assert shown(figures) == {"n": {}}, "a partition that has the former version still"
+    assert newer.kind == "gauge"
+
+
+def test_operators_that_have_a_name_for_two_kinds(figures: OwnFigures, caplog: pytest.LogCaptureFixture) -> None:
+    Metrics(figures, "B", V1).gauge("n").set(1)
+    with caplog.at_level(logging.WARNING):
+        Metrics(figures, "C", V1).counter("n", "other words")
+        Metrics(figures, "A", V2).counter("n", "words")
+        Metrics(figures, "A", V2).counter("n", "words")
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "the figure 'n' is a counter of C and a gauge of B",
+        "the figure 'n' is a counter of A and a gauge of B",
+    ]
+    ((first, operators),) = by_name(figures)
+    assert first == Declared("counter", "n", "words")
+    assert [name for name, _, _ in operators] == ["A", "C"]

@@ -1,0 +1,189 @@
+"""Where figures are said, and to whom: by the files of TLS as they are when somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, StateflowError
+from stateflow.local.certificates import Certificates
+from stateflow.metrics.discovery import Target
+from stateflow.metrics.figures import Values
+from stateflow.metrics.page import Page
+from stateflow.security import files
+
+
+async def figures() -> Values:
+    return {"stateflow_calls_running": {(): 7}}
+
+
+def served(
+    use: Callable[[Page], None], listen: str = "127.0.0.1:0", targets: Callable[[str], list[Target]] | None = None
+) -> None:
+    """``use``: called in a thread, with a page that is served."""
+
+    async def serve() -> None:
+        page = Page(listen, figures, asyncio.get_running_loop(), targets=targets)
+        try:
+            await asyncio.to_thread(use, page)
+        finally:
+            page.close()
+
+    asyncio.run(serve())
+
+
+def read(page: Page, who: ssl.SSLContext | None = None) -> str:
+    url = f"{'http' if who is None else 'https'}://{page.address}/metrics"
+    with urllib.request.urlopen(url, timeout=20, context=who) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+@pytest.fixture
+def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certificates:
+    """This process is a node. Its files are looked at each time somebody comes."""
+    made = Certificates(tmp_path)
+    for variable, file in made.issue("edge-0", "node", "127.0.0.1").items():
+        monkeypatch.setenv(variable, file)
+    monkeypatch.setattr(files, "LOOK_S", 0.0)
+    return made
+
+
+def client(certificates: Certificates, name: str) -> ssl.SSLContext:
+    own = certificates.issue(name, "read")
+    context = ssl.create_default_context(cafile=own["STATEFLOW_TLS_CA"])
+    context.load_cert_chain(own["STATEFLOW_TLS_CERT"], own["STATEFLOW_TLS_KEY"])
+    return context
+
+
+def serial(page: Page, who: ssl.SSLContext) -> str:
+    host, _, port = page.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as plain, who.wrap_socket(plain, server_hostname=host) as met:
+        return str((met.getpeercert() or {})["serialNumber"])
+
+
+@pytest.mark.parametrize(
+    ("listen", "error", "said"),
+    [
+        ("0.0.0.0:0", InsecureRefused, "everybody there could read its figures"),
+        ("nonsense", InvalidArgument, "is no address"),
+        ("127.0.0.1:x", InvalidArgument, "is no address"),
+        ("127.0.0.1:65536", InvalidArgument, "is no address"),
+    ],
+)
+def test_where_it_cannot_be(listen: str, error: type[StateflowError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        served(lambda _: None, listen)
+
+
+def test_who_says_so_is_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("STATEFLOW_INSECURE", "1")
+    served(lambda _: None, "0.0.0.0:0")
+    assert "INSECURE: plain text, and whoever reaches 0.0.0.0:0 may read its figures" in caplog.text
+
+
+def test_a_port_that_is_taken() -> None:
+    def use(page: Page) -> None:
+        with pytest.raises(PortInUse, match="figures cannot be served"):
+            served(lambda _: None, page.address)
+
+    served(use)
+
+
+def test_ipv6_is_an_address_too() -> None:
+    def use(page: Page) -> None:
+        assert page.address.startswith("[::1]:")
+        assert "stateflow_calls_running 7.0" in read(page)
+
+    served(use, "[::1]:0")
+
+
+@pytest.mark.parametrize(
+    ("listen", "host"), [("127.0.0.1:0", "127.0.0.1"), ("0.0.0.0:0", "localhost"), ("[::1]:0", "[::1]")]
+)
+def test_what_is_found_is_where_it_was_asked(listen: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEFLOW_INSECURE", "1")
+
+    def use(page: Page) -> None:
+        port = page.address.rpartition(":")[2]
+        reached = "127.0.0.1" if host == "localhost" else host
+        request = urllib.request.Request(f"http://{reached}:{port}/sd", headers={"Host": f"{host}:{port}"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            found = json.loads(answer.read())
+        assert found == [{"targets": [f"{host}:{port}"], "labels": {"agent": "gw"}}]
+
+    served(use, listen, lambda own: [Target(own, {"agent": "gw"})])
+
+
+def test_over_tls_it_is_found_by_whoever_may_read(certificates: Certificates) -> None:
+    who = client(certificates, "prometheus")
+
+    def use(page: Page) -> None:
+        with urllib.request.urlopen(f"https://{page.address}/sd", timeout=20, context=who) as answer:
+            assert json.loads(answer.read()) == [{"targets": [page.address], "labels": {}}]
+
+    served(use, targets=lambda own: [Target(own, {})])
+
+
+def test_a_certificate_that_is_renewed_is_used_at_once(certificates: Certificates) -> None:
+    who = client(certificates, "prometheus")
+
+    def use(page: Page) -> None:
+        assert "stateflow_calls_running 7.0" in read(page, who)
+        before = serial(page, who)
+        certificates.renew()
+        renewed = client(certificates, "prometheus")
+        assert serial(page, renewed) != before
+        assert "stateflow_calls_running 7.0" in read(page, renewed)
+
+    served(use)
+
+
+def test_who_was_revoked_is_told_nothing(certificates: Certificates, caplog: pytest.LogCaptureFixture) -> None:
+    who, other = client(certificates, "prometheus"), client(certificates, "other")
+
+    def use(page: Page) -> None:
+        assert read(page, who)
+        certificates.revoke("read/prometheus")
+        with pytest.raises(OSError):
+            read(page, who)
+        assert read(page, other)
+
+    served(use)
+    assert "not_allowed: the certificate was revoked" in caplog.text
+
+
+def test_who_has_no_certificate_is_told_nothing(certificates: Certificates) -> None:
+    other = certificates.issue("edge-0", "node")["STATEFLOW_TLS_CA"]
+
+    def use(page: Page) -> None:
+        with pytest.raises(OSError):
+            read(page, ssl.create_default_context(cafile=other))
+
+    served(use)
+
+
+def test_who_says_nothing_keeps_nobody_waiting(certificates: Certificates) -> None:
+    who = client(certificates, "prometheus")
+
+    def use(page: Page) -> None:
+        host, _, port = page.address.rpartition(":")
+        with socket.create_connection((host, int(port)), 20):
+            assert read(page, who)
+
+    served(use)
+
+
+def test_files_that_do_not_belong_together_are_refused(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATEFLOW_TLS_KEY", certificates.issue("edge-1", "node", "127.0.0.1")["STATEFLOW_TLS_KEY"])
+    with pytest.raises(BadCertificate, match="another certificate's"):
+        served(lambda _: None)

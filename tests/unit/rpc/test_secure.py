@@ -1,0 +1,204 @@
+"""Channels and servers with certificates: who is let in, whose names are checked, and what new files change; and a
+channel keeps no connection that nobody uses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from stateflow.errors import BadCertificate, InsecureRefused, Unavailable
+from stateflow.local.certificates import Certificates
+from stateflow.rpc import replica_pb2, secure
+from stateflow.rpc.secure import _SecureChannel
+from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, bind, connect, remote_error
+from stateflow.security import files as files_module
+from stateflow.security.files import TlsFiles
+from tests.unit.rpc.test_admission import APPLY, POSITIONS, World, ask, settings
+
+CALL = "/test/call"
+
+
+@pytest.fixture
+def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certificates:
+    """And files are looked at whenever somebody asks."""
+    monkeypatch.setattr(files_module, "LOOK_S", 0.0)
+    return Certificates(tmp_path / "certificates")
+
+
+@contextlib.contextmanager
+def environment(monkeypatch: pytest.MonkeyPatch, values: Any) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        for name, value in values.items():
+            patched.setenv(name, value)
+        yield
+
+
+class Echo(grpc.GenericRpcHandler):
+    """What came, and, in a stream, all that comes."""
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler:
+        async def once(request: bytes, _: Any) -> bytes:
+            return request
+
+        async def again(requests: Any, context: Any) -> None:
+            async for request in requests:
+                await context.write(request)
+
+        if details.method == CALL:
+            return grpc.unary_unary_rpc_method_handler(once)
+        return grpc.stream_stream_rpc_method_handler(again)
+
+
+@contextlib.asynccontextmanager
+async def serving(listen: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    server = grpc.aio.server(options=OPTIONS)
+    server.add_generic_rpc_handlers((Echo(),))
+    address = bind(server, listen)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
+async def refused(channel: grpc.aio.Channel, address: str) -> Unavailable:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(CALL)(b"1", timeout=5)
+    error = remote_error(caught.value, address)
+    assert isinstance(error, Unavailable)
+    return error
+
+
+def test_both_have_certificates(certificates: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    node = certificates.issue("edge-0", "node", "127.0.0.1")
+    elsewhere = certificates.issue("edge-1", "node", "edge-1.lan")
+    data = certificates.issue("gw", "data")
+    other = Certificates(tmp_path / "other")
+    stranger = other.issue("gw", "admin")
+
+    async def run() -> None:
+        with environment(monkeypatch, node):
+            async with serving() as address:
+                with environment(monkeypatch, data):
+                    async with connect(address) as channel:
+                        assert await channel.unary_unary(CALL)(b"1", timeout=5) == b"1"
+                    with secure.blocking_channel(address, CHANNEL_OPTIONS) as blocking:
+                        asked = asyncio.to_thread(blocking.unary_unary(CALL), b"1", timeout=5)
+                        assert await asked == b"1"
+                mixed = dict(stranger) | {"STATEFLOW_TLS_CA": node["STATEFLOW_TLS_CA"]}
+                for wrong in (mixed["STATEFLOW_TLS_CERT"], None):
+                    credentials = grpc.ssl_channel_credentials(
+                        Path(node["STATEFLOW_TLS_CA"]).read_bytes(),
+                        Path(mixed["STATEFLOW_TLS_KEY"]).read_bytes() if wrong else None,
+                        Path(wrong).read_bytes() if wrong else None,
+                    )
+                    async with grpc.aio.secure_channel(address, credentials) as channel:
+                        await refused(channel, address)
+                with environment(monkeypatch, stranger):  # it does not trust the server either
+                    async with connect(address) as channel:
+                        assert "not of the authority in STATEFLOW_TLS_CA" in (await refused(channel, address)).remedy
+                async with grpc.aio.insecure_channel(address) as channel:
+                    assert "hangs up on plain text" in (await refused(channel, address)).remedy
+        with environment(monkeypatch, elsewhere):
+            async with serving() as address, connect(address) as channel:
+                assert "is not for this host" in (await refused(channel, address)).remedy
+        with environment(monkeypatch, data), pytest.raises(BadCertificate, match="of data/gw is not a server's"):
+            async with serving():
+                pass
+        async with serving() as address:
+            with environment(monkeypatch, data):
+                async with connect(address) as channel:
+                    assert "it speaks plain text" in (await refused(channel, address)).remedy
+
+    asyncio.run(run())
+
+
+def test_new_files_are_for_calls_that_begin_then(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream goes on on the connection that it has; the server shows the new certificate to the next connection."""
+    node = certificates.issue("edge-0", "node", "127.0.0.1")
+    data = certificates.issue("gw", "data")
+
+    async def run() -> None:
+        with environment(monkeypatch, node):
+            async with serving() as address:
+                with environment(monkeypatch, data):
+                    channel: Any = connect(address)
+                    call, echo = channel.unary_unary(CALL), channel.stream_stream("/test/stream")()
+                    await echo.write(b"1")
+                    assert await echo.read() == b"1"
+                    assert await call(b"1", timeout=5) == b"1"
+                    first = channel.current()
+                    serial = secure.own_certificate()
+                    certificates.renew()
+                    assert await call(b"2", timeout=5) == b"2"
+                    assert channel.current() is not first
+                    await echo.write(b"2")
+                    assert await echo.read() == b"2"
+                    assert secure.own_certificate() != serial
+                    await channel.close()
+
+    asyncio.run(run())
+
+
+def test_plain_text_off_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STATEFLOW_INSECURE", raising=False)
+
+    async def run() -> None:
+        with pytest.raises(InsecureRefused):
+            async with serving("0.0.0.0:0"):
+                pass
+        with pytest.raises(InsecureRefused):
+            connect("10.0.0.1:7070")
+        with pytest.raises(InsecureRefused):
+            secure.blocking_channel("ctl:7070", CHANNEL_OPTIONS)
+        with pytest.raises(InsecureRefused):
+            secure.check_reach(["localhost:7070", "ctl:7070"])
+        monkeypatch.setenv("STATEFLOW_INSECURE", "1")
+        async with serving("0.0.0.0:0"):
+            pass
+
+    asyncio.run(run())
+
+
+def test_a_former_connection_stays_until_its_last_call_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "LOOK_S", 0.0)
+    world = World(tmp_path)
+    own = TlsFiles(settings(world.certificates.issue("a", "admin")))
+
+    async def run() -> None:
+        async with world.serving() as address:
+            channel = _SecureChannel(address, CHANNEL_OPTIONS, own)
+            stream = channel.stream_stream(APPLY)()
+            for _ in range(3):
+                await stream.write(replica_pb2.ApplyRequest().SerializeToString())
+                assert await stream.read() == b"admin/a", "it goes on on its own"
+                world.certificates.renew()
+                assert await ask(channel, POSITIONS) == "admin/a"
+            await asyncio.wait_for(_until(channel, 2), 20)
+            await stream.done_writing()
+            while await stream.read():
+                pass
+            await asyncio.wait_for(_until(channel, 1), 20)
+            assert await ask(channel, POSITIONS) == "admin/a"
+            open_still = channel.stream_stream(APPLY)()
+            await open_still.write(replica_pb2.ApplyRequest().SerializeToString())
+            assert await open_still.read() == b"admin/a"
+            world.certificates.renew()
+            assert await ask(channel, POSITIONS) == "admin/a"
+            await asyncio.wait_for(channel.close(), 20)
+            assert await open_still.code() is grpc.StatusCode.CANCELLED, "closing waits for nobody"
+            assert not channel._channels
+
+    asyncio.run(run())
+
+
+async def _until(channel: _SecureChannel, connections: int) -> None:
+    while len(channel._channels) != connections:
+        await asyncio.sleep(0.005)

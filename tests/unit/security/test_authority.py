@@ -1,0 +1,172 @@
+"""An authority of one's own: what it writes, what it refuses, and that each file is whole and private."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import stat
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.clock import SYSTEM_CLOCK, ManualClock
+from stateflow.errors import BadCertificate, InvalidArgument
+from stateflow.security.authority import Authority, own_request, read_own, write_own
+from stateflow.security.files import TlsFiles
+from stateflow.security.identity import Identity
+from stateflow.security.reading import revoked_of
+from stateflow.settings import ConnectionSettings
+
+NODE = Identity.of("node", "edge-0")
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Directories."""
+    found: list[Path] = []
+    monkeypatch.setattr("stateflow.durable.sync", found.append)
+    return found
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.init(tmp_path / "authority", "acme")
+
+
+def settings(out: Path, **other: str) -> ConnectionSettings:
+    files = {"tls_ca": "ca.pem", "tls_cert": "cert.pem", "tls_key": "key.pem", "tls_crl": "crl.pem"}
+    return ConnectionSettings(**({name: str(out / file) for name, file in files.items()} | other))  # type: ignore[arg-type]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_is_issued_can_be_used(authority: Authority, tmp_path: Path) -> None:
+    out = tmp_path / "edge-0"
+    issued = authority.issue(NODE, ["edge-0.lan", "127.0.0.1", "::1"], out)
+    assert (issued.identity, set(issued.hosts), issued.serves) == (NODE, {"edge-0.lan", "127.0.0.1", "::1"}, True)
+    assert timedelta(days=89) < issued.not_after - issued.not_before < timedelta(days=91)
+    assert TlsFiles(settings(out)).current().own == issued == read_own(out)
+    assert mode(out / "key.pem") == mode(tmp_path / "authority" / "ca.key") == 0o600
+    assert mode(tmp_path / "authority") == mode(out) == 0o700
+    client = authority.issue(Identity.of("data", "gw", ("Pumps",)), [], tmp_path / "gw")
+    assert not client.serves, "a client's certificate is no server's"
+
+
+def test_a_key_that_is_made_elsewhere_stays_there(authority: Authority, tmp_path: Path) -> None:
+    key, request = own_request()
+    cert = authority.certify(NODE, ["127.0.0.1"], request)
+    write_own(tmp_path / "own", key, cert, authority.ca)
+    own = TlsFiles(settings(tmp_path / "own", tls_crl="")).current().own
+    assert (own.identity, own.hosts) == (NODE, ("127.0.0.1",))
+    assert mode(tmp_path / "own") == 0o700
+    assert mode(tmp_path / "own" / "key.pem") == 0o600
+    assert [each.certificate for each in authority.issued()] == [own], "it can be revoked"
+    with pytest.raises(BadCertificate, match="its certificate names it"):
+        authority.certify(NODE, [], request)
+    for damaged in (b"", b"nothing", request[:-60], authority.ca):
+        with pytest.raises(BadCertificate):
+            authority.certify(NODE, ["127.0.0.1"], damaged)
+
+
+def test_renewing_and_revoking(authority: Authority, tmp_path: Path) -> None:
+    out = tmp_path / "edge-0"
+    first = authority.issue(NODE, ["edge-0.lan"], out)
+    key = (out / "key.pem").read_bytes()
+    second = authority.renew(out)
+    assert (second.identity, second.hosts) == (first.identity, first.hosts)
+    assert second.serial != first.serial
+    assert (out / "key.pem").read_bytes() != key
+    assert {(each.certificate.serial, each.revoked) for each in authority.issued()} == {
+        (first.serial, False),
+        (second.serial, False),
+    }
+    assert {each.serial for each in authority.revoke("node/edge-0")} == {first.serial, second.serial}
+    assert authority.revoke("edge-0") == [], "they were already"
+    ca = (out / "ca.pem").read_bytes()
+    assert revoked_of(authority.crl.read_bytes(), ca, "") == {first.serial, second.serial}
+    with pytest.raises(BadCertificate, match="it was revoked"):
+        authority.renew(out)
+    authority.issue(NODE, ["edge-0.lan"], out)
+    third = read_own(out)
+    assert third is not None
+    assert authority.revoke(f"{third.serial:x}") == [third], "one by its number"
+
+
+def test_what_is_refused(authority: Authority, tmp_path: Path) -> None:
+    with pytest.raises(BadCertificate, match="there is an authority already"):
+        Authority.init(tmp_path / "authority", "again")
+    with pytest.raises(BadCertificate, match=r"there is no authority .*stateflow certs init"):
+        Authority(tmp_path / "nowhere")
+    with pytest.raises(BadCertificate, match=r"is reached at a host.*--host"):
+        authority.issue(NODE, [], tmp_path / "x")
+    with pytest.raises(BadCertificate, match="no name of a host"):
+        authority.issue(NODE, ["ümläut"], tmp_path / "x")
+    with pytest.raises(InvalidArgument, match="days are not possible"):
+        authority.issue(NODE, ["h"], tmp_path / "x", 9999)
+    with pytest.raises(BadCertificate, match="nothing was issued to 'x'"):
+        authority.revoke("x")
+    with pytest.raises(BadCertificate, match="there is no certificate to renew"):
+        authority.renew(tmp_path / "x")
+    authority.issue(NODE, ["h"], tmp_path / "x")
+    with pytest.raises(BadCertificate, match="there is a certificate of node/edge-0"):
+        authority.issue(Identity.of("admin", "alice"), [], tmp_path / "x")
+    authority.issue(Identity.of("admin", "edge-0"), [], tmp_path / "y")
+    with pytest.raises(BadCertificate, match="may be admin/edge-0 or node/edge-0"):
+        authority.revoke("edge-0")
+    other = Authority.init(tmp_path / "other", "other")
+    with pytest.raises(BadCertificate, match="another authority has issued it"):
+        other.renew(tmp_path / "x")
+    (tmp_path / "authority" / "ca.key").chmod(0o640)
+    with pytest.raises(BadCertificate, match=r"can be read by others.*chmod 600"):
+        Authority(tmp_path / "authority")
+
+
+def test_an_authority_ends_too(tmp_path: Path) -> None:
+    clock = ManualClock(SYSTEM_CLOCK.now_us())
+    authority = Authority.init(tmp_path / "authority", "acme", clock, days=100)
+    clock.advance(20 * 86_400)
+    with pytest.raises(BadCertificate, match="the authority itself ends at"):
+        authority.issue(NODE, ["h"], tmp_path / "x")
+
+
+@given(st.data())
+def test_files_that_are_damaged_anywhere_are_refused_by_name(whole: Path, data: st.DataObject) -> None:
+    """A flipped bit also makes kinds of curves, versions and names that nobody knows, each with an error of its own."""
+    name = data.draw(st.sampled_from(["ca.pem", "ca.key", "crl.pem"]))
+    pem = (whole / name).read_bytes()
+    head, *lines, tail = pem.splitlines()
+    der = bytearray(base64.b64decode(b"".join(lines)))
+    der[data.draw(st.integers(0, len(der) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    (whole / name).write_bytes(b"\n".join([head, base64.encodebytes(der).strip(), tail, b""]))
+    try:
+        authority = Authority(whole)
+        authority.issue(Identity.of("read", "x"), [], whole / "out")
+        authority.issued()
+        revoked_of((whole / "crl.pem").read_bytes(), (whole / "ca.pem").read_bytes(), "the list")
+        TlsFiles(settings(whole / "out")).current()
+    except BadCertificate:
+        pass
+    finally:
+        (whole / name).write_bytes(pem)
+        shutil.rmtree(whole / "out", ignore_errors=True)
+        for each in (whole / "issued").iterdir():
+            each.unlink()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("authority") / "a"
+    Authority.init(directory, "acme")
+    return directory
+
+
+def test_a_revocation_is_durable(authority: Authority, tmp_path: Path, synced: list[Path]) -> None:
+    issued = authority.issue(NODE, ["h"], tmp_path / "x")
+    synced.clear()
+    authority.revoke(f"{issued.serial:x}")
+    assert synced[-1] == authority.crl.parent

@@ -1,0 +1,139 @@
+"""Files of TLS: refused with a reason when a process begins, left aside when they are wrong later."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stateflow.clock import SYSTEM_CLOCK, ManualClock
+from stateflow.errors import BadCertificate, InvalidArgument
+from stateflow.security.authority import Authority
+from stateflow.security.files import LOOK_S, TlsFiles
+from stateflow.security.identity import Identity
+from tests.unit.security.test_authority import NODE, settings
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    authority = Authority.init(tmp_path / "authority", "acme")
+    authority.issue(NODE, ["h"], tmp_path / "x")
+    return authority
+
+
+def _another_authority(out: Path) -> None:
+    other = Authority.init(out.parent / "other", "acme")
+    other.issue(Identity.of("read", "r"), [], out.parent / "r")
+    shutil.copy(out.parent / "r" / "ca.pem", out / "ca.pem")
+
+
+def _another_key(out: Path) -> None:
+    Authority(out.parent / "authority").issue(NODE, ["h"], out.parent / "y")
+    shutil.copy(out.parent / "y" / "key.pem", out / "key.pem")
+
+
+def _another_list(out: Path) -> None:
+    shutil.copy(Authority.init(out.parent / "other", "b").crl, out / "crl.pem")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda out: (out / "key.pem").chmod(0o604), "can be read by everybody here.*chmod 600"),
+        (lambda out: (out / "key.pem").write_text("no"), "the key cannot be read"),
+        (lambda out: (out / "key.pem").unlink(), "STATEFLOW_TLS_KEY cannot be read: No such file"),
+        (lambda out: (out / "cert.pem").write_text("no"), "there is no certificate in it"),
+        (lambda out: (out / "crl.pem").write_text("no"), "there is no revocation list in it"),
+        (_another_authority, "the certificate is of another authority"),
+        (_another_key, "the key is another certificate's"),
+        (_another_list, "the revocation list is of another authority"),
+    ],
+)
+def test_what_cannot_be_used(authority: Authority, tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
+    spoil(tmp_path / "x")
+    with pytest.raises(BadCertificate, match=said):
+        TlsFiles(settings(tmp_path / "x"))
+
+
+def test_a_group_may_read_the_key_as_in_kubernetes(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "x" / "key.pem").chmod(0o440)
+    TlsFiles(settings(tmp_path / "x"))
+
+
+@pytest.mark.parametrize(("days", "said"), [(91, "expired at"), (-1, r"not valid before .*clocks")])
+def test_times(authority: Authority, tmp_path: Path, days: int, said: str) -> None:
+    clock = ManualClock(SYSTEM_CLOCK.now_us() + days * 86_400_000_000)
+    with pytest.raises(BadCertificate, match=said):
+        TlsFiles(settings(tmp_path / "x"), clock)
+
+
+def test_files_that_change(authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out, clock = tmp_path / "x", ManualClock(SYSTEM_CLOCK.now_us())
+    files = TlsFiles(settings(out), clock)
+    first = files.current()
+    old = (out / "key.pem").read_bytes()
+    authority.renew(out)
+    assert files.current() is first, "nobody looked yet"
+    new = (out / "key.pem").read_bytes()
+    (out / "key.pem").write_bytes(old)  # as one would find it in between
+    clock.advance(LOOK_S)
+    assert files.current() is first
+    assert "have changed and are not used: bad_certificate: the key is another certificate's" in caplog.text
+    (out / "key.pem").write_bytes(new)
+    clock.advance(LOOK_S)
+    second = files.current()
+    assert second.number == first.number + 1
+    assert second.own.serial != first.own.serial
+    (revoked,) = [each for each in authority.revoke("edge-0") if each.serial == first.own.serial]
+    shutil.copy(authority.crl, out / "crl.pem")
+    clock.advance(LOOK_S)
+    third = files.current()
+    assert revoked.serial in third.revoked
+    assert third.number == second.number, "connections need no others for that"
+    (out / "crl.pem").unlink()
+    clock.advance(LOOK_S)
+    assert files.current() is third, "a list that is lost lets nobody in"
+
+
+def test_all_three_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stateflow.security.connections import connection_settings, tls_files
+
+    for which in ("CA", "CERT", "KEY", "CRL"):
+        monkeypatch.delenv(f"STATEFLOW_TLS_{which}", raising=False)
+    assert tls_files() is None
+    monkeypatch.setenv("STATEFLOW_TLS_CA", "/x/ca.pem")
+    with pytest.raises(InvalidArgument, match="TLS is set up in part: STATEFLOW_TLS_CERT, STATEFLOW_TLS_KEY are not"):
+        connection_settings()
+    monkeypatch.setenv("STATEFLOW_TLS_CERT", "/x/cert.pem")
+    monkeypatch.setenv("STATEFLOW_TLS_KEY", "/x/key.pem")
+    assert connection_settings().tls
+    with pytest.raises(BadCertificate, match="the file of STATEFLOW_TLS_CA cannot be read"):
+        tls_files()
+    for which in ("CA", "CERT", "KEY"):
+        monkeypatch.delenv(f"STATEFLOW_TLS_{which}")
+    monkeypatch.setenv("STATEFLOW_TLS_CRL", "/x/crl.pem")
+    with pytest.raises(InvalidArgument, match="in part"):
+        connection_settings()
+
+
+def test_it_is_said_before_it_expires_and_again_when_half_of_that_has_passed(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock(SYSTEM_CLOCK.now_us())
+    files = TlsFiles(settings(tmp_path / "x"), clock)
+    said = []
+    for day in range(92):
+        caplog.clear()
+        clock.advance(86_400)
+        files.current()
+        said += [day + 1 for record in caplog.records if "expires at" in record.message]
+    assert said == [83, 87, 89], "7, 3.5 and 1.75 days are left at most; it lasts for 90"
+    authority.renew(tmp_path / "x")
+    caplog.clear()
+    late = ManualClock(SYSTEM_CLOCK.now_us() + 85 * 86_400 * 10**6)
+    TlsFiles(settings(tmp_path / "x"), late)
+    (record,) = caplog.records
+    assert "the certificate of node/edge-0 expires at" in record.message
+    assert record.message.endswith("`stateflow certs renew`, and replace the files")

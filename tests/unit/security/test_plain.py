@@ -1,0 +1,51 @@
+"""Where plain text may go."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateflow.errors import InsecureRefused
+from stateflow.security.plain import check_dialled, check_served, is_loopback
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("127.0.0.1:7070", True),
+        ("127.8.8.8:7070", True),
+        ("localhost:7070", True),
+        ("a.LOCALHOST:0", True),
+        ("[::1]:7070", True),
+        ("0.0.0.0:7070", False),
+        ("[::]:7070", False),
+        ("10.0.0.1:7070", False),
+        ("ctl:7070", False),
+        ("localhost.evil.org:7070", False),
+        ("127.0.0.1.evil.org:1", False),
+    ],
+)
+def test_loopback(address: str, here: bool) -> None:
+    assert is_loopback(address) == here
+
+
+def test_a_network_is_refused_with_both_remedies() -> None:
+    check_served("127.0.0.1:0", None)
+    check_served("127.0.0.1:0", "localhost:7")
+    check_dialled("localhost:7070")
+    for listen, advertise in (("0.0.0.0:0", None), ("127.0.0.1:0", "ctl:7070")):
+        with pytest.raises(InsecureRefused, match=r"STATEFLOW_TLS_CA.*--insecure or STATEFLOW_INSECURE=1"):
+            check_served(listen, advertise)
+    with pytest.raises(
+        InsecureRefused, match=r"ctl:7070 is not on this machine.*STATEFLOW_TLS_CA.*STATEFLOW_INSECURE=1"
+    ):
+        check_dialled("ctl:7070")
+
+
+def test_who_says_so_is_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("STATEFLOW_INSECURE", "1")
+    for _ in range(2):
+        check_served("0.0.0.0:7070", "ctl:7070")
+    assert caplog.text.count("INSECURE: plain text, and whoever reaches 0.0.0.0:7070 may command it") == 2, "each start"
+    for _ in range(2):
+        check_dialled("ctl-plain:7070")
+    assert caplog.text.count("INSECURE: plain text to ctl-plain:7070") == 1

@@ -1,0 +1,118 @@
+"""The table of roles is complete, and says what it is to say."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+
+from stateflow.errors import NotAllowed
+from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2
+from stateflow.security.identity import Identity, Role
+from stateflow.security.roles import RULES, check_call, check_owners, check_request
+
+SERVICES = [
+    service
+    for module in (agent_pb2, controller_pb2, replica_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+]
+METHODS: dict[str, MethodDescriptor] = {
+    f"/{service.full_name}/{method.name}": method for service in SERVICES for method in service.methods
+}
+REPLICA, CONTROLLER = "/stateflow.rpc.ReplicaService/", "/stateflow.rpc.ControllerService/"
+
+
+def test_every_rpc_has_a_rule_and_every_rule_an_rpc() -> None:
+    assert set(RULES) - {"/grpc.health.v1.Health/Check"} == set(METHODS)
+    assert len(SERVICES) == 3
+    assert [name for name, rule in RULES.items() if not rule.roles] == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_fields_of_a_rule_are_in_its_request(name: str) -> None:
+    for path in filter(None, (RULES[name].own, RULES[name].operator)):
+        message = METHODS[name].input_type
+        *outer, last = path.split(".")
+        for each in outer:
+            message = message.fields_by_name[each].message_type
+        assert message.fields_by_name[last].type == FieldDescriptor.TYPE_STRING
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_command_is_a_controllers_and_a_change_is_nobodys_who_only_reads(name: str) -> None:
+    field = METHODS[name].input_type.fields_by_name.get("command")
+    if not name.startswith(CONTROLLER) and getattr(field and field.message_type, "name", "") == "Command":
+        assert RULES[name].roles == {Role.CONTROLLER}
+    if Role.READ in RULES[name].roles:
+        verbs = ("Get", "List", "Status", "Watch", "Propose", "Positions", "Sources", "Inspect", "Stats")
+        assert name.rpartition("/")[2].startswith(verbs)
+    if Role.NODE in RULES[name].roles and name.startswith(CONTROLLER):
+        assert RULES[name].own or name.rpartition("/")[2] in ("Status", "GetBundlePart")
+
+
+def test_who_may_not_call_is_told_why() -> None:
+    with pytest.raises(NotAllowed) as caught:
+        check_call(CONTROLLER + "Deploy", Identity(Role.READ, "grafana"))
+    assert str(caught.value) == (
+        "not_allowed: read/grafana may not call Deploy (call=Deploy who=read/grafana role=read needs=admin): "
+        "use a certificate with another role: admin"
+    )
+    with pytest.raises(NotAllowed, match="nobody"):
+        check_call("/stateflow.rpc.ReplicaService/Nothing", Identity(Role.ADMIN, "a"))
+
+
+def test_a_node_speaks_for_itself() -> None:
+    who = Identity(Role.NODE, "edge-0")
+    for method, request in (
+        ("Heartbeat", controller_pb2.HeartbeatRequest(name="edge-0~1")),
+        ("Register", controller_pb2.RegisterRequest(replica={"name": "edge-0"})),  # type: ignore[arg-type]
+        ("Drain", controller_pb2.DrainRequest(replica="edge-0")),
+    ):
+        check_request(check_call(CONTROLLER + method, who), CONTROLLER + method, who, request)
+    for method, request in (
+        ("Heartbeat", controller_pb2.HeartbeatRequest(name="edge-1")),
+        ("Register", controller_pb2.RegisterRequest(replica={"name": "cloud-0"})),  # type: ignore[arg-type]
+        ("Claim", controller_pb2.ClaimRequest(replica={"name": "cloud-0"})),  # type: ignore[arg-type]
+        ("Forget", controller_pb2.ForgetRequest(replica="cloud-0")),
+        ("Migrate", controller_pb2.MigrateRequest(operator="A", partitions=[1], to="cloud")),
+    ):
+        with pytest.raises(NotAllowed, match=r"node/edge-0 may not call .* for '.*': a node speaks for itself only"):
+            check_request(check_call(CONTROLLER + method, who), CONTROLLER + method, who, request)
+    with pytest.raises(NotAllowed, match="for nobody"):  # a message that is not there names nobody either
+        rule = check_call(CONTROLLER + "Register", who)
+        check_request(rule, CONTROLLER + "Register", who, controller_pb2.RegisterRequest())
+
+
+def test_an_agent_is_no_other_one_that_is_called_as_a_replica_of_it_would_be() -> None:
+    def beat(name: str) -> controller_pb2.AgentBeatRequest:
+        return controller_pb2.AgentBeatRequest(agent={"name": name})  # type: ignore[arg-type]
+
+    who, method = Identity(Role.AGENT, "gw"), CONTROLLER + "AgentBeat"
+    check_request(check_call(method, who), method, who, beat("gw"))
+    for name in ("gw-1", "gw~1", ""):
+        with pytest.raises(NotAllowed, match="agent/gw may not call AgentBeat for"):
+            check_request(check_call(method, who), method, who, beat(name))
+
+
+def test_a_node_takes_no_partition_from_others() -> None:
+    check_owners(Identity(Role.NODE, "edge-0"), {1: "edge-0", 2: "edge-0~1"})
+    check_owners(Identity(Role.OPERATE, "edge-0"), {1: "cloud-0"})
+    with pytest.raises(NotAllowed, match="may not move partition 2 away from cloud-0"):
+        check_owners(Identity(Role.NODE, "edge-0"), {1: "edge-0", 2: "cloud-0"})
+
+
+def test_a_data_client_reaches_its_operators() -> None:
+    who = Identity(Role.DATA, "gw", ("Pumps",))
+    header = replica_pb2.ApplyHeader
+    rule = check_call(REPLICA + "Apply", who)
+    check_request(rule, REPLICA + "Apply", who, replica_pb2.ApplyRequest(header=header(operator="Pumps")))
+    check_request(rule, REPLICA + "Apply", who, replica_pb2.ApplyRequest())  # a later piece of what was checked
+    with pytest.raises(NotAllowed, match="data/gw may not reach the operator 'Tally'"):
+        check_request(rule, REPLICA + "Apply", who, replica_pb2.ApplyRequest(header=header(operator="Tally")))
+    scan = check_call(REPLICA + "Scan", who)
+    with pytest.raises(NotAllowed, match="'Tally'"):
+        check_request(scan, REPLICA + "Scan", who, replica_pb2.ScanRequest(operator="Tally"))
+    with pytest.raises(NotAllowed, match="Status, which is about all operators"):
+        check_call(CONTROLLER + "Status", who)
+    everything = Identity(Role.DATA, "spark")
+    assert check_call(CONTROLLER + "Status", everything)
+    check_request(scan, REPLICA + "Scan", everything, replica_pb2.ScanRequest(operator="Tally"))
