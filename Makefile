@@ -17,12 +17,16 @@ OF_SPARK = $$(grep -rl --include='test_*.py' 'pytest\.mark\.spark' tests) tests/
 # Its theme would tell of its successor at each build.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-.PHONY: help demo follow test versions $(VERSIONS:%=pyspark-%) simulate kills crash-matrix chaos fuzz check audit docs bench bench-full dist stubs reference constraints clean
+.PHONY: help demo follow quick test test-all hunt durations versions $(VERSIONS:%=pyspark-%) simulate kills crash-matrix chaos fuzz check audit docs bench bench-full dist stubs reference constraints clean
 
 help:
 	@echo "make demo    real flights through five processes, with moves and a crash; report in demo-out/"
 	@echo "make follow  vehicles drive between three sites, and their state follows them; report in demo-out/"
-	@echo "make test    all tests"
+	@echo "make quick   ruff, mypy, import layers, and the unit tests of what changed; a minute and a half"
+	@echo "make test    the gate: what must pass before a change lands, in ten minutes"
+	@echo "make test-all  every test, in an hour or so; a quarter of them: make test-all SHARD=2/4"
+	@echo "make hunt    looks for what no test has found, until it is stopped; findings in hunt-out/"
+	@echo "make durations  the gate, and what its tests took is kept in tests/durations.json"
 	@echo "make versions  the tests of Spark on PySpark $(VERSIONS), each in an environment of its own; one alone: make pyspark-4.1"
 	@echo "make simulate  100,000 seeds of a simulated cluster; every state of one move, and of two"
 	@echo "make kills   Spark pipelines, classic, over Connect, in real time and standalone: each killed twenty times while partitions move"
@@ -42,7 +46,23 @@ follow: $(VENV)/.demo
 	$(BIN)/stateflow demo --follow
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder --durations=40  # small ones last
+	$(BIN)/python -m tests.gate
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m tests.gate --tier all $(if $(SHARD),--shard $(SHARD))
+
+quick: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.quick
+
+hunt: $(VENV)/.dev
+	$(BIN)/python -m tests.hunt
+
+durations: $(VENV)/.dev
+	$(BIN)/python -m tests.gate --write-durations
 
 versions: $(VERSIONS:%=pyspark-%)
 
@@ -110,7 +130,7 @@ $(VENV)/.audit: | $(BIN)/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo-out bench-out build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .fuzz
+	rm -rf $(VENV) demo-out bench-out hunt-out build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .fuzz
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

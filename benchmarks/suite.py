@@ -59,6 +59,7 @@ def _run(name: str, experiment: str, *, quick: bool, seed: int) -> bool:
     command += ["--quick"] * quick
     print(f"== {name} {experiment}", file=sys.stderr, flush=True)
     began = time.monotonic()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored under nohup, and by children then
     process = subprocess.Popen(command, cwd=REPOSITORY)
     try:
         status = process.wait(LIMIT_QUICK_S if quick else LIMIT_S)

@@ -1,9 +1,81 @@
-"""What holds for every test."""
+"""What holds for every test: its tier and lane (``tests/gate.py``), and a journal of what ran."""
 
 from __future__ import annotations
 
+import faulthandler
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TextIO
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.gate import LANES, TIERS, Durations, is_in_gate, lane_of, promises
 
 # both are assertions about how fast this machine is just now
 settings.register_profile("stateflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stateflow")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("stateflow")
+    group.addoption("--tier", choices=TIERS, default="all", help="which tests: those of the gate, or all of them")
+    group.addoption("--lane", choices=tuple(LANES), help="only the tests of one lane")
+    group.addoption("--shard", metavar="I/N", help="only the I-th of N parts of the files, from 1 on")
+    group.addoption("--journal", metavar="FILE", help="write a line when a test begins and one when it has ended")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # whoever ends a run that takes too long asks what it was at; while a test runs, 2 is a file of pytest's
+    faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True)
+    path = config.getoption("--journal")
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Journal(Path(path)), "stateflow-journal")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tier, lane, shard = (config.getoption(name) for name in ("--tier", "--lane", "--shard"))
+    if tier == "all" and lane is None and shard is None:
+        return
+    held = promises()
+    files = list(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
+    part, parts = (int(number) for number in shard.split("/")) if shard else (1, 1)
+    of_shard = set(files[part - 1 :: parts])
+
+    def is_wanted(item: pytest.Item) -> bool:
+        markers = {mark.name for mark in item.iter_markers()}
+        promised = any(promise.is_held_by(item.nodeid) for promise in held)
+        return (
+            (tier == "all" or is_in_gate(markers, promised))
+            and (lane is None or lane_of(markers) == lane)
+            and item.nodeid.partition("::")[0] in of_shard
+        )
+
+    wanted = [item for item in items if is_wanted(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+    # longest files first, so that none is begun when the others have ended
+    durations = Durations.read()
+    seconds = {file: durations.of_file(file) for file in files}
+    items[:] = sorted(wanted, key=lambda item: -seconds[item.nodeid.partition("::")[0]])
+
+
+class _Journal:
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("w", buffering=1)
+
+    def _write(self, **entry: str | float) -> None:
+        self._file.write(json.dumps(entry) + "\n")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write(event="begins", test=nodeid, at=time.time())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        outcome = "failed" if report.failed else "skipped" if report.skipped else "passed"
+        self._write(event=report.when or "", test=report.nodeid, seconds=report.duration, outcome=outcome)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._write(event="ended", test=nodeid)

@@ -1,11 +1,19 @@
-"""How much the tests that draw at random do: with STATEFLOW_TEST_THOROUGH=1 in the environment four times as much."""
+"""How much tests that draw at random do, by tier (``tests/gate.py``), and from which seed.
+
+STATEFLOW_TEST_TIER   ``gate`` (default): a sixteenth; ``all``: a quarter; ``hunt``: everything.
+STATEFLOW_TEST_SEED   where seeds begin; ``tests/gate.py`` derives it from the commit.
+"""
 
 from __future__ import annotations
 
 import os
 
-THOROUGH = bool(os.environ.get("STATEFLOW_TEST_THOROUGH"))
+TIER = os.environ.get("STATEFLOW_TEST_TIER", "gate")
+SEED = int(os.environ.get("STATEFLOW_TEST_SEED", "0"))
+_SHARE = {"gate": 16, "all": 4, "hunt": 1}[TIER]
+THOROUGH = TIER != "gate"
 
 
-def sized(thorough: int) -> int:
-    return thorough if THOROUGH else thorough // 4
+def sized(most: int) -> int:
+    """What a tier does of ``most``."""
+    return max(1, most // _SHARE)

@@ -154,6 +154,7 @@ class KeepingContract:
             fresh.archive(datetime(2026, 1, 1))
         sound(fresh)
 
+    @pytest.mark.thorough
     def test_archive_of_many(self, fresh: Ledger) -> None:
         for n in range(450):
             new = Entry(f"item-{n}", A, "NEW")
@@ -167,6 +168,7 @@ class KeepingContract:
 
     # -- crashes ------------------------------------------------------------------------------------------
 
+    @pytest.mark.thorough
     def test_a_kill_between_any_two_statements(self, fresh: Ledger, fresh_url: str) -> None:
         """At no statement or commit does a kill -9 leave half of anything, or something that later calls trip over."""
         command = [sys.executable, "-m", "tests.contract.ledger_worker", fresh_url]
@@ -314,6 +316,7 @@ class KeepingContract:
             verb = "ANALYZE TABLE" if self.kind == "mariadb" else "ANALYZE"
             connection.execute(text(f"{verb} {table.name}"))
 
+    @pytest.mark.thorough
     def test_no_query_reads_a_whole_table(self, fresh: Ledger) -> None:
         new = [Entry(f"item-{n:05}", App(f"app-{n % 7}"), "NEW") for n in range(3000)]
         locks = [Entry(each.item_id, each.app, "PROCESSING", each) for each in new[:2400]]

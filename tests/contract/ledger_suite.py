@@ -33,7 +33,7 @@ from tests.contract.databases import fresh_database
 from tests.contract.ledger_oracle import Step
 from tests.contract.ledger_support import PATIENCE_S, A, B, done, item_id, sound
 from tests.contract.ledger_worker import acquire
-from tests.sizes import THOROUGH, sized
+from tests.sizes import sized
 
 RIVALS, ROUNDS = 8, sized(1000)
 
@@ -234,12 +234,12 @@ class LedgerContract:
 
     # -- what may follow what -----------------------------------------------------------------------------
 
+    @pytest.mark.thorough
     def test_every_sequence_of_up_to_four_records(self, fresh: Ledger) -> None:
         """Those that the oracle allows are written, the others leave nothing: so a sequence with a refused record in
-        it is the one without it, and only allowed ones need be carried on with. Over a network, unless it shall be
-        thorough, up to three: what decides is one code.
+        it is the one without it, and only allowed ones need be carried on with.
         """
-        longest = 4 if THOROUGH or self.kind == "sqlite" else 3
+        longest = 4
         elsewhere = fresh.put("elsewhere", A, "NEW")
         apps = {"A": A, "B": B, "*": App("*")}
         tried = allowed = 0
@@ -387,6 +387,7 @@ class LedgerContract:
 
     # -- rivals -------------------------------------------------------------------------------------------
 
+    @pytest.mark.thorough
     def test_of_rival_processes_exactly_one_acquires(self, fresh: Ledger, fresh_url: str) -> None:
         fresh.put_many(Entry(f"round-{n}", A, "NEW") for n in range(ROUNDS))
         context = multiprocessing.get_context("spawn")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stateflow.changes import Mutations
 from stateflow.storage import PartitionStore
 from stateflow.storage.store import prefix_end
+from tests.sizes import sized
 
 keys = st.binary(max_size=3) | st.binary(min_size=1, max_size=3).map(lambda b: b"\xff" * len(b))
 bounds = st.tuples(keys, keys).map(lambda pair: (min(pair), max(pair)))
@@ -210,7 +211,7 @@ class StoreContract(ABC):
     # -- against a dict -----------------------------------------------------------------------------------
 
     @given(script=steps)
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=sized(240), suppress_health_check=list(HealthCheck))
     def test_it_does_what_a_dict_does(self, script: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
         tmp_path = tmp_path_factory.mktemp("store")
         store = self.make(tmp_path / "store")

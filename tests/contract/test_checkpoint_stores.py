@@ -48,6 +48,7 @@ def s3_server() -> Iterator[str]:
     server.stop()
 
 
+@pytest.mark.thorough
 class TestS3(CheckpointContract, HoldsContract):
     stride = 7
 

@@ -76,6 +76,7 @@ def test_an_error_that_is_not_said_in_one_line_is_a_defect() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed here")
+@pytest.mark.thorough
 def test_the_engine_finds_what_is_planted(tmp_path: Path) -> None:
     script = tmp_path / "planted.py"
     script.write_text(PLANTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import threading
 import time
@@ -17,10 +18,13 @@ from stateflow.testing import LocalCluster
 T = TypeVar("T")
 Text = TypeVar("Text", str, bytes)
 POLL_S = 0.02
+#: as tests/gate.py measured it
+SLOWNESS = float(os.environ.get("STATEFLOW_TEST_SLOWNESS", "1"))
 
 
 def eventually(ask: Callable[[], T], what: str, timeout_s: float = 120.0) -> T:
-    """The first true answer. Unavailable counts as not yet."""
+    """The first true answer. Unavailable counts as not yet. ``timeout_s``: on a quiet machine."""
+    timeout_s *= SLOWNESS
     deadline = time.monotonic() + timeout_s
     last: Any = None
     while time.monotonic() < deadline:

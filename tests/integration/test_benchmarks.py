@@ -11,6 +11,8 @@ from benchmarks.load import Ledger
 from benchmarks.operators import CountSum
 from stateflow.testing import LocalCluster
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def rows() -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from tests.integration.mounts import Mount
 from tests.integration.operators import Tally
 from tests.integration.support import Model, eventually, outputs, read
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
 SIZE = 24 << 20
 
 

@@ -102,6 +102,7 @@ def test_a_wrong_java_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind
     assert_refused(f"{home}/bin/java does not run (java_home={home})")
 
 
+@pytest.mark.processes
 def test_the_demo_without_java_says_so_and_starts_nothing(tmp_path: Path) -> None:
     """Every process of the demonstration inherits the mark in its environment, so that a stray one would show."""
     (tmp_path / "bin").mkdir()

@@ -15,6 +15,8 @@ from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 from tests.integration.support import eventually
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:

@@ -32,7 +32,7 @@ from tests.integration.slow_link import SlowLink
 from tests.integration.support import eventually, read
 from tests.sizes import THOROUGH
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
 #: as often as gRPC asks at most whether its server is there. It is cut at the fifth time
 OFTEN = ("grpc.keepalive_time_ms", 1_000)
@@ -144,7 +144,7 @@ def fill(cluster: LocalCluster, size: int) -> None:
     cluster.stream("Blob", "filling").send([{"k": "large", "size": -size}])
 
 
-#: with STATEFLOW_TEST_THOROUGH for longer than any time-out of a call
+#: in make test-all for longer than any time-out of a call
 FILE_BYTES, BYTES_PER_S = (2_400_000, 60_000) if THOROUGH else (600_000, 150_000)
 
 

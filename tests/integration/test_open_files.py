@@ -16,6 +16,7 @@ from tests.integration.support import Model, check_owners, eventually, outputs
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.alone,
     pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit is not here"),
 ]
 PARTITIONS = 128

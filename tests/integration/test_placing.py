@@ -16,6 +16,8 @@ from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 from tests.integration.support import eventually
 
+pytestmark = pytest.mark.processes
+
 PARTITIONS = 8
 
 

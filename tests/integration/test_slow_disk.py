@@ -19,6 +19,7 @@ from tests.integration.support import Streaming, check_owners, eventually
 COMPILER = shutil.which("cc")
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.alone,
     pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="needs a C compiler, on Linux"),
 ]
 #: below what a durable write takes on the slow disk

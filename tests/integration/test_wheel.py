@@ -163,7 +163,7 @@ class Installed:
 @pytest.fixture(scope="module", params=SUPPORTED)
 def installed(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """In a virtual environment of its own. What it depends on is seen where the tests' Python has it; for another
-    Python it is installed, which takes minutes: .ci/run does."""
+    Python it is installed, which takes minutes: make test-all does so."""
     place, empty = tmp_path_factory.mktemp("venv"), tmp_path_factory.mktemp("empty")
     bin_ = place / "bin"
     if request.param == OWN:
@@ -177,7 +177,7 @@ def installed(request: pytest.FixtureRequest, built: Built, tmp_path_factory: py
     if python is None:
         pytest.skip(f"there is no python{request.param} here")
     if not THOROUGH:
-        pytest.skip(f"python{request.param} needs everything installed: set STATEFLOW_TEST_THOROUGH")
+        pytest.skip(f"python{request.param} needs everything installed: make test-all does so")
     _call(python, "-m", "venv", str(place), cwd=empty)
     _call(str(bin_ / "pip"), "install", "-q", f"{built.wheel}[demo]", "pytest", cwd=empty)
     return Installed(bin_, empty)

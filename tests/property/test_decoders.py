@@ -19,6 +19,7 @@ from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc.wire import error_of
 from stateflow.runtime import layout
 from stateflow.runtime.output import join_output, split_output
+from tests.sizes import sized
 
 values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.binary() | st.text(),
@@ -78,13 +79,13 @@ jsons = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=sized(240))
 @given(st.binary() | jsons.map(lambda value: json.dumps(value).encode()))
 def test_manifests(data: bytes) -> None:
     decoded(lambda each: Manifest.decode(each, "somewhere"), data)
 
 
-@settings(max_examples=60)
+@settings(max_examples=sized(240))
 @given(jsons)
 def test_files_of_manifests(files: Any) -> None:
     decoded(lambda each: Manifest.decode(each, "somewhere"), manifest(files=files))

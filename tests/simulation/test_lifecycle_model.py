@@ -26,9 +26,9 @@ from tests.simulation.one_move import EPOCH, Model, Rules
     [
         (Rules(faults_together=0, commits=2), 300),
         (Rules(faults_together=1, commits=2), 10_000),
-        (Rules(faults_together=2, commits=1, orphans_survive=True), 60_000),
-        (Rules(faults_together=3, commits=0, faults=(2,) * 7), 100_000),
-        (Rules(faults_together=3, commits=1), 200_000),
+        pytest.param(Rules(faults_together=2, commits=1, orphans_survive=True), 60_000, marks=pytest.mark.thorough),
+        pytest.param(Rules(faults_together=3, commits=0, faults=(2,) * 7), 100_000, marks=pytest.mark.thorough),
+        pytest.param(Rules(faults_together=3, commits=1), 200_000, marks=pytest.mark.thorough),
     ],
     ids=[
         "no fault",
@@ -191,9 +191,10 @@ def rolls_back(move: Move) -> list[Instruction]:
     [
         (Rules(unfence_on_timeout=True), "two owners"),
         (Rules(lifecycle=CancelIgnoresSeal), "two owners"),
-        (
+        pytest.param(
             Rules(lifecycle=CancelForgets, fence_needs_follower=False, faults_together=3),
             "rolled back sealed all the same",
+            marks=pytest.mark.thorough,
         ),
         (Rules(lifecycle=ServesWhenSealed), "a batch is in hand only of who owns"),
         (Rules(lifecycle=SealsOverABatch), "a batch is in hand only of who owns"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import math
+from random import Random
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ from tests.simulation.sim.__main__ import COLLECT_EVERY
 from tests.simulation.sim.ledger import MemoryLedger
 from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.run import simulate
+from tests.sizes import SEED
 
 #: within so many seeds whatever is broken must be found; and what few seeds meet
 ENOUGH, ENOUGH_OF_RARE = 400, 3000
@@ -305,82 +307,66 @@ MET = {
     a_name_is_whose_asks_last: (1191,),
     a_registration_is_believed_whenever_it_comes: (215, 420),
     served_without_a_lease: (294,),
-    take_over_before_the_lease_has_lapsed: (294,),
+    take_over_before_the_lease_has_lapsed: (387,),
     ownership_is_not_synced: (17, 122),
     taken_over_though_it_may_be_served_alone: (132,),
     created_over_what_replicas_have: (98,),
     one_that_does_not_lead_tells_of_less_than_was_seen: (60,),
 }
+#: what takes more seconds than the gate has for it
+SELDOM = {
+    dirty_set_race,
+    a_lease_for_one_that_does_not_know_what_it_lost,
+    two_controllers_both_decide,
+    a_gap_that_no_client_tells_of,
+    directories_are_not_synced,
+    one_that_does_not_lead_tells_of_less_than_was_seen,
+}
 RARE = {a_name_is_whose_asks_last, a_registration_is_believed_whenever_it_comes, served_without_a_lease}
+
+
+PLANTED = {
+    "what is damaged is removed": what_is_damaged_is_removed,
+    "what is behind damage in a log is dropped": what_is_behind_damage_in_a_log_is_dropped,
+    "two controllers both decide": two_controllers_both_decide,
+    "un-fence on time-out": unfence_on_timeout,
+    "restore before the backup is complete": restore_before_the_backup_is_complete,
+    "zombie commit": zombie_commit,
+    "lost timers": lost_from_change_sets(BY_TIME, BY_NAME),
+    "forgotten watermark": lost_from_change_sets(layout.WATERMARK),
+    "forgotten output": lost_from_change_sets(layout.OUTPUT),
+    "forgotten position": lost_from_change_sets(layout.POSITION),
+    "dirty-set race while copying": dirty_set_race,
+    "fsync without sync": acknowledged_before_it_is_written,
+    "databases are not completed": databases_are_not_completed,
+    "the log goes before databases are synced": the_log_goes_before_databases_are_synced,
+    "ownership is not synced": ownership_is_not_synced,
+    "directories are not synced": directories_are_not_synced,
+    "take-over before the lease has lapsed": take_over_before_the_lease_has_lapsed,
+    "served without a lease": served_without_a_lease,
+    "a lease for one that does not know what it lost": a_lease_for_one_that_does_not_know_what_it_lost,
+    "what was given up is kept": what_was_given_up_is_kept,
+    "a registration is believed whenever it comes": a_registration_is_believed_whenever_it_comes,
+    "a name is whose asks last": a_name_is_whose_asks_last,
+    "created over what replicas have": created_over_what_replicas_have,
+    "a batch of which a part was never sent counts as sent": a_batch_of_which_a_part_was_never_sent_counts_as_sent,
+    "a source is anybody's": a_source_is_anybodys,
+    "a gap that no client tells of": a_gap_that_no_client_tells_of,
+    "what passed is not settled": what_passed_is_not_settled,
+    "what passed counts behind a loss": what_passed_counts_behind_a_loss,
+    "batches pass whatever is due": batches_pass_whatever_is_due,
+    "one that does not lead tells of less than was seen": one_that_does_not_lead_tells_of_less_than_was_seen,
+    "taken over though it may be served alone": taken_over_though_it_may_be_served_alone,
+}
+#: what the gate looks for: three of them, others with each commit
+IN_TURN = Random(SEED).sample(sorted(name for name, broken in PLANTED.items() if broken not in RARE | SELDOM), 3)
 
 
 @pytest.mark.parametrize(
     "broken",
     [
-        what_is_damaged_is_removed,
-        what_is_behind_damage_in_a_log_is_dropped,
-        two_controllers_both_decide,
-        unfence_on_timeout,
-        restore_before_the_backup_is_complete,
-        zombie_commit,
-        lost_from_change_sets(BY_TIME, BY_NAME),
-        lost_from_change_sets(layout.WATERMARK),
-        lost_from_change_sets(layout.OUTPUT),
-        lost_from_change_sets(layout.POSITION),
-        dirty_set_race,
-        acknowledged_before_it_is_written,
-        databases_are_not_completed,
-        the_log_goes_before_databases_are_synced,
-        ownership_is_not_synced,
-        directories_are_not_synced,
-        take_over_before_the_lease_has_lapsed,
-        served_without_a_lease,
-        a_lease_for_one_that_does_not_know_what_it_lost,
-        what_was_given_up_is_kept,
-        a_registration_is_believed_whenever_it_comes,
-        a_name_is_whose_asks_last,
-        created_over_what_replicas_have,
-        a_batch_of_which_a_part_was_never_sent_counts_as_sent,
-        a_source_is_anybodys,
-        a_gap_that_no_client_tells_of,
-        what_passed_is_not_settled,
-        what_passed_counts_behind_a_loss,
-        batches_pass_whatever_is_due,
-        one_that_does_not_lead_tells_of_less_than_was_seen,
-        taken_over_though_it_may_be_served_alone,
-    ],
-    ids=[
-        "what is damaged is removed",
-        "what is behind damage in a log is dropped",
-        "two controllers both decide",
-        "un-fence on time-out",
-        "restore before the backup is complete",
-        "zombie commit",
-        "lost timers",
-        "forgotten watermark",
-        "forgotten output",
-        "forgotten position",
-        "dirty-set race while copying",
-        "fsync without sync",
-        "databases are not completed",
-        "the log goes before databases are synced",
-        "ownership is not synced",
-        "directories are not synced",
-        "take-over before the lease has lapsed",
-        "served without a lease",
-        "a lease for one that does not know what it lost",
-        "what was given up is kept",
-        "a registration is believed whenever it comes",
-        "a name is whose asks last",
-        "created over what replicas have",
-        "a batch of which a part was never sent counts as sent",
-        "a source is anybody's",
-        "a gap that no client tells of",
-        "what passed is not settled",
-        "what passed counts behind a loss",
-        "batches pass whatever is due",
-        "one that does not lead tells of less than was seen",
-        "taken over though it may be served alone",
+        pytest.param(broken, id=name, marks=() if name in IN_TURN else pytest.mark.thorough)
+        for name, broken in PLANTED.items()
     ],
 )
 def test_a_broken_variant_is_found(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,10 @@ def condemned_blobs_are_used(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("broken", [no_holds, adopted_as_it_was, not_published, condemned_blobs_are_used])
+@pytest.mark.parametrize(
+    "broken",
+    [no_holds, adopted_as_it_was, not_published, pytest.param(condemned_blobs_are_used, marks=pytest.mark.thorough)],
+)
 def test_a_broken_variant_is_found(
     broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

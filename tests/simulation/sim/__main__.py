@@ -47,7 +47,8 @@ def main() -> int:
         return 1 if world.failure else 0
     started = time.perf_counter()
     last = arguments.first + arguments.seeds
-    shards = [range(at, min(at + SHARD, last)) for at in range(arguments.first, last, SHARD)]
+    size = max(1, min(SHARD, arguments.seeds // (2 * arguments.processes)))  # few seeds are for all processes, too
+    shards = [range(at, min(at + size, last)) for at in range(arguments.first, last, size)]
     total, failed = Counts(), []
     with ProcessPoolExecutor(arguments.processes) as pool:
         for counts, failures in pool.map(run_seeds, shards):

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stateflow.agent.converging import BACKOFF_S, BACKOFF_S_MAX, BUSY_S, WELL_S, Begin, Convergence, End, Kill
 from stateflow.errors import Unavailable
 from stateflow.fleet import Spawned
+from tests.sizes import sized
 
 R = Spawned("r", "a")
 KILL_S = 25.0
@@ -198,4 +199,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestLife.settings = settings(max_examples=sized(400), stateful_step_count=30, deadline=None)

@@ -23,6 +23,7 @@ finally:
 """
 
 
+@pytest.mark.thorough
 def test_an_experiment_that_takes_too_long_takes_its_processes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,6 +157,7 @@ def test_an_error_for_machines_is_an_object_on_stdout_as_well() -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_an_operator_that_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("N = 1 / 0\n\n\nclass Op:\n    n = N\n")
     (tmp_path / "empty.py").write_text("1 / 0\n")
@@ -188,7 +189,9 @@ def invoke(*arguments: str) -> Any:
             ["replica", "--site", "edge", "--name", "../up", "--data-dir", "x", "--controller", NOBODY],
             "invalid_argument",
         ),
-        (["migrate", "Op", "3", "--to", "edge", "--controller", NOBODY], "unavailable"),
+        pytest.param(
+            ["migrate", "Op", "3", "--to", "edge", "--controller", NOBODY], "unavailable", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_errors_are_one_line_on_stderr(arguments: list[str], code: str) -> None:

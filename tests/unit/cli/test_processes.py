@@ -62,6 +62,7 @@ def test_it_ends_though_the_pipe_that_it_logs_to_is_full(reads_on: bool, status:
     process.stdout.close()
 
 
+@pytest.mark.thorough
 def test_a_controller_whose_page_cannot_be_served_ends_without_more(tmp_path: Path) -> None:
     words = ["--ledger", f"sqlite:///{tmp_path}/ledger.db", "--listen", "127.0.0.1:0", "--dashboard", "nowhere"]
     done = CliRunner().invoke(app, ["controller", *words])

@@ -21,6 +21,7 @@ LAUNCHERS = [LocalLauncher(), LocalLauncher(rotates=False), *([ForkLauncher()] i
 
 @pytest.mark.processes
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=["rotating", "local", "forked"][: len(LAUNCHERS)])
+@pytest.mark.thorough
 def test_processes_are_started_and_ended_alike(launcher: Launcher[Command, Started], tmp_path: Path) -> None:
     arguments = ["controller", "--listen", "127.0.0.1:0", "--ledger", f"sqlite:///{tmp_path / 'ledger.db'}", "--json"]
     command = Command("c", [*arguments, "--stop-with-parent"], dict(os.environ), tmp_path / "c.log")

@@ -15,6 +15,7 @@ from reconfig.budget import Measured, predicted_pause_ms
 from reconfig.migration import Kind, Move, Phase
 from stateflow.errors import BudgetUnreachable, InvalidTransition, InvariantBroken, MoveAborted, StaleEpoch, Unavailable
 from tests.instructions import names
+from tests.sizes import sized
 
 SMALL = Measured(lag_bytes=0, change_rate=0.0, bandwidth=1e6, rtt_ms=1.0)
 LARGE = Measured(lag_bytes=10**9, change_rate=0.0, bandwidth=1e6, rtt_ms=1.0)
@@ -651,7 +652,7 @@ def test_a_state_that_no_history_leads_to_is_named(machine: Move, wrong: dict[st
     st.booleans(),
     st.sampled_from(Kind),
 )
-@settings(max_examples=400)
+@settings(max_examples=sized(1600))
 def test_invariants_over_any_history(events: list[m.Event], budget: float, before: bool, kind: Kind) -> None:
     granted_before = before and kind is not Kind.STANDBY
     machine = Move(5, 6, budget, kind=kind, granted=granted_before)

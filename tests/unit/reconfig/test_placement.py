@@ -18,6 +18,7 @@ from reconfig.placement import PolicyName, by_locality, decide, policies_named, 
 from reconfig.view import PAYBACK_S, Left, Seen, View, Wish
 from stateflow.errors import InvalidArgument
 from stateflow.types import PartitionId, ReplicaInfo, node_of, worker_name
+from tests.sizes import sized
 
 LOAD, LOCALITY, RING = PolicyName.LOAD, PolicyName.LOCALITY, PolicyName.RING
 
@@ -114,7 +115,7 @@ def check_room(view: View, wishes: list[Wish]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=sized(600), deadline=None)
 def test_a_policy_never_makes_it_worse_nor_breaks_a_rule(data: st.DataObject) -> None:
     sites = {"edge": data.draw(st.integers(1, 3)), "cloud": data.draw(st.integers(1, 3))}
     infos = replicas(**sites)
@@ -269,7 +270,7 @@ SITES = ["a", "b", "c", "d"]
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(800), deadline=None)
 def test_locality_never_goes_further_away_by_measure(data: st.DataObject) -> None:
     infos = replicas(**dict.fromkeys(SITES[:3], 1))
     count = data.draw(st.integers(1, 6))

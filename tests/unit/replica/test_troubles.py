@@ -163,6 +163,7 @@ async def _returns() -> None:
 
 
 @pytest.mark.parametrize(("duty", "code", "what"), [(_fails, "disk_full", "No space"), (_returns, "error", "_returns")])
+@pytest.mark.thorough
 def test_a_replica_whose_duty_ended_by_itself_ends(
     duty: Callable[[], Any],
     code: str,

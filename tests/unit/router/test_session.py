@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stateflow.errors import Moved, NotOwner, OperatorFailed, StateflowError, StateMissing, Unavailable
 from stateflow.router.session import BatchSession, Delivery, Refresh, Route, RoutingTable, Send, Wait, table_of
 from stateflow.types import ReplicaInfo
+from tests.sizes import sized
 
 NOT_OWNER = NotOwner("not here")
 DOWN = Unavailable("no answer")
@@ -391,7 +392,7 @@ answers = st.sampled_from(["output", "moved", "not_owner", "down", "fatal", "sil
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), answers), max_size=40), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=sized(800))
 def test_it_always_ends_and_answers_for_every_partition(script: list[tuple[int, str]], refresh: bool) -> None:
     """Whatever replicas say in whatever order, then everything works: outputs of all, or the one error."""
     s = session([0, 1, 2, 3], timeout_s=1e9)

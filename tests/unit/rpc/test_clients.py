@@ -43,6 +43,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.thorough
 def test_children_live_while_calls_are_under_way() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

@@ -58,6 +58,7 @@ def test_what_was_looked_at_is_not_looked_at_again_but_freed_with_its_last_refer
     assert seen() is None
 
 
+@pytest.mark.thorough
 def test_a_cycle_dropped_after_it_was_looked_at_is_collected_when_what_is_kept_has_doubled(garbage: Garbage) -> None:
     ring = _ring()
     held = ring()
@@ -73,6 +74,7 @@ def test_a_cycle_dropped_after_it_was_looked_at_is_collected_when_what_is_kept_h
     assert len(kept) * YOUNG >= OLD
 
 
+@pytest.mark.thorough
 def test_what_is_known_to_be_no_cycle_is_no_reason_to_look_at_everything() -> None:
     thresholds = gc.get_threshold()
     gc.collect()

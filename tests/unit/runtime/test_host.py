@@ -38,6 +38,7 @@ from stateflow.runtime.positions import Batch
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 from stateflow.testing import OperatorHarness
 from stateflow.types import PartitionId
+from tests.sizes import sized
 from tests.unit.operators import Count, Lifecycled, Pair, Picky
 
 NOW_US = 0
@@ -479,7 +480,7 @@ ops = st.lists(
 
 
 @given(ops, st.integers(1, 3))
-@settings(max_examples=120)
+@settings(max_examples=sized(480))
 def test_state_is_that_of_every_batch_once_in_order(script: list[tuple[str, Any]], cached: int) -> None:
     store = MemoryStore()
     start: Callable[[], PartitionHost] = lambda: PartitionHost(Picky, P, store, epoch=1, cached_keys=cached)  # noqa: E731

@@ -255,6 +255,7 @@ def test_a_crash_at_every_step(tmp_path: Path, disk: str, logged: bool) -> None:
 
 
 @pytest.mark.parametrize("logged", [False, True])
+@pytest.mark.thorough
 def test_crashes_at_two_steps(tmp_path: Path, logged: bool) -> None:
     wanted, steps = uninterrupted(tmp_path / "reference", logged)
     for first, second in itertools.product(range(1, steps + 1, 3), range(1, steps + 1, 4)):

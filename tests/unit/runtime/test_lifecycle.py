@@ -23,6 +23,7 @@ from stateflow.errors import (
 )
 from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
 from stateflow.types import PartitionId, ReplicaInfo
+from tests.sizes import sized
 
 P = PartitionId("Op", 3)
 EDGE = ReplicaInfo("edge-0", "edge", "edge:1")
@@ -361,7 +362,7 @@ calls = st.one_of(
 
 
 @given(st.lists(calls, max_size=25))
-@settings(max_examples=300)
+@settings(max_examples=sized(1200))
 def test_invariants_over_any_history(history: list[tuple[Any, ...]]) -> None:
     """Epochs never fall; a refusal changes nothing; a commit only while OWNED or FENCING; cancelled never seals."""
     lifecycle = Lifecycle(P)

@@ -23,6 +23,7 @@ from stateflow.runtime.timers import Domain, Timers, to_us
 from stateflow.storage import MemoryStore
 from stateflow.testing import OperatorHarness
 from stateflow.types import PartitionId
+from tests.sizes import sized
 
 T0 = datetime(2013, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -299,7 +300,7 @@ class TimersMachine(RuleBasedStateMachine):
 
 
 TestTimersMachine = TimersMachine.TestCase
-TestTimersMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestTimersMachine.settings = settings(max_examples=sized(240), stateful_step_count=40)
 
 
 class Remembering(Operator):

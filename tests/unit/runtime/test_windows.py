@@ -14,6 +14,7 @@ from stateflow import Context, Operator, SessionWindows, SlidingWindows, Tumblin
 from stateflow.errors import DeclarationError, InvalidArgument
 from stateflow.runtime.operator import describe
 from stateflow.testing import OperatorHarness
+from tests.sizes import sized
 
 T0 = datetime(2013, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -118,7 +119,7 @@ rows_ = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integer
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 @pytest.mark.parametrize(("cls", "bounds"), MODELS)
-@settings(max_examples=25)
+@settings(max_examples=sized(100))
 @given(batches=st.lists(rows_, max_size=3))
 def test_windows_hold_what_falls_into_them(cls: type[Windowed], bounds: Any, batches: list[Rows], backend: str) -> None:
     harness = OperatorHarness(cls, partitions=2, backend=backend)

@@ -67,6 +67,7 @@ def test_an_operators_failure_ends_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "most"), [("", 7), ("0", 7), ("1", 200)])
+@pytest.mark.thorough
 def test_an_error_shows_where_it_was_called_and_causes_on_request(
     monkeypatch: pytest.MonkeyPatch, wanted: str, most: int
 ) -> None:
@@ -79,6 +80,7 @@ def test_an_error_shows_where_it_was_called_and_causes_on_request(
     assert ("direct cause" in done.stderr) is (wanted == "1")
 
 
+@pytest.mark.thorough
 def test_a_caller_can_go_on_asking_an_error_what_it_is() -> None:
     with pytest.raises(Unavailable) as caught:
         Cluster("127.0.0.1:1").status()

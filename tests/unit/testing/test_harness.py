@@ -21,6 +21,7 @@ from stateflow.changes import Mutations
 from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OperatorFailed, OutputMismatch
 from stateflow.partitioner import partition_of
 from stateflow.testing import OperatorHarness
+from tests.sizes import sized
 
 BACKENDS = ("memory", "rocksdb")
 
@@ -118,7 +119,7 @@ rows = st.builds(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=sized(60))
 @given(st.lists(st.lists(rows, max_size=12), max_size=4), st.integers(1, 5))
 def test_both_backends_say_the_same_and_what_dictionaries_say(
     batches: list[list[dict[str, Any]]], partitions: int
@@ -293,6 +294,7 @@ def test_close_removes_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_harness_that_nobody_closes_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     harness = OperatorHarness(Basket(), backend="rocksdb")

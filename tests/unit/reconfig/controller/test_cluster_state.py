@@ -29,6 +29,7 @@ from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState
 from stateflow.moves import MoveOptions
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from tests.sizes import sized
 
 SPEC = OperatorSpec("Op", "mod:Op", 4, ("a", "b"), b"\x00schema\xff", '{"x": 1}')
 P = PartitionId("Op", 1)
@@ -616,7 +617,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
         self.ledger.close()
 
 
-ClusterStateMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+ClusterStateMachine.TestCase.settings = settings(max_examples=sized(160), stateful_step_count=25)
 TestClusterStateMachine = ClusterStateMachine.TestCase
 
 

@@ -24,6 +24,7 @@ from stateflow.ledger.batches import EntityStatus
 from stateflow.ledger.records import Kind
 from stateflow.reports import PartitionFault
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from tests.sizes import sized
 
 NODES = ("gw-0", "gw-1", "gw-2", "gw-3")
 
@@ -52,7 +53,7 @@ def numbers() -> Iterator[int]:
     return iter(range(10_000))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=sized(240), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["begin", "end", "fail", "cancel", "another leads"]), max_size=14))
 def test_whatever_becomes_of_it_it_ends_once_and_reads_the_same(
     ledger: Ledger, cluster: ClusterState, numbers: Iterator[int], steps: list[str]
@@ -98,7 +99,7 @@ def test_whatever_becomes_of_it_it_ends_once_and_reads_the_same(
 STEPS = ["begin", "end", "fail", "not begun", "cancel", "interrupted", "another leads"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=sized(240), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(STEPS), max_size=18))
 def test_of_what_is_about_partitions_a_failure_holds_up_no_other_node(
     ledger: Ledger, cluster: ClusterState, numbers: Iterator[int], steps: list[str]

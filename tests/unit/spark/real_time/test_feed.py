@@ -26,6 +26,7 @@ from stateflow.spark.real_time.feed import Kept, Outputs
 from stateflow.spark.task import PARTITION_COLUMN
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
+from tests.sizes import sized
 
 PARTITIONS, KEYS, SOURCES = 3, 5, 2
 NOW_US = [0]  # processing time of the newest batch
@@ -176,7 +177,7 @@ class World:
             self.attempt = None
 
 
-@settings(max_examples=300)
+@settings(max_examples=sized(1200))
 @given(st.lists(ACTIONS, min_size=12, max_size=40))
 def test_each_row_is_applied_once_and_given_once(actions: list[tuple[Any, ...]]) -> None:
     world = World()
@@ -241,7 +242,7 @@ def finish(world: World) -> None:
 @given(
     st.lists(ACTIONS | st.tuples(st.just("save"), st.integers(0, PARTITIONS - 1)) | st.tuples(st.just("back"))),
 )
-@settings(max_examples=300)
+@settings(max_examples=sized(1200))
 def test_what_a_partition_lost_is_applied_again_or_asked_for(actions: list[tuple[Any, ...]]) -> None:
     """One is put back to what it was before. Never does a query go on without rows."""
     world, saved = World(), dict[int, dict[bytes, bytes]]()

@@ -1,0 +1,136 @@
+"""What is in the gate, in which lane, and that it stays within its time."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests import hunt
+from tests.gate import (
+    BUDGET_S,
+    MAX_FLAKY,
+    PROMISES_PAGE,
+    ROOT,
+    Durations,
+    Journal,
+    Promise,
+    flaky_entries,
+    is_in_gate,
+    lane_of,
+    promises,
+    table_of,
+)
+
+
+def exists(test: str) -> bool:
+    file, _, name = test.partition("[")[0].partition("::")
+    path = ROOT / file
+    return (
+        path.exists()
+        and re.search(rf"^ *(async )?def {name.rpartition('::')[2]}\(", path.read_text(), re.M) is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("markers", "lane"),
+    [
+        ((), "cpu"),
+        (("parametrize", "thorough"), "cpu"),
+        (("processes",), "waiting"),
+        (("browser", "processes"), "waiting"),
+        (("spark",), "spark"),
+        (("spark", "processes"), "spark"),
+        (("spark", "processes", "alone"), "alone"),
+    ],
+)
+def test_a_lane_is_what_a_test_needs(markers: tuple[str, ...], lane: str) -> None:
+    assert lane_of(markers) == lane
+
+
+def test_processes_are_in_the_gate_where_they_are_promised() -> None:
+    assert is_in_gate((), promised=False)
+    assert not is_in_gate(("thorough",), promised=False)
+    assert not is_in_gate(("processes",), promised=False)
+    assert is_in_gate(("processes",), promised=True)
+
+
+def test_a_promise_is_held_by_all_cases_of_its_test_or_by_the_one_it_names() -> None:
+    tests = ["f.py::test_a", "f.py::test_a[1]", "f.py::test_a[12]", "f.py::test_ab"]
+    every, one = Promise("", "", "f.py::test_a"), Promise("", "", "f.py::test_a[1]")
+    assert [test for test in tests if every.is_held_by(test)] == tests[:3]
+    assert [test for test in tests if one.is_held_by(test)] == tests[1:2]
+
+
+def test_every_promise_has_a_test() -> None:
+    named = [promise.test for promise in promises()]
+    assert [test for test in named if not exists(test)] == []
+    assert len(set(named)) == len(named)
+
+
+def test_contributing_has_the_promises_of_now() -> None:
+    assert table_of(promises(), Durations.read()) in PROMISES_PAGE.read_text(), "write it: make durations"
+
+
+def test_the_gate_stays_within_its_budget() -> None:
+    """Who adds to it moves something else out: by ``@pytest.mark.thorough``, or out of the promises."""
+    known = Durations.read()
+    assert known.lanes, "write them: make durations"
+    assert known.wall_s() < BUDGET_S
+    assert known.too_long() == {}
+
+
+def test_few_tests_are_flaky_and_all_of_them_exist() -> None:
+    entries = flaky_entries()
+    assert len(entries) <= MAX_FLAKY
+    assert [entry["test"] for entry in entries if not exists(entry["test"])] == []
+    assert all({"seed", "day", "suspected"} <= entry.keys() for entry in entries)
+
+
+def test_a_journal_knows_what_failed_and_what_was_running(tmp_path: Path) -> None:
+    lines = [
+        {"event": "begins", "test": "a", "at": 1.0},
+        {"event": "setup", "test": "a", "seconds": 0.5, "outcome": "passed"},
+        {"event": "call", "test": "a", "seconds": 1.0, "outcome": "failed"},
+        {"event": "teardown", "test": "a", "seconds": 0.25, "outcome": "passed"},
+        {"event": "ended", "test": "a"},
+        {"event": "begins", "test": "b", "at": 2.0},
+        {"event": "setup", "test": "b", "seconds": 0.0, "outcome": "skipped"},
+        {"event": "teardown", "test": "b", "seconds": 0.0, "outcome": "passed"},
+        {"event": "ended", "test": "b"},
+        {"event": "begins", "test": "c", "at": 3.0},
+    ]
+    path = tmp_path / "lane.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal = Journal.read(path)
+    assert journal.failed() == ["a"]
+    assert journal.outcomes == {"a": "failed", "b": "skipped"}
+    assert journal.seconds["a"] == 1.75
+    assert list(journal.running) == ["c"]
+    assert Journal.read(tmp_path / "none").outcomes == {}
+
+
+def test_durations_are_kept_and_added_up(tmp_path: Path) -> None:
+    lanes = {
+        "cpu": {"a.py": 4.0, "a.py::test_b": 2.5},
+        "waiting": {"c.py::test_d": 60.0},
+        "spark": {"e.py::test_f": 12.0},
+    }
+    path = tmp_path / "durations.json"
+    Durations(lanes).write(path)
+    known = Durations.read(path)
+    assert known.of_file("a.py") == 6.5
+    assert known.wall_s() == 6.5 / 2 + 12.0
+    assert known.too_long() == {"a.py::test_b": 2.5, "c.py::test_d": 60.0}
+
+
+def test_a_hunt_draws_everything_and_plants_a_mistake_now_and_then() -> None:
+    random = Random(1)
+    drawn = [hunt.draw(random, number) for number in range(1000)]
+    assert {quarry for quarry, _ in drawn} == {*hunt.QUARRIES, hunt.PLANTED}
+    assert sum(quarry is hunt.PLANTED for quarry, _ in drawn) == 10
+    assert len({seed for _, seed in drawn}) == 1000
+    assert all(quarry.command(seed) for quarry, seed in drawn)
