@@ -12,6 +12,7 @@ import pytest
 from tests import hunt
 from tests.gate import (
     BUDGET_S,
+    LANES,
     MAX_FLAKY,
     PROMISES_PAGE,
     ROOT,
@@ -115,16 +116,16 @@ def test_a_journal_knows_what_failed_and_what_was_running(tmp_path: Path) -> Non
 
 def test_durations_are_kept_and_added_up(tmp_path: Path) -> None:
     lanes = {
-        "cpu": {"a.py": 4.0, "a.py::test_b": 2.5},
+        "cpu": {"a.py": 4.0, "a.py::test_b": 4.5},
         "waiting": {"c.py::test_d": 60.0},
         "spark": {"e.py::test_f": 12.0},
     }
     path = tmp_path / "durations.json"
     Durations(lanes).write(path)
     known = Durations.read(path)
-    assert known.of_file("a.py") == 6.5
-    assert known.wall_s() == 6.5 / 2 + 12.0
-    assert known.too_long() == {"a.py::test_b": 2.5, "c.py::test_d": 60.0}
+    assert known.of_file("a.py") == 8.5
+    assert known.wall_s() == 8.5 / 2 + max(60.0 / LANES["waiting"], 12.0)
+    assert known.too_long() == {"a.py::test_b": 4.5, "c.py::test_d": 60.0}
 
 
 def test_a_hunt_draws_everything_and_plants_a_mistake_now_and_then() -> None:

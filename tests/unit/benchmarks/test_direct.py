@@ -28,6 +28,7 @@ def test_a_rival_that_is_not_installed_is_said_to_be_missing(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("contestant", [ROWS, COLUMNS])
+@pytest.mark.thorough
 def test_ours_gives_what_the_reference_gives(contestant: str, tmp_path: Path) -> None:
     batches = columns_of(1, 20, 100, 3)
     outcome = CONTEST[contestant](batches, 1, tmp_path / "replica", True)
