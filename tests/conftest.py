@@ -1,4 +1,4 @@
-"""What holds for every test: its tier and lane (``tests/gate.py``), and a journal of what ran."""
+"""Hooks of every test: which tier and lane it is in (``tests/gate.py``), and a journal of what ran."""
 
 from __future__ import annotations
 
@@ -41,22 +41,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier, lane, shard = (config.getoption(name) for name in ("--tier", "--lane", "--shard"))
     if tier == "all" and lane is None and shard is None:
         return
-    held = promises()
+    held = {promise.test for promise in promises()}
     files = list(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
     part, parts = (int(number) for number in shard.split("/")) if shard else (1, 1)
     of_shard = set(files[part - 1 :: parts])
 
     def is_wanted(item: pytest.Item) -> bool:
         markers = {mark.name for mark in item.iter_markers()}
-        promised = any(promise.is_held_by(item.nodeid) for promise in held)
+        promised = item.nodeid in held or item.nodeid.partition("[")[0] in held
         return (
             (tier == "all" or is_in_gate(markers, promised))
             and (lane is None or lane_of(markers) == lane)
             and item.nodeid.partition("::")[0] in of_shard
         )
 
-    wanted = [item for item in items if is_wanted(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+    wanted, others = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (wanted if is_wanted(item) else others).append(item)
+    config.hook.pytest_deselected(items=others)
     # longest files first, so that none is begun when the others have ended
     durations = Durations.read()
     seconds = {file: durations.of_file(file) for file in files}

@@ -63,6 +63,8 @@ LONGEST_S = {"cpu": 4.0, "waiting": 40.0, "spark": 40.0, "alone": 40.0}
 #: seconds that one test may take in a run before it is ended with its stack, by its tier
 TIMEOUT_S = {"gate": 150, "all": 900}
 MAX_FLAKY = 10
+#: where more fail, it is not by chance, and none is run once more
+MAX_ONCE_MORE = 10
 #: the characters of a lane's output that are shown
 SHOWN = 20_000
 PYTEST = (
@@ -80,7 +82,7 @@ SLOWEST = 10
 
 
 def lane_of(markers: Iterable[str]) -> str:
-    """The lane of a test with these markers."""
+    """Returns the lane of a test with these markers."""
     markers = set(markers)
     if "alone" in markers:
         return "alone"
@@ -114,7 +116,7 @@ def promises(path: Path = PROMISES) -> list[Promise]:
 
 
 def table_of(held: Sequence[Promise], durations: Durations) -> str:
-    """The promises as CONTRIBUTING.md shows them, with seconds."""
+    """Renders the promises as CONTRIBUTING.md shows them, with seconds."""
     seconds = defaultdict[Promise, float](float)
     for tests in durations.lanes.values():
         for node_id, spent in tests.items():
@@ -132,14 +134,14 @@ def table_of(held: Sequence[Promise], durations: Durations) -> str:
 
 
 def write_table(page: Path = PROMISES_PAGE) -> None:
-    """Puts it between the first row of a table of promises and the empty line behind it."""
+    """Replaces the table of promises in a page, up to the empty line behind it."""
     before, _, rest = page.read_text().partition("| promise | test | s |\n")
     after = rest.partition("\n\n")[2]
     page.write_text(f"{before}{table_of(promises(), Durations.read())}\n{after}")
 
 
 def files_of(lane: str, tier: str) -> list[str]:
-    """The files that have tests of a lane, so that its workers need not read all others. Empty: all files."""
+    """Lists the files that may have tests of a lane, so that its workers import no others; empty: all files."""
     if lane == "cpu":
         return []
     if tier == "gate":
@@ -151,8 +153,10 @@ def files_of(lane: str, tier: str) -> list[str]:
 
 @dataclass(slots=True)
 class Durations:
-    """What tests took when ``--write-durations`` was last run: ``lanes[lane][node id] = seconds``; tests of less than
-    ``SMALL_S`` are one sum for each file."""
+    """Seconds that tests took when ``--write-durations`` was last run: ``lanes[lane][node id] = seconds``.
+
+    Tests of less than ``SMALL_S`` are one sum for each file.
+    """
 
     SMALL_S = 0.2
     lanes: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -165,7 +169,7 @@ class Durations:
         path.write_text(json.dumps(self.lanes, indent=1, sort_keys=True) + "\n")
 
     def of_file(self, file: str) -> float:
-        """Seconds of all tests of a file."""
+        """Adds up the seconds of all tests of a file."""
         return sum(
             seconds
             for tests in self.lanes.values()
@@ -174,12 +178,12 @@ class Durations:
         )
 
     def wall_s(self) -> float:
-        """What the gate takes if every worker is busy all the time."""
+        """Estimates the gate's wall time in seconds, as if every worker were busy all the time."""
         lane_s = {lane: sum(self.lanes.get(lane, {}).values()) / workers for lane, workers in LANES.items()}
         return sum(max(lane_s[lane] for lane in stage) for stage in STAGES)
 
     def too_long(self) -> dict[str, float]:
-        """Tests that take longer than their lane allows."""
+        """Returns the tests that take longer than their lane allows, with their seconds."""
         return {
             node_id: seconds
             for lane, tests in self.lanes.items()
@@ -190,7 +194,7 @@ class Durations:
 
 @dataclass(slots=True)
 class Journal:
-    """What the pytest of a lane wrote of each test (``tests/conftest.py``): its begin, its outcome, its end."""
+    """The events of each test that the pytest of a lane wrote (``tests/conftest.py``)."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)  # passed, failed, skipped
@@ -217,13 +221,13 @@ class Journal:
 
 
 def seed_of_commit() -> int:
-    """The same for everybody who tests this commit, and another one for the next."""
+    """Derives a seed from the commit: the same one for everybody who tests it, another one for the next commit."""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     return int(found.strip()[:7] or "0", 16)
 
 
 def slowness() -> float:
-    """How many times longer this machine takes just now than a quiet one with two cores; never below 1.
+    """Measures how many times longer this machine takes just now than a quiet one with two cores; at least 1.
 
     What a test waits for at most is multiplied by it (``tests/integration/support.py``). The worst of three counts: a
     million additions, a process that starts and ends, and a durable write.
@@ -270,7 +274,7 @@ class Lane:
             )
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit status; ``None``: it runs on."""
+        """Waits for its end and returns the exit status; ``None`` when the time is over and it runs on."""
         try:
             status = self._process.wait(max(0.0, timeout_s))
         except subprocess.TimeoutExpired:
@@ -282,7 +286,7 @@ class Lane:
         return Journal.read(self.journal_path)
 
     def end(self) -> None:
-        """Has each pytest of it write its stacks (``faulthandler``), then kills all of them."""
+        """Makes each of its processes write its stacks (``faulthandler``), then kills all of them."""
         for pid in _pythons_below(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
@@ -297,7 +301,7 @@ class Lane:
 
 
 def _pythons_below(pid: int) -> list[int]:
-    """It and its workers, which are the children that are pytest's own (execnet's)."""
+    """Returns the process ids of a pytest and of its xdist workers, but of nothing that tests started."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     found = [pid]
     for child in children.read_text().split() if children.exists() else ():
@@ -321,7 +325,7 @@ class Gate:
         self.lanes: list[Lane] = []
 
     def run(self) -> int:
-        """The exit status of the whole."""
+        """Runs all stages and returns the exit status of the whole."""
         began = time.monotonic()
         print(
             f"tier {self._tier}, seed {self._seed}; {self._slowness:.1f} times as slow as a quiet machine; "
@@ -340,7 +344,7 @@ class Gate:
         journals = {lane.name: lane.journal() for lane in self.lanes}
         failed = {lane: journal.failed() for lane, journal in journals.items()}
         flaky = dict[str, list[str]]()
-        if None not in statuses.values():
+        if None not in statuses.values() and sum(map(len, failed.values())) <= MAX_ONCE_MORE:
             for lane, tests in failed.items():
                 flaky[lane] = [test for test in tests if self._passes_alone(test)]
                 failed[lane] = [test for test in tests if test not in flaky[lane]]
@@ -447,7 +451,7 @@ def _flaky_tests(path: Path = FLAKY) -> set[str]:
 
 
 def flaky_entries(path: Path = FLAKY) -> list[dict[str, Any]]:
-    """``test``, ``seed``, ``day`` and ``suspected`` of each."""
+    """Reads the entries of flaky.toml: ``test``, ``seed``, ``day`` and ``suspected`` of each."""
     return list(tomllib.loads(path.read_text()).get("flaky", [])) if path.exists() else []
 
 

@@ -10,8 +10,10 @@ not found the hunt itself is broken, and ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -67,7 +69,7 @@ PLANTED = Quarry("a planted mistake", 0, _pytest("tests/simulation/test_planted_
 
 
 def draw(random: Random, number: int) -> tuple[Quarry, int]:
-    """What comes as this number, and its seed."""
+    """Draws the kind of the draw with this number, and its seed."""
     seed = random.randrange(1, 2**31)
     if number % PLANTED_EVERY == PLANTED_EVERY - 1:
         return PLANTED, seed
@@ -75,7 +77,7 @@ def draw(random: Random, number: int) -> tuple[Quarry, int]:
 
 
 def chase(quarry: Quarry, seed: int) -> bool:
-    """Runs it; whether it is sound."""
+    """Runs one draw; returns whether nothing was found."""
     command = quarry.command(seed)
     variables = {"STATEFLOW_TEST_TIER": "hunt", "STATEFLOW_TEST_SEED": str(seed), "STATEFLOW_TEST_KILL_ROUNDS": "1"}
     if quarry is PLANTED or command[0] == "taskset":
@@ -84,16 +86,24 @@ def chase(quarry: Quarry, seed: int) -> bool:
     FINDINGS.mkdir(exist_ok=True)
     log = FINDINGS / f"{quarry.name.replace(' ', '-')}-{seed}.log"
     with log.open("w") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            environment = os.environ | variables
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                timeout=LONGEST_S, check=False,
-            )  # fmt: skip
-            ended = f"status {done.returncode}"
-            sound = done.returncode in (0, 5)  # 5: pytest had no test to run
+            status = process.wait(LONGEST_S)
+            ended, sound = f"status {status}", status in (0, 5)  # 5: pytest had no test to run
         except subprocess.TimeoutExpired:
             ended, sound = f"not within {LONGEST_S} s", False
+        finally:  # also what it started
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     print(
         f"{time.strftime('%H:%M:%S')}  {time.monotonic() - began:6.0f} s  {quarry.name}, seed {seed}: {ended}",
         flush=True,

@@ -15,5 +15,5 @@ THOROUGH = TIER != "gate"
 
 
 def sized(most: int) -> int:
-    """What a tier does of ``most``."""
+    """Returns the share of ``most`` that the tier does; at least 1."""
     return max(1, most // _SHARE)

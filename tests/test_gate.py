@@ -29,11 +29,9 @@ from tests.gate import (
 
 def exists(test: str) -> bool:
     file, _, name = test.partition("[")[0].partition("::")
-    path = ROOT / file
-    return (
-        path.exists()
-        and re.search(rf"^ *(async )?def {name.rpartition('::')[2]}\(", path.read_text(), re.M) is not None
-    )
+    path, defined = ROOT / file, rf"^ *(async )?def {name.rpartition('::')[2]}\("
+    places = [path, *path.parent.glob("*_suite.py")]  # contracts are inherited
+    return path.exists() and any(re.search(defined, place.read_text(), re.MULTILINE) for place in places)
 
 
 @pytest.mark.parametrize(

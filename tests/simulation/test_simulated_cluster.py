@@ -22,7 +22,7 @@ from tests.simulation.sim import disk
 from tests.simulation.sim.flow import SCHEMA_BYTES, Flow, messages
 from tests.simulation.sim.oracle import Oracle, Plan, Violation
 from tests.simulation.sim.run import simulate
-from tests.sizes import SEED, sized
+from tests.sizes import SEED, TIER, sized
 
 SEEDS = sized(768)
 #: others with each commit
@@ -48,12 +48,11 @@ def test_no_seed_breaks_an_invariant() -> None:
     count = {name: float(figure.replace(",", "")) for name, figure in figures.items()}
     assert count["seeds"] == SEEDS
     assert count["violations"] == 0
-    assert count["moves_completed"] > SEEDS
     # a simulation in which little happens proves little
     assert count["moves_completed"] > 1.5 * SEEDS
     assert count["moves_aborted"] > 0.8 * SEEDS
     assert min(count["crashes"], count["power_losses"], count["pauses"], count["cuts"]) > SEEDS / 5
-    assert count["takeovers"] > 0  # 45 in 800 seeds, and one of them in the first 200
+    assert count["takeovers"] > (SEEDS / 40 if TIER == "hunt" else 0)  # 45 in 800 seeds, one of them in the first 200
     assert count["incomplete"] > SEEDS / 10
     assert count["rivals"] > SEEDS / 5
     assert count["rewinds"] > SEEDS / 400

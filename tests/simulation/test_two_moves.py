@@ -12,7 +12,6 @@ from tests.simulation.two_moves import ends_of_the_first, explore_two
 FIRST = Rules(faults_together=1, commits=0)
 
 
-@pytest.mark.thorough
 def test_no_reachable_state_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     explored = explore_two(FIRST, Rules(faults_together=0, commits=1), stale_max=2)
     with capsys.disabled():

@@ -98,7 +98,6 @@ def test_where_it_is_not_installed_nobody_knows_what_it_brings(
     assert pack(baskets)
 
 
-@pytest.mark.thorough
 def test_what_cannot_be_packed_is_refused(baskets: Any, tmp_path: Path) -> None:
     with pytest.raises(BundleRefused, match="compiled code"):
         pack(baskets, [str(wheel(tmp_path, pure=False))])

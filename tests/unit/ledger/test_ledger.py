@@ -279,7 +279,6 @@ def test_what_blocks_is_defined_for_any_list(script: list[tuple[RecordState, int
 
 
 @given(st.text(max_size=260))
-@pytest.mark.thorough
 def test_an_id_is_taken_or_refused_whole(item: str) -> None:
     with Ledger("sqlite://") as ledger:
         try:

@@ -195,7 +195,6 @@ class _Row(NamedTuple):
     n: int
 
 
-@pytest.mark.thorough
 def test_of_a_command_and_of_standard_input(tmp_path: Path) -> None:
     program = SCRIPT.replace("BELOW", SHOW)
     script = tmp_path / "ops.py"

@@ -24,7 +24,7 @@ def test_what_nobody_reads_has_the_name_that_may_be_meant() -> None:
         "STATEFLOW_REPLICA_ACKNOWLEGDE": "fsync",
         "STATEFLOW_ZZZZ": "1",
         "STATEFLOW_REPLICA_SITE": "edge",
-        "STATEFLOW_TEST_THOROUGH": "1",
+        "STATEFLOW_TEST_TIER": "gate",
         "HOME": "/",
     }
     assert unknown_variables(environment) == {

@@ -26,7 +26,6 @@ print(sum(module.__file__.endswith(".pyc") for module in ours))
 """
 
 
-@pytest.mark.thorough
 def test_what_an_operators_task_needs_is_imported_of_it_compiled(tmp_path: Path) -> None:
     file = tmp_path / "stateflow.zip"
     done = CliRunner().invoke(app, ["spark", "package", str(file), "--json"])
