@@ -56,6 +56,10 @@ def encoded(ca: bytes, cert: bytes, key: bytes) -> str:
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     packed = msgpack.packb([authorities, _der(x509.load_pem_x509_certificate(cert)), private])
+    return _text(packed)
+
+
+def _text(packed: bytes) -> str:
     return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
@@ -67,6 +71,8 @@ def decoded(text: str) -> Parts:
     inner = text.removeprefix(PREFIX)
     try:
         packed = base64.b64decode(inner + "=" * (-len(inner) % 4), altchars=b"-_", validate=True)
+        if _text(packed) != text:  # RFC 4648, 3.5: spare bits of the last character may hide a change
+            raise ValueError("not canonical")
         authorities, cert, key = msgpack.unpackb(packed, max_ext_len=0)
         ca = b"".join(_pem(x509.load_der_x509_certificate(each)) for each in authorities)
         private = serialization.load_der_private_key(key, None)

@@ -133,6 +133,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return Authority.init(tmp_path_factory.mktemp("authority") / "a", "acme").token(PUMPS, timedelta(hours=8))[0]
 
 
+@pytest.mark.parametrize("organisation", ["a", "ab", "abc"])  # of which one leaves no spare bits in the last character
+def test_spare_bits_of_the_last_character_are_none_of_it(tmp_path: Path, organisation: str) -> None:
+    made = Authority.init(tmp_path / "a", organisation).token(PUMPS, timedelta(hours=8))[0]
+    others = [made[:-1] + each for each in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"]
+    decoded(made)
+    for other in others:
+        if other != made:
+            with pytest.raises(BadCertificate):
+                decoded(other)
+
+
 @given(st.data())
 def test_a_damaged_one_is_refused_and_tells_nothing(whole: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(len(PREFIX), len(whole) - 1))
