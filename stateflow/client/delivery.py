@@ -289,7 +289,8 @@ class Delivery:
             self._rewinds, self._watermark_us = False, max(promised, default=None)
         if self._refused or self.history.incomplete:
             yield from self._ask()
-            yield from self._mend()
+            if not self.history.finishes(number):
+                yield from self._mend()
 
     def _applied(self, batch: Sent, rewind: bool) -> Steps[dict[int, bytes]]:
         """Outputs. Partitions that lost what came before it get that first."""
@@ -326,7 +327,7 @@ class Delivery:
 
     def _sent(self, sent: Sent, rewind: bool) -> Steps[dict[int, bytes]]:
         number, parts = sent.number, sent.rows
-        known = b"" if rewind else self.history.known(self.session, number, parts)
+        known = self.history.known(self.session, number, parts)
         batch = Batch(
             self.history.source,
             number,

@@ -7,16 +7,21 @@ partition must contain. For a new batch that is the newest it *acknowledged*, in
 again in the order it was sent first; a loss in the middle of that is a refusal like any other.
 
 A client that starts again must know what its predecessor was acknowledged, of all partitions, also of those that lost
-it. So that is sent along with every batch, and one partition at each owner keeps it with its position::
+it. So each batch carries that, rewinds too, and every partition of the batch keeps it with its position: any of them
+may be the only one left that knows::
 
-    msgpack [1, generation, id, batch, [batch - acknowledged of partition 0, …], partitions of this batch]
+    msgpack [2, generation, id, batch, zlib of msgpack [[batch - acknowledged of partition 0, …], (0 or 1, …)]]
 
-The newest that is found counts. It cannot say more than the partitions that are left know: where all that a batch was
-sent to lost it, and no other followed, only the application can tell that it was acknowledged.
+where the last is a byte for each partition, 1 for those of the batch.
+
+The newest that is found counts. A batch that some of its partitions contain and others lack was perhaps acknowledged,
+and perhaps its client died over it. Either way the successor sends it again before any other. Where all partitions that
+a batch was sent to lost it, and no other followed, only the application can tell that it was acknowledged.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,9 +32,11 @@ from stateflow.errors import DecodeError, PositionGap
 from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.layout import Session
 
-KNOWN_VERSION = 1
+KNOWN_VERSION = 2
 #: batches whose partitions are remembered, with or without their rows
 LOGGED_MAX = 65_536
+#: bytes of the inner part of what a predecessor left, when it is unpacked
+INNER_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,7 @@ class History:
         self._kept_bytes, self._bytes_max = 0, bytes_max
         self._rewound: int | None = None  # rewinding by hand: everything up to here was sent again
         self._unsure: tuple[int, int] | None = None  # batches (from, up to) of a predecessor, nobody knows where
+        self._half: _Half | None = None  # the last batch of a predecessor, which some of its partitions lack
         self._before = [-1] * partitions  # the last batch of whoever came before
         self._taken: dict[int, int] = {}  # partition → the last batch of another client that was let in since
 
@@ -71,7 +79,8 @@ class History:
         """
         self.heard(contained)
         self._before = self._contained[:]
-        newest = max((_decoded(each) for each in known), default=_Known(Session(0, ""), -1, [-1] * self.partitions, []))
+        none = _Known(Session(0, ""), -1, [-1] * self.partitions, [])
+        newest = max((_decoded(each) for each in set(known)), default=none)
         self._acknowledged = [max(pair) for pair in zip(newest.acknowledged, self._contained, strict=True)]
         if acknowledged is not None:
             if acknowledged >= newest.number:
@@ -82,6 +91,9 @@ class History:
         self.position = max(newest.number, *self._acknowledged, -1 if acknowledged is None else acknowledged)
         self._since = self.position + 1
         self._find_lost()
+        lacking = {p for p in newest.partitions if self._contained[p] < newest.number}
+        if 0 < len(lacking) < len(newest.partitions) and (acknowledged is None or acknowledged < newest.number):
+            self._half = _Half(newest.number, newest.partitions, lacking)
 
     @property
     def contained(self) -> Sequence[int]:
@@ -96,7 +108,11 @@ class History:
     @property
     def incomplete(self) -> bool:
         """Is something missing that was acknowledged, as far as it is known?"""
-        return bool(self.lost) or bool(self._taken) or self._unsure is not None
+        return bool(self.lost) or bool(self._taken) or self._unsure is not None or self._half is not None
+
+    def finishes(self, number: int) -> bool:
+        """Is ``number`` the batch that a predecessor left in some of its partitions, and all that is missing?"""
+        return self._half is not None and self._half.number == self._oldest_missing() == number
 
     def heard(self, contained: Mapping[int, int], others: Collection[int] = ()) -> None:
         """What all partitions contain now; those that have none of this source are left out.
@@ -110,16 +126,34 @@ class History:
         self._taken = {p: self._contained[p] for p in others if self._contained[p] > self._before[p]}
         self._rewound = None
         self._find_lost()
+        if self._half is not None:
+            self._reached({p: self._contained[p] for p in self._half.lacking})
+
+    def _reached(self, contained: Mapping[int, int]) -> None:
+        half = self._half
+        if half is not None:
+            lacking = {p for p in half.lacking if contained.get(p, -1) < half.number}
+            self._half = half._replace(lacking=lacking) if lacking else None
 
     def _find_lost(self) -> None:
         pairs = enumerate(zip(self._contained, self._acknowledged, strict=True))
         self.lost = {partition for partition, (contained, acknowledged) in pairs if contained < acknowledged}
 
     def known(self, session: Session, number: int, partitions: Iterable[int]) -> bytes:
-        """What a successor needs to know, to be sent with batch ``number`` to these partitions."""
+        """Returns what a successor needs to know, to be sent with batch ``number`` to these partitions.
+
+        An older batch that is sent again is none that a successor would have to finish: with it goes what is known
+        since, under the newest number. Its partitions are named where a predecessor left it in some of them only.
+        """
+        if number < self.position:
+            number, half = self.position, self._half
+            partitions = half.partitions if half is not None and half.number == number else ()
         behind = [number - acknowledged for acknowledged in self._acknowledged]
-        fields = [KNOWN_VERSION, session.generation_us, session.id, number, behind, list(partitions)]
-        packed: bytes = msgpack.packb(fields)
+        among = bytearray(self.partitions)
+        for partition in partitions:
+            among[partition] = 1
+        inner = zlib.compress(msgpack.packb([behind, among]), 1)
+        packed: bytes = msgpack.packb([KNOWN_VERSION, session.generation_us, session.id, number, inner])
         return packed
 
     # -- batches -------------------------------------------------------------------------------------------
@@ -144,6 +178,7 @@ class History:
             if self._contained[partition] == self._acknowledged[partition]:
                 self.lost.discard(partition)
         self.position = max(self.position, number)
+        self._reached(dict.fromkeys(batch.rows, number))
         if number >= self._since:
             self._keep(batch)
         if self._rewound is not None:
@@ -188,7 +223,7 @@ class History:
         oldest = self._oldest_missing()
         if oldest is None:
             return []
-        if self._taken or oldest < self._since:
+        if self._taken or self._half is not None or oldest < self._since:
             raise self.gap(oldest)
         found = []
         for number in sorted(number for number in self._log if number >= oldest):
@@ -225,7 +260,7 @@ class History:
             self._before[partition] = batch
             self.position = max(self.position, batch)
         self._taken.clear()
-        self._rewound = self._unsure = None
+        self._rewound = self._unsure = self._half = None
         return oldest
 
     def _forget_lost(self) -> None:
@@ -255,6 +290,7 @@ class History:
     def _oldest_missing(self) -> int | None:
         """By its number; where the log does not reach back, the number behind what the partition has."""
         first = [] if self._unsure is None else [self._unsure[0]]
+        first += [] if self._half is None else [self._half.number]
         first += [self._before[partition] + 1 for partition in self._taken]
         for partition in self.lost:
             start = self._contained[partition] + 1
@@ -275,6 +311,16 @@ class History:
                 expected=expected,
                 partitions=",".join(map(str, sorted(self._taken)[:20])),
             )
+        if self.finishes(expected):
+            assert self._half is not None
+            return PositionGap(
+                f"batch {expected}, the last of the client before, is in some of its partitions and not in others",
+                remedy=f"send the same rows again with sequence={expected}; or call accept_loss() to go on without",
+                operator=self.operator,
+                source=self.source,
+                expected=expected,
+                partitions=",".join(map(str, sorted(self._half.lacking)[:20])),
+            )
         return PositionGap(
             f"batches that were acknowledged are lost, from {expected} on",
             remedy=f"send every batch from {expected} on again, in order and with rewind=True; "
@@ -284,6 +330,14 @@ class History:
             expected=expected,
             partitions=",".join(map(str, sorted(self.lost)[:20])) or None,
         )
+
+
+class _Half(NamedTuple):
+    """Batch ``number``, its partitions, and those of them that lack it."""
+
+    number: int
+    partitions: list[int]
+    lacking: set[int]
 
 
 class _Known(NamedTuple):
@@ -297,11 +351,16 @@ class _Known(NamedTuple):
 
 def _decoded(known: bytes) -> _Known:
     try:
-        version, generation_us, session_id, number, behind, partitions = msgpack.unpackb(known)
-        if version != KNOWN_VERSION:
+        version, generation_us, session_id, number, *rest = msgpack.unpackb(known)
+        if version == KNOWN_VERSION:
+            behind, among = msgpack.unpackb(zlib.decompressobj().decompress(*rest, INNER_MAX))
+            partitions = [partition for partition, is_there in enumerate(among) if is_there]
+        elif version == 1:
+            behind, partitions = rest
+        else:
             raise ValueError(f"version {version}")
         return _Known(Session(generation_us, session_id), number, [number - each for each in behind], partitions)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, zlib.error, msgpack.UnpackException) as error:
         raise DecodeError(
             "what the source's last client left cannot be read",
             remedy="run the stateflow version of that client, or use another source name",

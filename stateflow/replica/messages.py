@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from operator import lt
 from typing import NamedTuple
 
@@ -88,12 +87,9 @@ class FrameReader:
             self._check(ascend, "partitions do not ascend: one comes twice, or too late")
             self._newest = partitions[-1]
         self._check(bool(request.rows) == any(counts), "there are rows of no partition, or partitions without theirs")
-        frame = Frame(
+        return Frame(
             self._operator, self._batch, self._schema, partitions, epochs, counts, afters, digests, request.rows
         )
-        if partitions and self._batch.known:  # kept once
-            self._batch = replace(self._batch, known=b"")
-        return frame
 
     def _check(self, holds: bool, what: str) -> None:
         if not holds:

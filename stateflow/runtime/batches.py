@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -165,15 +164,14 @@ class Batches:
         self._registry.served_at = began = self._clock.monotonic()
         slot.cadence.began(began)
         hand = self.hands.take(slot, began)
-        batch = replace(shares.batch, known=part.known) if part.known else shares.batch
         stays = False
         try:
             host = self._host(slot)
             self._take_up(slot, host)
             rows = shares.arrived(part, host.key)
-            ran = host.run(batch, rows, self._clock.now_us(), part.after, part.digest, hand)
-            slot.traffic.came(part.stop - part.start, shares.row_bytes, batch.site)
-            if batch.site_column:
+            ran = host.run(shares.batch, rows, self._clock.now_us(), part.after, part.digest, hand)
+            slot.traffic.came(part.stop - part.start, shares.row_bytes, shares.batch.site)
+            if shares.batch.site_column:
                 slot.traffic.came_from(shares.origins(part))
             self._registry.served_at = now = self._clock.monotonic()
             if isinstance(ran, Ran):

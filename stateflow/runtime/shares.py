@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, repeat
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from stateflow.runtime.traffic import Origins
 class Part(NamedTuple):
     """One partition's: rows from ``start`` to before ``stop``. ``epoch``: of ownership, as its sender believes.
     ``after``: see :class:`~stateflow.runtime.positions.Share`. ``digest``: of the rows, where they must be the same
-    whenever the batch is sent. ``known``: what the client tells a successor, and is kept here."""
+    whenever the batch is sent."""
 
     partition: int
     epoch: int
@@ -29,13 +29,12 @@ class Part(NamedTuple):
     stop: int = 0
     after: int | None = None
     digest: int | None = None
-    known: bytes = b""
 
 
 class Frame(NamedTuple):
     """Shares as they came, whose rows nobody has looked at. ``partitions``: ascending; ``epochs``, ``counts`` of rows,
     ``afters`` (-1: it does not say) and ``digests``: of each, the last two perhaps of none. ``message``: the Arrow
-    record batch message of all rows, ``b""`` for none. ``batch``: with what its client tells a successor."""
+    record batch message of all rows, ``b""`` for none."""
 
     operator: str
     batch: Batch
@@ -91,11 +90,7 @@ class Frame(NamedTuple):
                 self.partitions, self.epochs, pairwise(bounds), self.afters or repeat(-1), digests, strict=False
             )
         ]
-        if self.batch.known and parts:  # which keeps it for a successor
-            parts[0] = parts[0]._replace(known=self.batch.known)
-        return Shares(
-            self.operator, replace(self.batch, known=b"") if self.batch.known else self.batch, self.schema, rows, parts
-        )
+        return Shares(self.operator, self.batch, self.schema, rows, parts)
 
 
 @dataclass(slots=True)

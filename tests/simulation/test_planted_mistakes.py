@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import math
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -35,6 +36,7 @@ from stateflow.runtime.passing import Pass, Passes, Passing
 from stateflow.runtime.positions import Positions
 from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.sending import Sender
+from stateflow.runtime.shares import Part, Shares
 from stateflow.runtime.timers import BY_NAME, BY_TIME
 from stateflow.runtime.transfer import ChangeLog, SnapshotInfo, base_digest
 from stateflow.types import PartitionId
@@ -302,6 +304,30 @@ def taken_over_though_it_may_be_served_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Takeovers, "_waits_for_command", lambda *_: False)
 
 
+def what_a_successor_must_know_is_kept_by_the_first_partition(patch: pytest.MonkeyPatch) -> None:
+    """When that one is put back, the knowledge goes with it."""
+    run = Batches._run
+
+    def once(self: Batches, slot: Any, shares: Shares, number: int, part: Part, group: Any) -> Any:
+        if part is not shares.parts[0]:
+            batch = replace(shares.batch, known=b"")
+            shares = Shares(shares.operator, batch, shares.schema, shares.rows, shares.parts)
+        return run(self, slot, shares, number, part, group)
+
+    patch.setattr(Batches, "_run", once)
+
+
+def a_batch_that_some_partitions_lack_is_not_finished(patch: pytest.MonkeyPatch) -> None:
+    """Its client was told of it, and one of its partitions was put back; a new client begins behind it."""
+    resume = History.resume
+
+    def forgetful(self: History, *args: Any) -> None:
+        resume(self, *args)
+        self._half = None
+
+    patch.setattr(History, "resume", forgetful)
+
+
 #: seeds that met it once, where many do not
 MET = {
     a_name_is_whose_asks_last: (1191,),
@@ -352,6 +378,8 @@ PLANTED = {
     "a batch of which a part was never sent counts as sent": a_batch_of_which_a_part_was_never_sent_counts_as_sent,
     "a source is anybody's": a_source_is_anybodys,
     "a gap that no client tells of": a_gap_that_no_client_tells_of,
+    "a batch that some partitions lack is not finished": a_batch_that_some_partitions_lack_is_not_finished,
+    "what a successor must know is kept once": what_a_successor_must_know_is_kept_by_the_first_partition,
     "what passed is not settled": what_passed_is_not_settled,
     "what passed counts behind a loss": what_passed_counts_behind_a_loss,
     "batches pass whatever is due": batches_pass_whatever_is_due,

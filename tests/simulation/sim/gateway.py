@@ -1,7 +1,8 @@
 """A sparse source whose client sends again by itself what partitions lost, of which there may be two at a time.
 
 It runs the client's own :class:`~stateflow.client.delivery.Delivery`. What the application keeps is how many batches
-were acknowledged; what its client keeps no longer, it sends again by hand.
+were acknowledged; what its client keeps no longer, it sends again by hand. It tells a client that starts of a batch
+that was acknowledged only where no partition has that one or a newer one: nobody else knows.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Gateway(Client):
         bytes_max = self._random.choice((0, 2_000, 1 << 20))
         history = History("Flow", source.name, PARTITIONS, bytes_max)
         session = Session(Clock(process).now_us(), f"{self._random.getrandbits(64):016x}")
-        self._delivery = Delivery(history, session, lambda: source.done - 1 if source.done else None)
+        self._delivery = Delivery(history, session, self._acknowledged)
         self._opened = False
+        self._newest = -1  # batch that any partition had when it was asked last
 
     async def run(self) -> None:
         source = self._source
@@ -79,6 +81,10 @@ class Gateway(Client):
         if not self._opened:
             await self._perform(self._delivery.open())
             self._opened = True
+
+    def _acknowledged(self) -> int | None:
+        newest = self._source.done - 1
+        return newest if newest > self._newest else None
 
     async def _one(self, number: int) -> None:
         source = self._source
@@ -146,6 +152,7 @@ class Gateway(Client):
                 meant = remote_error(error, route.address)
                 raise meant if isinstance(meant, SourceTaken) else Unavailable(str(meant), remedy="-") from None
         self._world.has(self._source.name, step.session)
+        self._newest = max((position.batch for position in found.values()), default=-1)
         return found
 
     async def _apply(self, step: Deliver) -> Mapping[int, bytes]:

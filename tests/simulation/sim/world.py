@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Coroutine, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
@@ -102,7 +102,7 @@ class WatchedBatches(Batches):
     def apply(self, shares: Shares, answers: Answers) -> None:
         noted: dict[PartitionId, tuple[Batch, bytes]] = {}
         for part in shares.parts:
-            batch, count = replace(shares.batch, known=part.known), part.stop - part.start
+            batch, count = shares.batch, part.stop - part.start
             rows = pa.concat_batches([shares.rows.slice(part.start, count)]).serialize().to_pybytes() if count else b""
             noted[PartitionId(shares.operator, part.partition)] = batch, rows
         with self._noted(noted):

@@ -3,7 +3,8 @@ decisions (:class:`~stateflow.runtime.positions.Positions`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from stateflow.errors import (
     DiskFull,
     OperatorFailed,
     OutOfMemory,
+    PositionGap,
     StaleBatch,
     StateflowError,
     Unavailable,
@@ -43,9 +45,24 @@ class Cluster:
         self.positions = [Positions(PartitionId("Op", p), {}, {"s": ME}) for p in range(PARTITIONS)]
         self.outputs: dict[int, bytes] = {}
         self.sent: list[int] = []
-        self.asked = 0
-        self.delivery = Delivery(History("Op", "s", PARTITIONS, 1 << 20), ME, lambda: None)
+        self.asked = self.starts = 0
+        self.start()
+
+    def start(self, bytes_max: int = 1 << 20, acknowledged: int | None = None) -> None:
+        """A client that is new, and knows what partitions tell it."""
+        self.starts += 1
+        session = Session(ME.generation_us + self.starts, f"{ME.id}{self.starts}")
+        self.delivery = Delivery(History("Op", "s", PARTITIONS, bytes_max), session, lambda: acknowledged)
         self._run(self.delivery.open())
+
+    def keep(self, partition: int) -> tuple[Position | None, list[Any]]:
+        return self.positions[partition].reached_by("s"), self.applied[partition][:]
+
+    def put_back(self, partition: int, kept: tuple[Position | None, list[Any]]) -> None:
+        position, applied = kept
+        known = {} if position is None else {"s": position}
+        self.positions[partition] = Positions(PartitionId("Op", partition), known, {"s": ME})
+        self.applied[partition] = applied[:]
 
     def send(self, *partitions: int, rows: str = "", sequence: int | None = None, read: Any = dict, **more: Any) -> Any:
         messages = {p: (rows or "r").encode() for p in partitions}
@@ -60,8 +77,8 @@ class Cluster:
         return perform(steps, self._do)
 
     def _said(self) -> dict[int, Position]:
-        lasts = {p: last for p, each in enumerate(self.positions) if (last := each.last("s")) is not None}
-        return {p: Position(last, client=ME.id) for p, last in lasts.items()}
+        found = {p: each.reached_by("s") for p, each in enumerate(self.positions)}
+        return {p: position for p, position in found.items() if position is not None and position.batch >= 0}
 
     def _do(self, step: Step) -> Any:
         if isinstance(step, Open):
@@ -98,7 +115,7 @@ class Cluster:
             assert known is not None
             position.check_digest(batch, known.digest, digest)
         else:
-            position.reached("s", Position(batch.number, digest=digest, client=ME.id))
+            position.reached("s", position.behind(batch, 1, 0, digest))
             self.applied[partition].append(rows.decode() or batch.watermark_us)
             self.outputs[partition] = b"%d of %s" % (batch.number, rows)
         if partition in self.late:
@@ -346,3 +363,91 @@ def test_what_is_sent_until_it_succeeds_is_applied_once(seed: int) -> None:
         assert set(counts) == {1} if rows in told else set(counts) <= {0, 1}, (rows, c.applied)
     assert rounds < 400
     assert len(told) > len(refused)
+
+
+BATCHES = ((0, 1, 2), (0,), (0, 1), (1, 2), (0, 1))
+
+
+def sent_again(c: Cluster, gap: PositionGap) -> None:
+    """By an application that keeps everything."""
+    number = gap.where["expected"]
+    while number < len(BATCHES):
+        try:
+            c.send(*BATCHES[number], rows=str(number), sequence=number, rewind=True)
+            number += 1
+        except PositionGap as other:
+            number = other.where["expected"]
+
+
+def is_told(c: Cluster, left: Sequence[int]) -> bool:
+    """Does a client that is new refuse to go on? Asserts that it does where anybody is left who knows of a loss.
+
+    Args: left: of each partition, how many of its batches.
+    """
+    has = [[n for n, among in enumerate(BATCHES) if p in among][: left[p]] for p in range(PARTITIONS)]
+    newest = max((batches[-1] for batches in has if batches), default=-1)
+    lost = {n for n in range(newest + 1) if any(n not in has[p] for p in BATCHES[n])}
+    c.start(bytes_max=0)
+    if not lost:
+        c.delivery.history.rewinding(len(BATCHES))
+        assert not c.delivery.history.incomplete
+        return False
+    with pytest.raises(PositionGap) as caught:
+        c.send(*BATCHES[0], rows="new")
+    # no later than the first that is missing; earlier where it cannot know that a number had no rows for a partition
+    assert caught.value.where["expected"] <= min(lost)
+    sent_again(c, caught.value)
+    return True
+
+
+COUNTS = [sum(p in among for among in BATCHES) for p in range(PARTITIONS)]
+
+
+@pytest.mark.parametrize("left", list(product(*(range(count + 1) for count in COUNTS))), ids=str)
+def test_whichever_partitions_lose_what_a_successor_is_told_as_long_as_one_knows(left: tuple[int, ...]) -> None:
+    c = Cluster()
+    kept = [[c.keep(p)] for p in range(PARTITIONS)]
+    for number, among in enumerate(BATCHES):
+        c.send(*among, rows=str(number))
+        for p in among:
+            kept[p].append(c.keep(p))
+    whole = {p: applied[:] for p, applied in c.applied.items()}
+    for p, count in enumerate(left):
+        c.put_back(p, kept[p][count])
+    if is_told(c, left):
+        assert c.applied == whole
+        for p in range(PARTITIONS):  # what was sent again is known of like what was sent first
+            c.put_back(p, kept[p][left[p]])
+            again = COUNTS[:]
+            again[p] = left[p]
+            assert is_told(c, again) == (left[p] < len(kept[p]) - 1)
+            assert c.applied == whole
+
+
+def test_a_batch_that_its_client_died_over_comes_before_any_other() -> None:
+    c = Cluster()
+    c.send(0, 1, 2, rows="0")
+    c.errors[2] = away()
+    with pytest.raises(Unavailable):
+        c.send(0, 2, rows="1")
+    c.errors.clear()
+    c.start()
+    with pytest.raises(PositionGap, match=r"batch 1, the last .* \(.*partitions=2\): .* sequence=1; or call accept"):
+        c.send(0, rows="2")
+    assert c.send(0, 2, rows="1", sequence=1) == {0: b"1 of 1", 2: b"1 of 1"}
+    c.send(0, rows="2")
+    assert c.applied == {0: ["0", "1", "2"], 1: ["0"], 2: ["0", "1"]}
+
+
+def test_a_batch_that_its_client_died_over_may_be_given_up() -> None:
+    c = Cluster()
+    c.errors[2] = away()
+    with pytest.raises(Unavailable):
+        c.send(0, 2, rows="0")
+    c.errors.clear()
+    c.start()
+    assert c._run(c.delivery.accept_loss()) == 0
+    assert c.send(0, 2, rows="1") == {0: b"1 of 1", 2: b"1 of 1"}
+    c.start()
+    c.send(2, rows="2")
+    assert c.applied == {0: ["0", "1"], 1: [], 2: ["1", "2"]}

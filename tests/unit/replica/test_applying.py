@@ -219,12 +219,6 @@ def test_a_part_that_was_given_up_is_asked_for_again() -> None:
     assert [answer for _, answer in sender.answers] == [applied(1), applied(2)]
 
 
-def test_what_a_client_tells_a_successor_is_kept_by_the_first_part() -> None:
-    shares = frame({0: [1], 1: []}, Batch("s", 0, known=b"k")).read()
-    assert [(part.known, part.start, part.stop) for part in shares.parts] == [(b"k", 0, 1), (b"", 1, 1)]
-    assert shares.batch.known == b""
-
-
 def test_a_rest_that_does_not_come_is_not_waited_for() -> None:
     async def never() -> None:
         await asyncio.Event().wait()

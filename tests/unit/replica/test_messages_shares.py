@@ -43,9 +43,8 @@ def test_the_header_of_the_first_request_counts_for_all() -> None:
     reader = FrameReader()
     one = reader.read(request([2, 3], [1, 0], rows=b"a", afters=[1, -1], digests=[7, 8]))
     two = reader.read(rpb.ApplyRequest(**part([5], [2], rows=b"b")))
-    batch = Batch("s", 4)
-    known = replace(batch, known=b"k")
-    assert one == Piece(Frame("Op", known, SCHEMA, [2, 3], [1, 1], [1, 0], [1, -1], [7, 8], b"a"), b"a", True)
+    batch = Batch("s", 4, known=b"k")
+    assert one == Piece(Frame("Op", batch, SCHEMA, [2, 3], [1, 1], [1, 0], [1, -1], [7, 8], b"a"), b"a", True)
     assert two == Piece(Frame("Op", batch, SCHEMA, [5], [1], [2], [], [], b"b"), b"b", True)
 
 
