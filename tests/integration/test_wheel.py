@@ -160,6 +160,16 @@ class Installed:
         return _call(str(self.bin / "python"), *words, cwd=cwd or self.empty)
 
 
+def _python(version: str) -> str | None:
+    """Finds a Python that starts: pyenv's shim of a version that is not switched on does not, and the version does."""
+    name = f"python{version}"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"{version}.*/bin/{name}")
+    for python in [each for each in (shutil.which(name), *map(str, sorted(pyenv))) if each is not None]:
+        if subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return python
+    return None
+
+
 @pytest.fixture(scope="module", params=SUPPORTED)
 def installed(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """In a virtual environment of its own. What it depends on is seen where the tests' Python has it; for another
@@ -173,9 +183,9 @@ def installed(request: pytest.FixtureRequest, built: Built, tmp_path_factory: py
         pip = (sys.executable, "-m", "pip", "--python", str(bin_ / "python"), "install", "--no-deps", "--no-index")
         _call(*pip, str(built.wheel), cwd=empty)
         return Installed(bin_, empty)
-    python = shutil.which(f"python{request.param}")
+    python = _python(request.param)
     if python is None:
-        pytest.skip(f"there is no python{request.param} here")
+        pytest.skip(f"there is no python{request.param} here that starts")
     if not THOROUGH:
         pytest.skip(f"python{request.param} needs everything installed: make test-all does so")
     _call(python, "-m", "venv", str(place), cwd=empty)
