@@ -317,17 +317,6 @@ def what_a_successor_must_know_is_kept_by_the_first_partition(patch: pytest.Monk
     patch.setattr(Batches, "_run", once)
 
 
-def a_batch_that_some_partitions_lack_is_not_finished(patch: pytest.MonkeyPatch) -> None:
-    """Its client was told of it, and one of its partitions was put back; a new client begins behind it."""
-    resume = History.resume
-
-    def forgetful(self: History, *args: Any) -> None:
-        resume(self, *args)
-        self._half = None
-
-    patch.setattr(History, "resume", forgetful)
-
-
 #: seeds that met it once, where many do not
 MET = {
     a_name_is_whose_asks_last: (1191,),
@@ -378,7 +367,6 @@ PLANTED = {
     "a batch of which a part was never sent counts as sent": a_batch_of_which_a_part_was_never_sent_counts_as_sent,
     "a source is anybody's": a_source_is_anybodys,
     "a gap that no client tells of": a_gap_that_no_client_tells_of,
-    "a batch that some partitions lack is not finished": a_batch_that_some_partitions_lack_is_not_finished,
     "what a successor must know is kept once": what_a_successor_must_know_is_kept_by_the_first_partition,
     "what passed is not settled": what_passed_is_not_settled,
     "what passed counts behind a loss": what_passed_counts_behind_a_loss,
