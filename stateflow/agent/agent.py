@@ -229,18 +229,8 @@ class Agent:
 
     async def _converge(self) -> None:
         while True:
-            now = self._clock.monotonic()
-            for action in self._convergence.actions(now):
-                match action:
-                    case Begin(spawned):
-                        await self._begin(spawned)
-                    case End(name):
-                        log.info("replica %s is asked to end", name, extra={"replica": name})
-                        self._launcher.stop(self._processes[name])
-                    case Kill(name):
-                        log.error("replica %s did not end and is killed", name, extra={"replica": name})
-                        self._launcher.kill(self._processes[name])
-                self._told.set()
+            for spawned in self._act(self._clock.monotonic()):
+                await self._begin(spawned)
             if self._changed.is_set():
                 self._changed.clear()
                 continue
@@ -248,6 +238,23 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), None if wait_s == float("inf") else max(wait_s, 0.0))
             self._changed.clear()
+
+    def _act(self, now: float) -> list[Spawned]:
+        """Ends and kills what is due, before anything is awaited: each counts as done from here on. Returns what is to
+        be begun."""
+        begins = []
+        for action in self._convergence.actions(now):
+            self._told.set()
+            match action:
+                case Begin(spawned):
+                    begins.append(spawned)
+                case End(name):
+                    log.info("replica %s is asked to end", name, extra={"replica": name})
+                    self._launcher.stop(self._processes[name])
+                case Kill(name):
+                    log.error("replica %s did not end and is killed", name, extra={"replica": name})
+                    self._launcher.kill(self._processes[name])
+        return begins
 
     async def _begin(self, spawned: Spawned) -> None:
         name, now = spawned.replica, self._clock.monotonic()
@@ -258,8 +265,8 @@ class Agent:
                 self._convergence.busy(name, now)
                 return
             process = self._processes[name] = self._launcher.start(self._command(spawned, directory))
-        except (OSError, StateflowError) as error:
-            self._died(name, None, unexpected(error) if isinstance(error, OSError) else error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this replica alone, and is said
+            self._died(name, None, error if isinstance(error, StateflowError) else unexpected(error))
             return
         try:
             self._limits.apply(name, process.process.pid, spawned.memory_bytes, spawned.workers)
@@ -333,15 +340,13 @@ class Agent:
 
     async def _end_all(self) -> None:
         """All of its replicas: they would anyhow, when they see that this process has."""
+        for name in self._convergence.processes():
+            if name not in self._processes:  # it was to be begun when this process was told to end
+                self._convergence.ended(name, self._clock.monotonic())
         self._convergence.want([])
         while self._convergence.processes():
             now = self._clock.monotonic()
-            for action in self._convergence.actions(now):
-                match action:
-                    case End(name):
-                        self._launcher.stop(self._processes[name])
-                    case Kill(name):
-                        self._launcher.kill(self._processes[name])
+            self._act(now)
             wait_s = self._convergence.next_at() - now
             self._changed.clear()
             if self._convergence.processes():

@@ -35,7 +35,7 @@ from stateflow.errors import (
 from stateflow.launching import Listening, heard
 from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
 from stateflow.rpc.clients import ReplicaClient
-from stateflow.rpc.wire import reached_at
+from stateflow.rpc.wire import reached_at, unexpected
 from stateflow.runtime.environment import claim
 from stateflow.types import WORKER, PartitionId, node_of, ranges, worker_name, worker_of
 
@@ -230,9 +230,10 @@ class Workers:
         name = worker_name(self._node.name, number)
         try:
             status = await self._run_process(number)
-        except OSError as error:
-            log.error("worker %s cannot be started: %s", name, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, this worker is begun again, and it is said
+            log.error("worker %s cannot be started: %s", name, unexpected(error))
             status = -1
+            await self._stop(number)  # it may run, and say what nobody understands
         self._tried.add(number)
         pause = self._supervision.died(number, self._clock.monotonic())
         if self._supervision.dies_at_every_start(number):
@@ -277,8 +278,8 @@ class Workers:
             log.error("worker %s: %s", name, said)
 
     async def _stop(self, number: int) -> None:
-        process = self._processes[number]
-        if process.returncode is not None:
+        process = self._processes.get(number)
+        if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import io
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from stateflow.agent.local import LocalLauncher
 from stateflow.agent.store import Store
 from stateflow.errors import DataDirLocked, ForeignLedger, LeaseLost, StaleTerm
 from stateflow.fleet import Orders, Spawned
+from stateflow.launching import Command as LaunchCommand
+from stateflow.launching import Started
 from stateflow.runtime.authority import Command
 
 WANTED = (Spawned("a-0", "a"),)
@@ -84,3 +88,144 @@ def test_logs_are_for_the_controller_that_is_obeyed(tmp_path: Path) -> None:
             await ask(agent, Command("ledger", 5, "somebody"))
 
     scenario(tmp_path, steps)
+
+
+# -- processes that end at a bad moment --------------------------------------------------------------------
+
+
+class Quiet:
+    """A process that says nothing, and ends when it is told to."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.stdin, self.stdout = pid, None, io.StringIO()
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def poll(self) -> int | None:
+        return 0 if self._ended.is_set() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._ended.wait()
+        return 0
+
+
+class Recording:
+    """A launcher without processes."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, Quiet] = {}
+        self.refuses: dict[str, Exception] = {}
+
+    def start(self, spec: LaunchCommand) -> Started:
+        if spec.name in self.refuses:
+            raise self.refuses.pop(spec.name)
+        self.started[spec.name] = process = Quiet(len(self.started) + 1)
+        return Started(spec, process)
+
+    def stop(self, handle: Started) -> None:
+        assert isinstance(handle.process, Quiet)
+        handle.process.end()
+
+    kill = stop
+
+    def is_running(self, handle: Started) -> bool:
+        return handle.process.poll() is None
+
+    def logs(self, handle: Started) -> Iterator[bytes]:
+        return iter(())
+
+
+def states(agent: Agent) -> dict[str, str]:
+    return {child.spawned.replica: child.state for child in agent._convergence.children()}
+
+
+async def until(condition: Callable[[], bool], task: asyncio.Task[None] | None = None) -> None:
+    while not condition():
+        if task is not None and task.done():
+            await task
+        await asyncio.sleep(0)
+
+
+def test_a_replica_that_dies_while_another_is_looked_at_costs_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were marked at once; the second is to end, and has when its turn comes."""
+    a, b, c = Spawned("a", "a"), Spawned("b", "b"), Spawned("c", "c")
+
+    async def run() -> None:
+        launcher = Recording()
+        agent = Agent(config(tmp_path), Rlimits(), launcher)
+        agent._convergence.want([b])
+        converging = asyncio.create_task(agent._converge())
+        await until(lambda: "b" in launcher.started, converging)
+        await until(lambda: states(agent) == {"b": "STARTING"}, converging)
+
+        loop = asyncio.get_running_loop()
+
+        def dies(directory: Path) -> bool:
+            """In a thread, while ``a`` is looked at: ``b`` ends, and that is heard."""
+            launcher.started["b"].end()
+            asyncio.run_coroutine_threadsafe(until(lambda: "b" not in agent._processes), loop).result()
+            return False
+
+        monkeypatch.setattr("stateflow.agent.agent._is_busy", dies)
+        agent._convergence.want([a, replace(b, running=False)])
+        agent._changed.set()
+        await until(lambda: "a" in launcher.started, converging)
+        monkeypatch.setattr("stateflow.agent.agent._is_busy", lambda _: False)
+        agent._convergence.want([a, b, c])
+        agent._changed.set()
+        await until(lambda: "c" in launcher.started and states(agent)["b"] == "STARTING", converging)
+        converging.cancel()
+        await agent._end_all()
+        agent._claimed.close()
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_ends_while_a_replica_is_looked_at_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, goes_on = threading.Event(), threading.Event()
+
+    def looks(directory: Path) -> bool:
+        if directory.name == "b":
+            looked_at.set()
+            goes_on.wait()
+        return False
+
+    monkeypatch.setattr("stateflow.agent.agent._is_busy", looks)
+
+    async def run() -> None:
+        launcher = Recording()
+        agent = Agent(config(tmp_path), Rlimits(), launcher)
+        agent._convergence.want([Spawned("a", "a"), Spawned("b", "b"), Spawned("c", "c")])
+        converging = asyncio.create_task(agent._converge())
+        await until(looked_at.is_set, converging)
+        converging.cancel()
+        try:
+            await agent._end_all()
+        finally:
+            goes_on.set()
+        assert launcher.started["a"].poll() == 0
+        assert list(launcher.started) == ["a"], "nothing is begun any more"
+        agent._claimed.close()
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_cannot_be_begun_for_any_reason_costs_itself_alone(tmp_path: Path) -> None:
+    async def run() -> None:
+        launcher = Recording()
+        launcher.refuses["a"] = ValueError("embedded null byte")
+        agent = Agent(config(tmp_path), Rlimits(), launcher)
+        agent._convergence.want([Spawned("a", "a"), Spawned("b", "b")])
+        converging = asyncio.create_task(agent._converge())
+        await until(lambda: {"a", "b"} <= launcher.started.keys(), converging)
+        converging.cancel()
+        await agent._end_all()
+        agent._claimed.close()
+
+    asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from stateflow.errors import DataDirLocked
 from stateflow.node import workers
-from stateflow.node.workers import claim_node, claim_workers, nobody_in
+from stateflow.node.workers import Node, Workers, claim_node, claim_workers, nobody_in
 
 
 @pytest.mark.parametrize("claim", [claim_node, claim_workers])
@@ -43,3 +44,24 @@ def test_a_worker_holds_what_it_was_handed_when_nobody_else_does_any_more(tmp_pa
     assert caught.value.where == {"path": tmp_path}, "it has not claimed its own directory"
     process.communicate(b"\n")
     claim_workers(tmp_path).close()
+
+
+def test_a_worker_that_says_what_nobody_understands_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipe raised ValueError for a line without an end; what came of the worker was then known to nobody."""
+
+    async def run() -> None:
+        node = Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0)
+        some = Workers(node, 1)
+
+        async def says_too_much(number: int) -> int:
+            raise ValueError("Separator is not found, and chunk exceed the limit")
+
+        monkeypatch.setattr(some, "_run_process", says_too_much)
+        some._supervision.started(0)
+        await some._live(0)
+        assert some._changed.is_set()
+        assert some._supervision.due(float("inf")) == [0]
+
+    asyncio.run(run())
