@@ -135,6 +135,7 @@ class Executor:
             assert isinstance(open_move.planned, PlannedMove)
             machine, resumed = MoveRunner.resumed(open_move.planned, open_move.granted)
             round_[number] = again = self.runner(running, open_move.planned, machine)
+            again.carry_over(runner)
             if running.cancelled:
                 again.cancel()
             running.runners = [again if each is runner else each for each in running.runners]

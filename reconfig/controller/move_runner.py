@@ -94,6 +94,16 @@ class MoveRunner(Runner):
         """The target's copy is to serve as it is."""
         self._events.put_nowait(m.TakenOver())
 
+    def carry_over(self, former: MoveRunner) -> None:
+        """It begins again what ``former`` broke off: what that was told by others stands."""
+        if former._source_told:
+            self.source_gone()
+        while not former._events.empty():
+            event = former._events.get_nowait()
+            if isinstance(event, m.Cancel | m.GivenUp | m.TakenOver):
+                self._events.put_nowait(event)
+        self.distrusted = former.distrusted
+
     @property
     def is_moot(self) -> bool:
         """Has something come before it began, by which it ends?"""
@@ -117,7 +127,7 @@ class MoveRunner(Runner):
         try:
             await self._carry_out(self.handle(m.Begin()) if first is None else first)
             while self.machine.phase not in m.TERMINAL:
-                event = await self._events.get()
+                event = await self._next_event()
                 if isinstance(event, m.TargetOwned) and self._fenced_at is not None:
                     elapsed_ms = (self.clock.monotonic() - self._fenced_at) * 1e3
                     with contextlib.suppress(TimeoutError):

@@ -45,6 +45,13 @@ class Hooks:
     lost: Callable[[StateflowError], None] = lambda _: None
 
 
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A task ended with an error that nobody planned for."""
+
+    error: BaseException
+
+
 @dataclass(slots=True, kw_only=True)
 class Runner:
     planned: Planned
@@ -125,7 +132,20 @@ class Runner:
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Hands on what a task ended with that is no event of the machine: nothing else would come of it any more."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._events.put_nowait(_Broken(error))
+
+    async def _next_event(self) -> Any:
+        """Raises what a task of this ended with."""
+        event = await self._events.get()
+        if isinstance(event, _Broken):
+            raise event.error
+        return event
 
     async def _later(self, work: Callable[[], Awaitable[None]], seconds: float | None = None) -> None:
         await asyncio.sleep(self.settings.retry_interval_s if seconds is None else seconds)

@@ -45,7 +45,7 @@ class TakeoverRunner(Runner):
         try:
             await self._carry_out(self.handle(f.Begin()) if first is None else first)
             while self.machine.phase not in f.TERMINAL:
-                await self._carry_out(self.handle(await self._events.get()))
+                await self._carry_out(self.handle(await self._next_event()))
                 self._say(self.machine.phase)
         finally:
             self._end()

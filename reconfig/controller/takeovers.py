@@ -204,6 +204,9 @@ class Takeovers:
             except StateflowError as error:
                 log.warning("%s, fenced at %s for %s: %s", partition, name, move_id, error)
                 continue
+            except Exception:  # nobody else asks, and the partition may be served by nobody until somebody does
+                log.exception("%s, fenced at %s for %s", partition, name, move_id)
+                continue
             if reply.sealed and self._owner(partition) == (name, epoch):  # still: much may happen while it is asked
                 self._orphans[partition] = Orphan(epoch, self._why_sealed(move_id))
             return

@@ -104,6 +104,7 @@ class Carried:
             run=run,
             withdraw=withdraw,
             cancel=lambda: None,
+            carry_over=lambda _: None,
             is_moot=False,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +58,10 @@ class Pair:
 
 async def _nothing(*_: object) -> None:
     return None
+
+
+async def _cancelled(*_: object, **__: object) -> Cancelled:
+    return Cancelled()
 
 
 def runner_of(pair: Pair, hooks: Hooks, max_pause_ms: float | None = None, **options: Any) -> MoveRunner:
@@ -196,3 +200,50 @@ def test_a_transfer_that_is_asked_for_again_is_of_the_version_that_is_deployed_n
 
     asyncio.run(run())
     assert sent == ["tests.unit.operators:Count", "tests.unit.operators:Picky"]
+
+
+class Surprising(Pair):
+    """One call ends in an error that nobody planned for."""
+
+    async def prepare(self, *asked: Any) -> AsyncIterator[Progress]:
+        raise ZeroDivisionError("a field that nobody thought of")
+        yield
+
+
+async def ended(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """It is given every turn that it could need: nothing here waits for time."""
+    task = asyncio.ensure_future(work)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    if not task.done():
+        task.cancel()
+        pytest.fail("it hangs")
+    return task
+
+
+def test_an_error_in_a_call_that_nobody_planned_for_ends_the_run_and_is_not_swallowed() -> None:
+    async def run() -> None:
+        runner = runner_of(Surprising(), Hooks(_nothing, _nothing, _nothing, lambda: None))
+        with pytest.raises(ZeroDivisionError):
+            (await ended(runner.run())).result()
+        assert runner.ended.is_set()
+
+    asyncio.run(run())
+
+
+def test_what_begins_again_knows_what_it_was_told_while_it_was_broken_off() -> None:
+    async def run() -> None:
+        hooks = Hooks(_nothing, _nothing, _nothing, lambda: None)
+        former = runner_of(Surprising(), hooks)
+        with pytest.raises(ZeroDivisionError):
+            (await ended(former.run())).result()
+        former.source_gone()
+        former.cancel()
+        pair = Pair()
+        pair.cancel = _cancelled  # type: ignore[attr-defined]
+        again = runner_of(pair, hooks)
+        again.carry_over(former)
+        (await ended(again.run())).result()
+        assert again.machine.phase is m.Phase.ABORTED
+
+    asyncio.run(run())
