@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -15,9 +17,9 @@ from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
 from reconfig.controller.history import past
 from reconfig.controller.move_runner import MoveRunner
-from reconfig.controller.rooms import Heard, heard, loads_of, with_room
+from reconfig.controller.rooms import Heard, heard, loads_of, unheard, with_room
 from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.maintenance import ordered
+from reconfig.maintenance import Maintenance, ordered
 from reconfig.plan import Load, Transfer
 from reconfig.view import Wish
 from reconfig.work import Asked, Cause, PlannedMove, ReconfigurationState
@@ -25,13 +27,15 @@ from stateflow import ring
 from stateflow.errors import AlreadyThere, InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
-from stateflow.types import PartitionId, ReplicaInfo, node_of, worker_of
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of, worker_of
 
 #: what has no room is refused by who plans, where a replica that is busy says what it has within
 SAID_WITHIN_S = 3.0
+#: replicas are asked again where others are chosen meanwhile, so many times at most
+PREPARATIONS_MAX = 4
 log = logging.getLogger(__name__)
-
-
+#: who is to have what
+Moves = Mapping[PartitionId, str]
 #: that may be given something; None: all
 Nodes = Collection[str] | None
 ANY = Asked()
@@ -61,11 +65,9 @@ class Reconfigurations:
         """Args: only: nodes that may be given something; None: all. Raises AlreadyThere, MoveConflict, UnknownSite,
         Unavailable, InMaintenance, NoRoom, or what a target lacks; then nothing changes."""
         await self._context.acquainted()
-        said = await self._prepare(lambda: self.migrating(operator, partitions, to, only))
-        async with self._context.planning:
-            choice = self.migrating(operator, partitions, to, only)
+        async with self._planned(lambda: self.migrating(operator, partitions, to, only)) as (moves, said):
             (begun,) = await self._start_all(
-                choice, said, options, Cause.MIGRATE, _asked(only, to=to), dict.fromkeys(choice.moves, reason)
+                moves, said, options, Cause.MIGRATE, _asked(only, to=to), dict.fromkeys(moves, reason)
             )
             return begun
 
@@ -95,9 +97,8 @@ class Reconfigurations:
         """Every replica that answers gets its weight's share, of operators that are confined to sites each one there,
         by as few moves as that takes."""
         await self._context.acquainted()
-        said = await self._prepare(lambda: self.rebalancing(operator))
-        async with self._context.planning:
-            return await self._start_all(self.rebalancing(operator), said, options, Cause.REBALANCE)
+        async with self._planned(lambda: self.rebalancing(operator)) as (moves, said):
+            return await self._start_all(moves, said, options, Cause.REBALANCE)
 
     def rebalancing(self, operator: str) -> Choice:
         """What :meth:`rebalance` would move, and where to: there, or not at all."""
@@ -114,11 +115,9 @@ class Reconfigurations:
         if not wishes:
             return []
         await self._context.acquainted()
-        said = await self._prepare(lambda: _chosen(self._standing(wishes)))
-        async with self._context.planning:
-            stands = self._standing(wishes)
-            reasons = {wish.partition: wish.reason for wish in stands}
-            return await self._start_all(_chosen(stands), said, options, cause, _asked(only), reasons)
+        async with self._planned(lambda: _chosen(self._standing(wishes))) as (moves, said):
+            reasons = {wish.partition: wish.reason for wish in wishes}
+            return await self._start_all(moves, said, options, cause, _asked(only), reasons)
 
     def _standing(self, wishes: Sequence[Wish]) -> list[Wish]:
         """Those that still hold."""
@@ -154,23 +153,28 @@ class Reconfigurations:
             only: see :meth:`migrate`.
         """
         await self._context.acquainted()
-        leaves = replica if maintenance is None else node_of(replica)
-        said = await self._prepare(lambda: self.draining(leaves, operator, only))
-        async with self._context.planning:
-            if maintenance is None:
-                choice = self.draining(replica, operator, only)
-                asked, reasons = _asked(only, leaving=replica), dict.fromkeys(choice.moves, reason)
-                return await self._start_all(choice, said, options, Cause.DRAIN, asked, reasons)
-            cluster, node = self._context.cluster, node_of(replica)
-            begins = ordered(node, cluster.now_us(), maintenance.for_s, maintenance.one_of, cluster.roster.maintenance)
-            self._check_copies(node)
+        if maintenance is None:
+            async with self._planned(lambda: self.draining(replica, operator, only)) as (moves, said):
+                asked, reasons = _asked(only, leaving=replica), dict.fromkeys(moves, reason)
+                return await self._start_all(moves, said, options, Cause.DRAIN, asked, reasons)
+        cluster, node = self._context.cluster, node_of(replica)
+
+        def begins() -> Maintenance:
+            now_us, under_way = cluster.now_us(), cluster.roster.maintenance
+            return ordered(node, now_us, maintenance.for_s, maintenance.one_of, under_way)
+
+        def leaving() -> Choice:
+            begins()
             try:
-                choice = self.draining(node)
+                return self.draining(node)
             except AlreadyThere:
-                choice = Choice({})
-            asked, reasons = _asked(None, leaving=node), dict.fromkeys(choice.moves, reason)
-            begun = await self._start_all(choice, said, options, Cause.DRAIN, asked, reasons)
-            await self._context.record(ClusterState.maintain, node, begins)
+                return Choice({})
+
+        async with self._planned(leaving) as (moves, said):
+            self._check_copies(node)
+            asked, reasons = _asked(None, leaving=node), dict.fromkeys(moves, reason)
+            begun = await self._start_all(moves, said, options, Cause.DRAIN, asked, reasons)
+            await self._context.record(ClusterState.maintain, node, begins())
         log.warning("%s is in maintenance%s", node, f" for {maintenance.for_s:g} s" if maintenance.for_s else "")
         return begun
 
@@ -245,39 +249,66 @@ class Reconfigurations:
             for number, owner in enumerate(self._context.cluster.operator(name).assignment.owners)
         }
 
-    async def _prepare(self, choose: Callable[[], Choice]) -> Heard:
-        """Targets fetch the code that they lack, perhaps over a slow link, and replicas say what they have, before
-        ``planning`` is held: dead ones are replaced meanwhile. What cannot be chosen or fetched is refused when it is
-        planned."""
-        try:
-            choice = choose()
-            fetching = {
-                (target, partition.operator)
-                for partition, target in choice.moves.items()
-                if self._context.cluster.operator(partition.operator).spec.bundle
-            }
-            if fetching:
-                await self._context.learnt(fetching)
-                choice = choose()  # that may have taken minutes
-            return await heard(self._context, choice, {}, SAID_WITHIN_S)
-        except StateflowError as error:
-            log.info("what is asked for may be refused: %s", error)
-            return {}
+    @contextlib.asynccontextmanager
+    async def _planned(self, choose: Callable[[], Choice]) -> AsyncIterator[tuple[Moves, Heard]]:
+        """With ``planning`` held: who is to have what, and what replicas say of it. They are asked before that, and
+        targets fetch the code that they lack: that may take minutes, in which dead replicas are replaced. Where others
+        are chosen by then, those are asked, too. Raises what ``choose`` does, MoveConflict, NoRoom, and what a target
+        lacks."""
+        said: Heard = {}
+        taught: dict[tuple[str, OperatorSpec], StateflowError | None] = {}
+        for _ in range(PREPARATIONS_MAX):
+            try:
+                choice = choose()
+                self._check_free(choice.moves)
+                said = await heard(self._context, choice, said, SAID_WITHIN_S)
+                await self._teach(with_room(self._context, choice, said), taught)
+            except StateflowError as error:
+                log.info("what is asked for may be refused: %s", error)
+            async with self._context.planning:
+                choice = choose()
+                self._check_free(choice.moves)
+                if unheard(self._context, choice, said):
+                    continue
+                moves = with_room(self._context, choice, said)
+                targets = self._targets(moves)
+                if not targets <= taught.keys():
+                    continue
+                for target in sorted(targets, key=lambda each: (each[1].name, each[0])):
+                    if (refused := taught[target]) is not None:
+                        raise refused
+                yield moves, said
+                return
+        raise Unavailable(
+            "who is to have what changes faster than replicas can be asked",
+            remedy="give the command again when replicas have settled",
+        )
+
+    def _targets(self, moves: Moves) -> set[tuple[str, OperatorSpec]]:
+        """Replicas, each with what it is to run."""
+        return {
+            (target, self._context.cluster.operator(partition.operator).spec) for partition, target in moves.items()
+        }
+
+    async def _teach(self, moves: Moves, taught: dict[tuple[str, OperatorSpec], StateflowError | None]) -> None:
+        """A replica without the operator, or with an older one, fetches it. Notes what each was refused with."""
+        targets = sorted(self._targets(moves) - taught.keys(), key=lambda each: (each[1].name, each[0]))
+        learning = (self._context.replicas.learn(name, spec) for name, spec in targets)
+        for target, answer in zip(targets, await asyncio.gather(*learning, return_exceptions=True), strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, StateflowError):
+                raise answer
+            taught[target] = answer
 
     async def _start_all(
         self,
-        choice: Choice,
+        moves: Moves,
         said: Heard,
         options: MoveOptions,
         cause: Cause,
         asked: Asked = ANY,
         reasons: Mapping[PartitionId, str] = MappingProxyType({}),
     ) -> list[Reconfiguration]:
-        """Called with ``planning`` held. Args: said: see :meth:`_prepare`."""
-        for operator, targets in _by_operator(choice.moves).items():  # all of them, before the first is recorded
-            self._check_free(operator, targets)
-        said = await heard(self._context, choice, said, SAID_WITHIN_S)  # of who was not chosen then, and is now
-        moves = with_room(self._context, choice, said)
+        """Called with what :meth:`_planned` gives."""
         loads = loads_of(self._context, moves, said)
         return [
             await self._start(self._context.cluster.operator(operator), targets, loads, options, cause, asked, reasons)
@@ -312,8 +343,9 @@ class Reconfigurations:
             raise Unavailable(f"no replica of {to} answers", remedy="start it, or move to another", replicas=names)
         return answering
 
-    def _check_free(self, operator: str, partitions: Iterable[int]) -> None:
-        wanted = {PartitionId(operator, number) for number in partitions}
+    def _check_free(self, partitions: Collection[PartitionId]) -> None:
+        """Raises MoveConflict where one of them moves or is restored."""
+        wanted = set(partitions)
         for partition in wanted:
             self._context.check_not_restored(partition)
         for planned in self._context.cluster.changes():
@@ -338,9 +370,6 @@ class Reconfigurations:
         """Record the moves and begin them. Called with ``planning`` held. Args: loads: as far as they are known: an
         order and a strategy are chosen by them, no more."""
         operator = deployed.spec.name
-        self._check_free(operator, targets)
-        for name in sorted(set(targets.values())):  # a replica without the operator, or with an older one, says so here
-            await self._context.replicas.learn(name, deployed.spec)
         strategy = policies.strategy_named(options.strategy)
         if strategy is None:
             changes = sum(self._executor.change_rates.get(PartitionId(operator, number), 0.0) for number in targets)
@@ -428,10 +457,9 @@ class Reconfigurations:
                 reconfiguration=reconfiguration,
             )
         await self._context.acquainted()
-        said = await self._prepare(lambda: self._retrying(running, failed))
-        async with self._context.planning:
-            choice, first = self._retrying(running, failed), failed[0]
-            (begun,) = await self._start_all(choice, said, first.options, first.cause, first.asked)
+        async with self._planned(lambda: self._retrying(running, failed)) as (moves, said):
+            first = failed[0]
+            (begun,) = await self._start_all(moves, said, first.options, first.cause, first.asked)
             return begun
 
     def _retrying(self, running: Running, failed: Iterable[PlannedMove]) -> Choice:

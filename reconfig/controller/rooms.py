@@ -45,18 +45,24 @@ def room_of(views: Iterable[PartitionView], disk: DiskView) -> Room:
 async def heard(context: ControllerContext, choice: Choice, before: Heard, within_s: float) -> Heard:
     """What all say of whom it takes to see whether there is room for a choice: who else may have something is asked
     where there is not. Args: before: what was said a moment ago: those are not asked again."""
-    said = await _heard(context, Choice(choice.moves), before, within_s)
-    if choice.instead and _survey(context, choice, said).lacks(choice.moves):
-        said = await _heard(context, choice, said, within_s)
+    said = before
+    while names := unheard(context, choice, said):
+        there = await said_by(context, names, within_s)
+        said = {**said, **{name: there.get(name) for name in names}}
     return said
 
 
-async def _heard(context: ControllerContext, choice: Choice, before: Heard, within_s: float) -> Heard:
+def unheard(context: ControllerContext, choice: Choice, said: Heard) -> set[str]:
+    """Replicas that are still to be asked before it is known whether there is room for a choice."""
+    names = _concerned(context, Choice(choice.moves)) - said.keys()
+    if not names and choice.instead and _survey(context, choice, said).lacks(choice.moves):
+        names = _concerned(context, choice) - said.keys()
+    return names
+
+
+def _concerned(context: ControllerContext, choice: Choice) -> set[str]:
     targets = _targets(choice)
-    concerned = targets | set(_owners(context, choice, targets).values())
-    names = (concerned & context.alive().keys()) - before.keys()
-    said = await said_by(context, names, within_s)
-    return {**before, **{name: said.get(name) for name in names}}
+    return (targets | set(_owners(context, choice, targets).values())) & context.alive().keys()
 
 
 def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[PartitionId, str]:

@@ -95,14 +95,17 @@ class Standbys:
     # -- what is, and what should be ----------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        """End what is not wanted any more, begin what lacks."""
+        """End what is not wanted any more, begin what lacks: all of it in one transaction, as take-overs wait for the
+        lock meanwhile."""
         async with self._context.planning:
             self._end_outdated()
-            for operator, count in list(
-                self._context.cluster.standbys.items()
-            ):  # another is wanted while one is recorded
-                if count and operator in self._context.cluster.deployed:
-                    await self._begin_missing(operator, count)
+            cluster = self._context.cluster
+            wanted = [(name, count) for name, count in cluster.standbys.items() if count and name in cluster.deployed]
+            missing = [planned for operator, count in wanted for planned in self._missing(operator, count)]
+            if missing:
+                await self._context.record(ClusterState.plan_moves, missing)
+            for planned in missing:
+                self._begin(planned)
 
     def _end_outdated(self) -> None:
         kept: Counter[PartitionId] = Counter()
@@ -139,7 +142,8 @@ class Standbys:
             runner.cancel()
         await asyncio.gather(*(runner.ended.wait() for runner in ending))
 
-    async def _begin_missing(self, operator: str, count: int) -> None:
+    def _missing(self, operator: str, count: int) -> list[PlannedStandby]:
+        """Copies that an operator lacks, of partitions that may have one now."""
         cluster, now = self._context.cluster, self._context.clock.monotonic()
         deployed, alive = cluster.operator(operator), self._context.alive()
         assignment = deployed.assignment
@@ -158,13 +162,11 @@ class Standbys:
         able = [info for info in self._context.fit().values() if deployed.may_be_at(info)]
         sites = {name: info.site for name, info in cluster.roster.replicas.items()}
         missing = plan.spread_standbys(lacking, existing, count, able, self._near, sites)
-        if not missing:
-            return
+        found = []
         for partition, replica in missing:
             owner, epoch = assignment.owner(partition.partition)
-            planned = PlannedStandby(self._context.new_id(), partition, owner, replica, epoch)
-            await self._context.record(ClusterState.plan_move, planned)
-            self._begin(planned)
+            found.append(PlannedStandby(self._context.new_id(), partition, owner, replica, epoch))
+        return found
 
     def _begin(self, planned: PlannedStandby) -> None:
         operator, running_now = planned.partition.operator, ReconfigurationState.RUNNING
@@ -172,11 +174,11 @@ class Standbys:
         machine = MoveRunner.machine_for(planned)
         runner = self._executor.runner(running, planned, machine)
         self._runners[planned.item_id] = runner
-        self._context.spawn(self._follow(runner))
+        self._context.spawn(self._follow(running, runner))
 
-    async def _follow(self, runner: MoveRunner) -> None:
+    async def _follow(self, running: Running, runner: MoveRunner) -> None:
         try:
-            await runner.run()
+            runner = await self._to_its_end(running, runner)
         finally:
             planned, error = runner.planned, runner.machine.error
             self._runners.pop(planned.item_id, None)
@@ -186,6 +188,25 @@ class Standbys:
                 self._not_before[planned.partition] = self._context.clock.monotonic() + AGAIN_S
         if error is not None and not isinstance(error, MoveAborted):
             log.warning("standby of %s at %s: %s", planned.partition, planned.target, error)
+
+    async def _to_its_end(self, running: Running, runner: MoveRunner) -> MoveRunner:
+        """After an error that is no event of the machine it begins again, as after a restart: what is open in the
+        ledger is carried out. Returns the runner that came to the end."""
+        planned = runner.planned
+        while True:
+            try:
+                await runner.run()
+                return runner
+            except Exception:
+                if self._context.over.done():
+                    return runner
+                log.exception("standby of %s at %s begins again", planned.partition, planned.target)
+            await asyncio.sleep(self._context.settings.takeover_retry_s)
+            if planned.item_id not in self._context.cluster.open_moves:
+                return runner
+            again = self._executor.runner(running, planned, MoveRunner.machine_for(planned))
+            again.carry_over(runner)
+            runner = self._runners[planned.item_id] = again
 
     async def hand_over(self, partition: PartitionId, successor: str) -> None:
         """The source is gone: end a partition's standbys, and leave the copy of the move ``successor`` as it is."""

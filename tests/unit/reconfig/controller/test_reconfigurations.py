@@ -24,7 +24,7 @@ from reconfig.policies import STRATEGIES, StrategyName
 from reconfig.view import Wish
 from reconfig.work import Asked, Cause, PlannedMove
 from stateflow.clock import ManualClock
-from stateflow.errors import Unavailable
+from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -85,7 +85,10 @@ class Again:
             alive=dict,
             fit=self._fit,
             check_not_restored=lambda _: None,
+            replicas=SimpleNamespace(learn=self._learn, views=self._views),
         )
+        self.context = context
+        self.learned: list[str] = []
         executor: Any = SimpleNamespace(run=lambda *run: self.runs.append(run), runner=self._runner)
         self.reconfigurations = Reconfigurations(context, self.registry, executor)
         self.reconfigurations.resume_all()
@@ -95,6 +98,12 @@ class Again:
         return {name: info for name, info in self.cluster.roster.replicas.items() if name not in maintained}
 
     async def _acquainted(self) -> None: ...
+
+    async def _learn(self, name: str, spec: OperatorSpec) -> None:
+        self.learned.append(name)
+
+    async def _views(self, name: str, within_s: float) -> Any:
+        raise Unavailable("it says nothing", remedy="-")
 
     async def _record(self, work: Any, *arguments: Any) -> Any:
         return work(self.cluster, *arguments)
@@ -219,4 +228,64 @@ def test_what_is_stale_is_not_fetched_and_keeps_no_other_from_being_heard(
     monkeypatch.setattr(reconfigurations, "heard", noted)
     monkeypatch.setattr(Reconfigurations, "_start", start)
     asyncio.run(again.reconfigurations.place(wishes, OPTIONS, Cause.AUTOPILOT))
-    assert asked == [Choice({PartitionId("Op", 0): "b"})] * 2, "before it is planned, and then"
+    assert asked == [Choice({PartitionId("Op", 0): "b"})]
+    assert again.learned == ["b"]
+
+
+class Watched:
+    """``planning``, and whether it is held."""
+
+    held = False
+
+    async def __aenter__(self) -> None:
+        self.held = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self.held = False
+
+
+def test_no_replica_is_asked_while_take_overs_wait_for_the_lock(
+    cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another target is chosen while the first one is asked."""
+    for name in "abc":
+        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    again = Again(cluster)
+    lock = again.context.planning = Watched()
+    again.context.alive = lambda: again.cluster.roster.replicas
+    chosen, asked, started = ["b"], list[tuple[str, bool]](), list[Any]()
+
+    async def learn(name: str, spec: OperatorSpec) -> None:
+        asked.append((name, lock.held))
+        chosen[:] = ["c"]
+
+    async def views(name: str, within_s: float) -> Any:
+        asked.append((name, lock.held))
+        raise Unavailable("it says nothing", remedy="-")
+
+    async def start(_: Any, deployed: Any, targets: Any, *rest: Any) -> None:
+        assert lock.held
+        started.append(dict(targets))
+
+    monkeypatch.setattr(Reconfigurations, "_start", start)
+    monkeypatch.setattr(Reconfigurations, "migrating", lambda *_: Choice({PartitionId("Op", 0): chosen[0]}))
+    again.context.replicas = SimpleNamespace(learn=learn, views=views)
+    asyncio.run(again.reconfigurations.migrate("Op", [0], "edge", OPTIONS))
+    assert started == [{0: "c"}]
+    assert {name for name, _ in asked} == {"a", "b", "c"}
+    assert not any(held for _, held in asked)
+
+
+def test_what_a_target_lacks_is_said_before_anything_is_recorded(cluster: ClusterState) -> None:
+    for name in "ab":
+        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    again = Again(cluster)
+
+    async def learn(name: str, spec: OperatorSpec) -> None:
+        raise InvalidArgument(f"{name} has not the module", remedy="install it")
+
+    again.context.replicas.learn = learn
+    again.context.least_loaded = lambda replicas, _: replicas[0]
+    with pytest.raises(InvalidArgument, match="b has not the module"):
+        asyncio.run(again.reconfigurations.migrate("Op", [0], "b", OPTIONS))
+    assert not again.cluster.open_moves

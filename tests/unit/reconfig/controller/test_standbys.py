@@ -1,27 +1,107 @@
-"""What is wanted changes while it is seen to."""
+"""What is wanted is compared with what is there, and what lacks is begun."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.roster import Home
 from reconfig.controller.standbys import Standbys
+from stateflow.clock import ManualClock
+from stateflow.errors import MoveAborted
+from stateflow.ledger import Ledger
+from stateflow.settings import ControllerSettings
+from stateflow.types import OperatorSpec, ReplicaInfo
 
 
-def test_standbys_that_are_wanted_while_others_are_begun_keep_none_from_its_turn() -> None:
-    async def scenario() -> list[str]:
-        cluster = SimpleNamespace(standbys={"A": 1, "B": 1}, deployed={"A": None, "B": None, "C": None})
-        context: Any = SimpleNamespace(cluster=cluster, planning=asyncio.Lock())
-        standbys = Standbys(context, SimpleNamespace())  # type: ignore[arg-type]
-        begun = []
+class Wanting:
+    """Two operators of three partitions, whose owner is a, and each of which wants one standby."""
 
-        async def begin(operator: str, count: int) -> None:
-            begun.append(operator)
-            cluster.standbys["C"] = 1  # its record is folded
+    def __init__(self, ledger: Ledger) -> None:
+        self.cluster = ClusterState(ledger)
+        for name in "ab":
+            self.cluster.register(ReplicaInfo(name, "cloud", "127.0.0.1:1"), Home())
+        for name in ("A", "B"):
+            spec = OperatorSpec(name, f"m:{name}", 3, ("k",), b"", "[]")
+            self.cluster.finish_deployment(self.cluster.plan_deployment(spec, dict.fromkeys(range(3), "a")))
+            self.cluster.want_standbys(name, 1)
+        self.records: list[Any] = []
+        self.runners: list[Any] = []
+        self.fails = 0
+        self.tasks: list[asyncio.Task[None]] = []
+        ids = iter(range(100))
+        context: Any = SimpleNamespace(
+            cluster=self.cluster,
+            settings=ControllerSettings(takeover_retry_s=0.001),
+            planning=asyncio.Lock(),
+            clock=ManualClock(1),
+            over=asyncio.get_running_loop().create_future(),
+            new_id=lambda: f"i{next(ids)}",
+            alive=lambda: self.cluster.roster.replicas,
+            fit=lambda: self.cluster.roster.replicas,
+            record=self._record,
+            spawn=lambda work: self.tasks.append(asyncio.ensure_future(work)),
+        )
+        self.standbys = Standbys(context, SimpleNamespace(runner=self._runner))  # type: ignore[arg-type]
 
-        standbys._begin_missing = begin  # type: ignore[method-assign]
-        await standbys.reconcile()
-        return begun
+    async def _record(self, work: Any, *arguments: Any) -> Any:
+        self.records.append(work)
+        return work(self.cluster, *arguments)
 
-    assert asyncio.run(scenario()) == ["A", "B"]
+    def _runner(self, _: Any, planned: Any, machine: Any) -> Any:
+        async def run() -> None:
+            if self.fails:
+                self.fails -= 1
+                raise ZeroDivisionError("a field that nobody thought of")
+            machine.error = MoveAborted("it ends", remedy="-")
+            self.cluster.move_aborted(planned, machine.error.to_wire(), {})
+
+        former: list[Any] = []
+        made = SimpleNamespace(
+            planned=planned,
+            machine=machine,
+            run=run,
+            carry_over=former.append,
+            former=former,
+            cancel=lambda: None,
+        )
+        self.runners.append(made)
+        return made
+
+
+def scenario(tmp_path: Path, steps: Any) -> None:
+    async def run() -> None:
+        with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+            await steps(Wanting(ledger))
+
+    asyncio.run(run())
+
+
+def test_all_that_lack_are_recorded_at_once(tmp_path: Path) -> None:
+    """Take-overs wait for the lock: with a transaction for each copy they waited for thousands."""
+
+    async def steps(wanting: Wanting) -> None:
+        await wanting.standbys.reconcile()
+        assert wanting.records == [ClusterState.plan_moves]
+        begun = {(r.planned.partition.operator, r.planned.partition.partition) for r in wanting.runners}
+        assert begun == {(name, number) for name in "AB" for number in range(3)}
+        await asyncio.gather(*wanting.tasks)
+
+    scenario(tmp_path, steps)
+
+
+def test_one_that_breaks_off_begins_again_with_what_it_was_told(tmp_path: Path) -> None:
+    """It stayed open in the ledger and was carried out by nobody."""
+
+    async def steps(wanting: Wanting) -> None:
+        wanting.fails = 1
+        await wanting.standbys.reconcile()
+        await asyncio.gather(*wanting.tasks)
+        assert not wanting.cluster.open_moves
+        assert wanting.runners[-1].former == [wanting.runners[0]]
+        assert not wanting.standbys.views()
+
+    scenario(tmp_path, steps)
