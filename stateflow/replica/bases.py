@@ -24,6 +24,7 @@ from stateflow.clock import Clock
 from stateflow.errors import CheckpointCorrupt, TransferCorrupt, Unavailable
 from stateflow.replica.peers import SourceReplica
 from stateflow.runtime.rate_limit import RateLimit
+from stateflow.runtime.registry import STORED
 from stateflow.runtime.transfer import BaseFile
 from stateflow.types import PartitionId
 
@@ -151,8 +152,9 @@ class Store:
         if file.digest not in self._known:
             return False
         manifest, stored = self._known[file.digest]
-        scratch = path.with_name(path.name + ".stored")
+        scratch = path.with_name(path.name + STORED)
         try:
+            shutil.rmtree(scratch, ignore_errors=True)  # a process that was killed left it
             scratch.mkdir(parents=True)
             self._checkpoints.fetch(manifest, stored, scratch / stored.name)  # not held: else it comes from the source
             (scratch / stored.name).replace(path)

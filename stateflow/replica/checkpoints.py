@@ -130,8 +130,8 @@ class CheckpointShell:
                 errors.append(error)
             except StateflowError as error:
                 errors.append(error)
-                if not on_demand:  # the store is at fault: the others would only wait for it too
-                    break
+                if not on_demand and not await self._answers(store):
+                    break  # the store is at fault: the others would only wait for it too
             except Exception as error:
                 log.exception("checkpoint of %s failed", partition)
                 errors.append(StateflowError(f"{type(error).__name__}: {error}", remedy="see the replica's log"))
@@ -139,6 +139,14 @@ class CheckpointShell:
         duration_s = self._clock.monotonic() - started
         report = CheckpointReport(len(done), bytes_new, bytes_total, duration_s, store.url)
         return Taken(report, tuple(partition.partition for partition in done)), errors
+
+    async def _answers(self, store: CheckpointStore) -> bool:
+        """Whether what failed is one partition's, such as a damaged database, and not the store's."""
+        try:
+            await self._loop.run_in_executor(self._uploads, _begin, store)
+        except StateflowError:
+            return False
+        return True
 
     def _own_store(self) -> CheckpointStore:
         if self.store is None:

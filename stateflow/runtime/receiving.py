@@ -12,7 +12,7 @@ from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, StateMissing
 from stateflow.runtime import layout
 from stateflow.runtime.committing import read_sequence
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.registry import PART, RECEIVED, PartitionRegistry
+from stateflow.runtime.registry import PART, RECEIVED, STORED, PartitionRegistry
 from stateflow.runtime.slot import Incoming, Since, Slot
 from stateflow.runtime.transfer import (
     CHANGES,
@@ -100,9 +100,12 @@ class Receiver:
 
     def forget_received(self, partition: PartitionId, digests: Collection[str]) -> None:
         """What transfers cut short left here stays as far as it is one of these."""
-        for path in self._received(self._registry.slot(partition)):
+        slot = self._registry.slot(partition)
+        for path in self._received(slot):
             if path.stem not in digests:
                 path.unlink()
+        for scratch in (slot.home / RECEIVED).glob(f"*{STORED}"):
+            self._registry.environment.remove_tree(scratch)
 
     def arriving(self, partition: PartitionId, move_id: str, file: BaseFile) -> Path:
         """Where a base file is built from what arrives. It may hold its beginning, from this attempt or an earlier one;

@@ -62,6 +62,8 @@ TERM = "TERM"
 ALONE = "ALONE"
 #: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
 RECEIVED = "received"
+#: end of the name of a directory there, into which a file comes from the checkpoint store
+STORED = ".stored"
 
 
 class PartitionRegistry:

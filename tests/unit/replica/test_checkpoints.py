@@ -6,12 +6,14 @@ import asyncio
 import errno
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from stateflow.checkpoint import CheckpointStore, Codec
 from stateflow.checkpoint.backend import LocalBackend
+from stateflow.checkpoint.store import Saved
 from stateflow.cli.checkpoint import store_for_replica
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Unavailable
@@ -163,3 +165,36 @@ def send(node: ReplicaNode, number: int) -> None:
     schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
     rows = pa.RecordBatch.from_pylist([{"k": "a", "v": number}], schema=schema).serialize().to_pybytes()
     apply_to(node, PartitionId("Op", 0), 1, Batch("s", number), schema.serialize().to_pybytes(), rows)
+
+
+@pytest.mark.parametrize("store_fails", [False, True])
+def test_a_partition_that_cannot_be_saved_keeps_none_behind_it_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_fails: bool
+) -> None:
+    """With a store that does not answer the others would only wait for it, too."""
+    node = ReplicaNode(ReplicaInfo("a", "site", "a:1"), tmp_path / "a", ReplicaSettings())
+    node.create(describe(Count, 3, "Op"), [0, 1, 2], 1)
+    backend = Refusing(LocalBackend(tmp_path / "store"))
+    backend.refuses = False
+    store = CheckpointStore("x", backend=backend, codec=Codec())
+    take, tried = node.checkpointer.take, list[int]()
+
+    def taken(partition: PartitionId, *asked: Any, **how: Any) -> Saved | None:
+        tried.append(partition.partition)
+        if partition.partition == 0:
+            backend.refuses = store_fails
+            raise Unavailable("no snapshot can be taken", remedy="free space")
+        return take(partition, *asked, **how)
+
+    monkeypatch.setattr(node.checkpointer, "take", taken)
+
+    async def run() -> list[int]:
+        shell = CheckpointShell(node, store, SYSTEM_CLOCK, Random(1))
+        done, errors = await shell._take(node.owned(), "", on_demand=False)
+        assert [error.code for error in errors] == ["unavailable"]
+        shell.close()
+        return sorted(done.numbers)
+
+    assert asyncio.run(run()) == ([] if store_fails else [1, 2])
+    assert tried == ([0] if store_fails else [0, 1, 2])
+    node.close()
