@@ -33,8 +33,9 @@ class MoveOptions:
 
     Args:
         max_pause_ms: a partition is cut over only when its pause is predicted to be within; None: no budget.
-        max_bandwidth: bytes a second that all base copies together may take; None: no limit. What changes while
-            they go on is not held back, or a copy would never catch up.
+        max_bandwidth: bytes a second that all base copies together may take, of every operator that is moved; None:
+            no limit. What changes while they go on is not held back, or a copy would never catch up; nor are copies
+            for standbys.
         patience_s: a budget that stays out of reach for so long is refused with BudgetUnreachable; None: as long as
             the controller is set to wait.
         strategy: one of ``STRATEGIES``, see docs/moving-state.md; ``auto`` chooses by what is measured.

@@ -175,7 +175,9 @@ class Deployments:
                     return
             except StateflowError as error:
                 log.warning("deployment of %s waits: %s", deployed.spec.name, error)
-                await asyncio.sleep(self._context.settings.heartbeat_interval_s)
+            except Exception:  # nobody else goes on with it
+                log.exception("deployment of %s waits", deployed.spec.name)
+            await asyncio.sleep(self._context.settings.heartbeat_interval_s)
 
 
 def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:

@@ -27,6 +27,7 @@ from stateflow import ring
 from stateflow.errors import AlreadyThere, InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
+from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of, worker_of
 
 #: what has no room is refused by who plans, where a replica that is busy says what it has within
@@ -39,6 +40,15 @@ Moves = Mapping[PartitionId, str]
 #: that may be given something; None: all
 Nodes = Collection[str] | None
 ANY = Asked()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Of one operator, before anything is recorded."""
+
+    deployed: Deployed
+    strategy: policies.Strategy
+    rounds: list[list[Transfer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +320,13 @@ class Reconfigurations:
     ) -> list[Reconfiguration]:
         """Called with what :meth:`_planned` gives."""
         loads = loads_of(self._context, moves, said)
-        return [
-            await self._start(self._context.cluster.operator(operator), targets, loads, options, cause, asked, reasons)
+        plans = [
+            self._ordered(operator, targets, loads, options)
             for operator, targets in sorted(_by_operator(moves).items())
         ]
+        together = copies_at_once([(each.strategy, each.rounds) for each in plans], self._context.settings)
+        bandwidth_max = (options.max_bandwidth or 0.0) / max(together, 1)
+        return [await self._start(each, bandwidth_max, options, cause, asked, reasons) for each in plans]
 
     def _named(self, to: str) -> list[ReplicaInfo]:
         """A replica by its name, or all of a node, or of a site. Raises UnknownSite."""
@@ -357,19 +370,11 @@ class Reconfigurations:
                     reconfiguration=planned.reconfiguration,
                 )
 
-    async def _start(
-        self,
-        deployed: Deployed,
-        targets: Mapping[int, str],
-        loads: Mapping[PartitionId, Load],
-        options: MoveOptions,
-        cause: Cause,
-        asked: Asked,
-        reasons: Mapping[PartitionId, str] = MappingProxyType({}),
-    ) -> Reconfiguration:
-        """Record the moves and begin them. Called with ``planning`` held. Args: loads: as far as they are known: an
-        order and a strategy are chosen by them, no more."""
-        operator = deployed.spec.name
+    def _ordered(
+        self, operator: str, targets: Mapping[int, str], loads: Mapping[PartitionId, Load], options: MoveOptions
+    ) -> _Plan:
+        """Args: loads: as far as they are known: an order and a strategy are chosen by them, no more."""
+        deployed = self._context.cluster.operator(operator)
         strategy = policies.strategy_named(options.strategy)
         if strategy is None:
             changes = sum(self._executor.change_rates.get(PartitionId(operator, number), 0.0) for number in targets)
@@ -389,9 +394,20 @@ class Reconfigurations:
             )
             for number, target in targets.items()
         ]
-        rounds = strategy.rounds(plan.ordered(transfers, options.order))
+        return _Plan(deployed, strategy, strategy.rounds(plan.ordered(transfers, options.order)))
+
+    async def _start(
+        self,
+        planned: _Plan,
+        bandwidth_max: float,
+        options: MoveOptions,
+        cause: Cause,
+        asked: Asked,
+        reasons: Mapping[PartitionId, str] = MappingProxyType({}),
+    ) -> Reconfiguration:
+        """Record the moves and begin them. Called with ``planning`` held. Args: bandwidth_max: of each copy."""
+        deployed, strategy, rounds = planned.deployed, planned.strategy, planned.rounds
         reconfiguration = self._context.new_id()
-        together = min(max(map(len, rounds)), self._context.settings.concurrent_moves if strategy.limited else 1 << 30)
         moves = [
             PlannedMove(
                 reconfiguration,
@@ -403,7 +419,7 @@ class Reconfigurations:
                 strategy.name,
                 options,
                 options.patience_s or self._context.settings.patience_s,
-                (options.max_bandwidth or 0.0) / together,
+                bandwidth_max,
                 cause,
                 asked,
                 number,
@@ -414,8 +430,8 @@ class Reconfigurations:
         ]
         await self._context.record(ClusterState.plan_moves, moves)
         running = self._running(reconfiguration, strategy)
-        for planned in moves:
-            self._add(running, planned, MoveRunner.machine_for(planned))
+        for move in moves:
+            self._add(running, move, MoveRunner.machine_for(move))
         self._runs.keep(running)
         self._context.spawn(self._executor.run(running))
         return running.report()
@@ -526,6 +542,21 @@ class Reconfigurations:
         self._context.spawn(self._executor.run(running, first))
         if running.cancelled:
             self._runs.cancel(reconfiguration)
+
+
+def copies_at_once(
+    plans: Iterable[tuple[policies.Strategy, Sequence[Sequence[Transfer]]]], settings: ControllerSettings
+) -> int:
+    """So many copies of these go on together at most: a bandwidth for all of them is divided by it. What the
+    controller's limit holds back shares that limit, whichever operator it is of."""
+    limited = others = 0
+    for strategy, rounds in plans:
+        most = max(map(len, rounds), default=0)
+        if strategy.limited:
+            limited += most
+        else:
+            others += most
+    return others + min(limited, settings.concurrent_moves)
 
 
 def _chosen(wishes: Iterable[Wish]) -> Choice:

@@ -84,7 +84,12 @@ def labels_of(words: Sequence[str]) -> dict[str, str]:
 
 MaxPause = Annotated[str | None, typer.Option("--max-pause", help="Budget per partition, e.g. 50ms; default none.")]
 MaxBandwidth = Annotated[
-    str | None, typer.Option("--max-bandwidth", help="Of all copies together, e.g. 20MB/s; default no limit.")
+    str | None,
+    typer.Option(
+        "--max-bandwidth",
+        help="Limit of all base copies of this command together, of every operator, e.g. 20MB/s; default none. It does "
+        "not hold back changes that come meanwhile, nor copies for standbys.",
+    ),
 ]
 Strategy = Annotated[
     str, typer.Option(help="auto, warm-up, stop-and-restart, pause-and-copy, fluid, batched or on-demand.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
+from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
@@ -82,6 +84,8 @@ class Again:
             acquainted=self._acquainted,
             record=self._record,
             clock=ManualClock(1),
+            settings=ControllerSettings(),
+            new_id=iter("xyz").__next__,
             alive=dict,
             fit=self._fit,
             check_not_restored=lambda _: None,
@@ -89,7 +93,9 @@ class Again:
         )
         self.context = context
         self.learned: list[str] = []
-        executor: Any = SimpleNamespace(run=lambda *run: self.runs.append(run), runner=self._runner)
+        executor: Any = SimpleNamespace(
+            run=lambda *run: self.runs.append(run), runner=self._runner, change_rates={}, bandwidth=0.0
+        )
         self.reconfigurations = Reconfigurations(context, self.registry, executor)
         self.reconfigurations.resume_all()
 
@@ -177,7 +183,9 @@ def test_retry_has_all_that_was_asked(cluster: ClusterState, monkeypatch: pytest
 
     monkeypatch.setattr(Reconfigurations, "_start", start)
     asyncio.run(again.reconfigurations.retry("r"))
-    ((_, targets, _, options, cause, asked, _),) = again.started
+    ((planned, bandwidth_max, options, cause, asked, _),) = again.started
+    assert bandwidth_max == OPTIONS.max_bandwidth, "fluid moves one at a time"
+    targets = {transfer.partition.partition: transfer.target for round_ in planned.rounds for transfer in round_}
     assert (targets, options, cause, asked) == (dict.fromkeys((3, 1, 2, 0), "b"), OPTIONS, Cause.DRAIN, Asked("b"))
 
 
@@ -263,15 +271,15 @@ def test_no_replica_is_asked_while_take_overs_wait_for_the_lock(
         asked.append((name, lock.held))
         raise Unavailable("it says nothing", remedy="-")
 
-    async def start(_: Any, deployed: Any, targets: Any, *rest: Any) -> None:
+    async def start(_: Any, planned: Any, *rest: Any) -> None:
         assert lock.held
-        started.append(dict(targets))
+        started.extend((each.partition.partition, each.target) for round_ in planned.rounds for each in round_)
 
     monkeypatch.setattr(Reconfigurations, "_start", start)
     monkeypatch.setattr(Reconfigurations, "migrating", lambda *_: Choice({PartitionId("Op", 0): chosen[0]}))
     again.context.replicas = SimpleNamespace(learn=learn, views=views)
     asyncio.run(again.reconfigurations.migrate("Op", [0], "edge", OPTIONS))
-    assert started == [{0: "c"}]
+    assert started == [(0, "c")]
     assert {name for name, _ in asked} == {"a", "b", "c"}
     assert not any(held for _, held in asked)
 
@@ -289,3 +297,27 @@ def test_what_a_target_lacks_is_said_before_anything_is_recorded(cluster: Cluste
     with pytest.raises(InvalidArgument, match="b has not the module"):
         asyncio.run(again.reconfigurations.migrate("Op", [0], "b", OPTIONS))
     assert not again.cluster.open_moves
+
+
+@pytest.mark.parametrize("strategy", ["warm-up", "stop-and-restart", "fluid", "batched", "on-demand"])
+@pytest.mark.parametrize("operators", [1, 2])
+def test_a_bandwidth_is_that_of_all_copies_together_whichever_operators_they_are_of(
+    cluster: ClusterState, operators: int, strategy: str
+) -> None:
+    """Each operator that was rebalanced had the whole of it."""
+    for name in "ab":
+        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    if operators == 2:
+        other = replace(SPEC, name="Other", partitions=8)
+        cluster.finish_deployment(cluster.plan_deployment(other, dict.fromkeys(range(8), "a")))
+    again = Again(cluster)
+    options = MoveOptions(max_bandwidth=6e4, strategy=strategy)
+    asyncio.run(again.reconfigurations.rebalance("", options))
+    moves = [open_move.planned for open_move in again.cluster.open_moves.values()]
+    assert {move.partition.operator for move in moves} == ({"Op", "Other"} if operators == 2 else {"Op"})
+    at_once = {name: Counter(m.round for m in moves if m.partition.operator == name) for name in ("Op", "Other")}
+    most = sum(max(rounds.values(), default=0) for rounds in at_once.values())
+    if strategy == "warm-up":
+        most = min(most, ControllerSettings().concurrent_moves)
+    assert most * moves[0].bandwidth_max == pytest.approx(6e4)
+    assert {move.bandwidth_max for move in moves} == {moves[0].bandwidth_max}
