@@ -60,6 +60,10 @@ class OperatorInstance:
         metrics = partial(Metrics, figures, partition.operator, cls)
         self._ctx = Context(partition.operator, partition.partition, timers, keyed, metrics)
         self._ctx._frozen = {tag: freeze for tag, writer in self._side_writers.items() if (freeze := writer.freeze)}
+        if issubclass(cls, BatchOperator):
+            self._ctx._unheard = "on_timers" if cls.on_timers is BatchOperator.on_timers else ""
+        else:
+            self._ctx._unheard = "on_timer" if cls.on_timer is Operator.on_timer else ""
         self.show_watermark(watermark_us)
         #: has it something to say to each?
         self.hears_watermarks = cls.on_watermark is not Operator.on_watermark
@@ -152,7 +156,8 @@ class OperatorInstance:
         """Keeps the columns that a batch operator gives. Args: row: what to show of it, when it fails."""
         try:
             produced = method(argument, self._ctx)
-        except StateflowError:
+        except StateflowError as error:
+            error.located(**self._here(None))
             raise
         except BaseException as error:
             if not is_ours(error):

@@ -70,7 +70,7 @@ class Context:
     """
 
     __slots__ = (
-        *("_figures", "_frozen", "_metrics", "_side", "_states", "_timers"),
+        *("_figures", "_frozen", "_metrics", "_side", "_states", "_timers", "_unheard"),
         *("key", "logger", "partition", "timestamp", "watermark"),
     )
 
@@ -93,6 +93,7 @@ class Context:
         self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # of side outputs whose rows might change later
         self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
         self._metrics: Metrics | None = None
+        self._unheard = ""  # the method that timers need, where the operator has none
 
     @property
     def metrics(self) -> Metrics:
@@ -110,9 +111,12 @@ class Context:
             domain: ``event``: when the watermark passes it; ``processing``: with the first batch after that time,
                 with rows or without.
 
-        Raises InvalidArgument for another domain or an odd time, and outside of a row or timer.
+        Raises InvalidArgument for another domain or an odd time, outside of a row or timer, and where the operator has
+        no ``on_timer``.
         """
-        self._timers.set(self._current(), check_timer_name(name), at, domain)
+        key, named = self._current(), check_timer_name(name)
+        self._check_heard()
+        self._timers.set(key, named, at, domain)
 
     def delete_timer(self, *, name: str = "", domain: str = "event") -> None:
         """Forget the key's timer of that name; no error when there is none."""
@@ -126,9 +130,11 @@ class Context:
             at: for all of them, as :meth:`set_timer` has it; or an Arrow array as long as ``keys``, of timestamps with
                 a time zone or of microseconds since 1970.
 
-        Raises InvalidArgument, NullKey.
+        Raises InvalidArgument, also where the operator has no ``on_timers``; NullKey.
         """
-        self._timers.set_many(whole(keys), check_timer_name(name), whole(at), domain)
+        named = check_timer_name(name)
+        self._check_heard()
+        self._timers.set_many(whole(keys), named, whole(at), domain)
 
     def delete_timers(self, keys: pa.Array, *, name: str = "", domain: str = "event") -> None:
         """:meth:`delete_timer` for each of these keys."""
@@ -136,7 +142,16 @@ class Context:
 
     def _set_timer(self, at_us: int, name: str) -> None:
         """A window helper's, in event time."""
+        self._check_heard()
         self._timers.set(self._current(), name, at_us, "event")
+
+    def _check_heard(self) -> None:
+        """Whoever sets a timer that nobody answers would fail with every batch from when it is due."""
+        if self._unheard:
+            raise InvalidArgument(
+                f"a timer is set, and the operator has no {self._unheard}()",
+                remedy=f"define {self._unheard}(self, …), which is called when it is due; or set none",
+            )
 
     def _delete_timer(self, name: str) -> None:
         self._timers.delete(self._current(), name, "event")

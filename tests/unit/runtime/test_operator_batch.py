@@ -347,6 +347,8 @@ def test_timers_of_rows_are_those_of_columns() -> None:
             ctx.set_timer(9, name="u", domain="processing")
             ctx.delete_timer(name="u", domain="processing")
 
+        def on_timer(self, timer: Any, ctx: Context) -> None: ...
+
     class ByColumn(BatchOperator):
         key = "k"
         output = "k string"
@@ -356,6 +358,8 @@ def test_timers_of_rows_are_those_of_columns() -> None:
             ctx.set_timers(batch["k"], pa.array([5] * len(batch), pa.timestamp("us", "UTC")), name="t")
             ctx.set_timers(batch["k"], 9, name="u", domain="processing")
             ctx.delete_timers(batch["k"], name="u", domain="processing")
+
+        def on_timers(self, timers: Any, ctx: Context) -> None: ...
 
     stores = []
     for cls in (ByRow, ByColumn):

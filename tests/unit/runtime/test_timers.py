@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from stateflow import Context, Operator, state
+from stateflow import BatchOperator, Context, Operator, TumblingWindows, state
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, InvalidArgument, OperatorFailed, UnknownState
 from stateflow.runtime.host import PartitionHost
@@ -165,20 +165,6 @@ def test_a_failed_batch_sets_no_timer(chain: OperatorHarness) -> None:
     with pytest.raises(OperatorFailed):
         chain.send([{"k": "a", "do": "set and fail"}])
     assert chain.advance_watermark(T0 + HOUR) == []
-
-
-def test_an_operator_without_on_timer_says_so() -> None:
-    class Forgetful(Operator):
-        key = "k"
-        output = "k string"
-
-        def process(self, row: Any, ctx: Context) -> None:
-            ctx.set_timer(T0)
-
-    with OperatorHarness(Forgetful, partitions=1) as harness:
-        harness.send([{"k": "a"}])
-        with pytest.raises(OperatorFailed, match="on_timer"):
-            harness.advance_watermark(T0)
 
 
 def test_a_bad_side_output_is_refused() -> None:
@@ -367,4 +353,38 @@ def test_a_timers_name_is_text(name: Any) -> None:
             ctx.set_timer(row.at, name=name)
 
     with OperatorHarness(Named) as harness, pytest.raises(InvalidArgument, match="cannot name a timer"):
+        harness.send([{"k": "a", "at": T0}])
+
+
+class Deaf(Operator):
+    """Sets a timer, and has nothing that answers it."""
+
+    key, output, event_time = "k", "k string", "at"
+
+    def process(self, row: Any, ctx: Context) -> None:
+        ctx.set_timer(ctx.timestamp + HOUR)
+
+
+class DeafColumns(BatchOperator):
+    key, output = "k", "k string"
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        ctx.set_timers(batch.column("k"), T0)
+
+
+class DeafWindows(Operator):
+    key, output, event_time = "k", "k string", "at"
+    hours = TumblingWindows(HOUR)
+
+    def process(self, row: Any, ctx: Context) -> None:
+        self.hours.of(ctx)
+
+
+@pytest.mark.parametrize(
+    ("operator", "lacks"), [(Deaf, "on_timer"), (DeafColumns, "on_timers"), (DeafWindows, "on_timer")]
+)
+def test_a_timer_that_nothing_answers_is_refused_when_it_is_set(operator: type[Operator], lacks: str) -> None:
+    """It failed every batch from when it was due."""
+    refused = pytest.raises(InvalidArgument, match=rf"the operator has no {lacks}\(\) .*define {lacks}\(self, …\)")
+    with OperatorHarness(operator, partitions=1) as harness, refused:
         harness.send([{"k": "a", "at": T0}])
