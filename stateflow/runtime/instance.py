@@ -20,6 +20,8 @@ from stateflow.runtime.timers import Domain, TimerColumns, Timers, to_datetime
 from stateflow.state import ColumnStates, KeyedState
 from stateflow.types import PartitionId
 
+MEND = "mend the operator or the row; the batch was not applied"
+
 
 class Produced(NamedTuple):
     """What a batch gave in one partition: rows of the main output that are not encoded yet, or the message of all of
@@ -218,10 +220,14 @@ class OperatorInstance:
 
     def migrate_state(self, version: int, key: Any, old: SimpleNamespace) -> None:
         """Args: version: that the states of ``key`` have. Those that it is bound to are the new ones."""
-        operator = self.operator
+        operator, name = self.operator, self._partition.operator
+        remedy = (
+            f"mend migrate_state() and deploy again, or go back: `stateflow operator versions {name}` and "
+            f"`stateflow upgrade {name} --to VERSION`; no state of this partition was changed"
+        )
         self._ctx.key = key
         try:
-            self._call("migrate_state", lambda old, _: operator.migrate_state(version, old), old, [])
+            self._call("migrate_state", lambda old, _: operator.migrate_state(version, old), old, [], remedy)
         finally:
             self._ctx.key = None
 
@@ -244,7 +250,14 @@ class OperatorInstance:
         if type(operator).close is not Operator.close or hasattr(operator, "__del__"):
             aside(close)
 
-    def _call(self, name: str, method: Callable[[Any, Context], Any], argument: Any, outputs: list[Any]) -> None:
+    def _call(
+        self,
+        name: str,
+        method: Callable[[Any, Context], Any],
+        argument: Any,
+        outputs: list[Any],
+        remedy: str = MEND,
+    ) -> None:
         try:
             produced = method(argument, self._ctx)
             if produced is not None:
@@ -255,7 +268,7 @@ class OperatorInstance:
         except BaseException as error:
             if not is_ours(error):
                 raise
-            raise self._failed(name, error, key=self._ctx.key, row=argument) from error
+            raise self._failed(name, error, remedy, key=self._ctx.key, row=argument) from error
 
     def _here(self, key: Any) -> dict[str, Any]:
         return {"operator": self._partition.operator, "partition": self._partition.partition, "key": shown(key)}
@@ -264,7 +277,7 @@ class OperatorInstance:
         self,
         method: str,
         error: BaseException,
-        remedy: str = "mend the operator or the row; the batch was not applied",
+        remedy: str = MEND,
         **where: Any,
     ) -> OperatorFailed:
         place = {"operator": self._partition.operator, "partition": self._partition.partition}

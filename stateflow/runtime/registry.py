@@ -289,15 +289,18 @@ class PartitionRegistry:
         self._operators[spec.name] = spec, cls
 
     def _stored_schemas(self, operator: str) -> set[bytes]:
-        """Of the operator's partitions that are served here, each once. No database is opened for it."""
-        found: set[bytes] = set()
-        for slot in self.slots():
-            if slot.id.operator == operator and slot.lifecycle.state is State.OWNED:
-                with slot.mutex:
-                    schema = slot.schema if slot.store is None else slot.store.get(layout.SCHEMA)
-                if schema is not None:
-                    found.add(schema)
-        return found
+        """Of the operator's partitions that are served here, each once."""
+        found = {self.stored_schema(slot) for slot in self.slots() if slot.id.operator == operator}
+        return {schema for schema in found if schema is not None}
+
+    @staticmethod
+    def stored_schema(slot: Slot) -> bytes | None:
+        """Of a partition that is served here; None of others, and where nothing is stored. No database is opened for
+        it."""
+        if slot.lifecycle.state is not State.OWNED:
+            return None
+        with slot.mutex:
+            return slot.schema if slot.store is None else slot.store.get(layout.SCHEMA)
 
     def undeployed(self, operator: str, epoch: int) -> None:
         """Nothing of it is created at this epoch or an older one any more, however late that is asked for. For this

@@ -297,7 +297,7 @@ class Field:
             raise DecodeError(
                 f"stored {self.owner} has a {type(plain).__name__} in field {self.name!r}, declared as {self._hint}"
                 + (f": {error.what}" if isinstance(error, EncodeError) else ""),
-                remedy="give the field its old type, or write migrate_state",
+                remedy=_read_both(plain, str(self._hint)),
                 field=self.name,
             ) from error
 
@@ -318,6 +318,15 @@ class Field:
     def _path(self, error: EncodeError | DecodeError) -> str:
         inner = error.where.get("field")
         return self.name if inner is None else f"{self.name}.{inner}"
+
+
+def _read_both(plain: Any, hint: str) -> str:
+    """What makes a stored value readable that the declared type is not. Its old type alone would not: others may have
+    been stored with the new one since."""
+    migrate = "write migrate_state and raise state_version"
+    if not isinstance(plain, bool | int | float | str | bytes):
+        return migrate
+    return f"declare it as {type(plain).__name__} | {hint}, which reads both, or {migrate}; then deploy"
 
 
 def _classes(hint: Any) -> frozenset[type] | None:
@@ -379,7 +388,7 @@ class RecordShape:
             elif field.default is REQUIRED:
                 raise DecodeError(
                     f"stored {self.cls.__name__} has no field {field.name!r} and the field has no default",
-                    remedy="give the new field a default, or write migrate_state",
+                    remedy="give the new field a default, or write migrate_state and raise state_version",
                     field=field.name,
                 )
             elif field.default is not None:

@@ -36,7 +36,8 @@ def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], o
         if was["tag"] != now["tag"] or types_become(was, now) is not Verdict.KEPT:
             raise SchemaMismatch(
                 f"state {now['name']!r} is stored as {_signature(was)} but declared as {_signature(now)}",
-                remedy="declare it as it is stored, give the new state another name=, or write migrate_state",
+                remedy="declare it as it is stored, give the new state another name=, or write migrate_state and raise "
+                "state_version",
                 operator=operator,
                 state=now["name"],
             )
