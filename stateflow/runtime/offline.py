@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -187,14 +188,33 @@ def read_checkpoint(
         made_for = cls or load(manifest.target)
         columns = StateColumns(made_for, state, operator)
         with tempfile.TemporaryDirectory(prefix="stateflow-read-") as folder:
-            store.restore(manifest, Path(folder) / "files")
-            with _opened(Path(folder) / "files", manifest) as db:
+            manifest, directory = _fetched(store, manifest, Path(folder), moves_on=not savepoint)
+            with _opened(directory, manifest) as db:
                 if not is_evolved(made_for, db):  # in this copy
                     PartitionHost(made_for, manifest.id, db, manifest.epoch).evolve(manifest.created_us)
                 at = At(manifest.created_us, manifest.watermark_us)
                 entries = entries_of(columns.declaration, db, at, [] if key is None else [encode_row_key(key)])
                 for pages in columns.pages(entries, manifest.partition):
                     yield from pages
+
+
+def _fetched(store: CheckpointStore, manifest: Manifest, folder: Path, *, moves_on: bool) -> tuple[Manifest, Path]:
+    """Whose files are in which directory: the manifest's; or, where it may move on and was collected beside this, as a
+    newer one was published, the newest one's. Raises CheckpointMissing, CheckpointCorrupt."""
+    for attempt in itertools.count():
+        directory = folder / f"files-{attempt}"
+        try:
+            store.restore(manifest, directory)
+        except CheckpointCorrupt:
+            if not moves_on or store.has(manifest):
+                raise
+        else:
+            return manifest, directory
+        newer = next(store.newest(manifest.id), None)
+        if newer is None:
+            raise without_checkpoint(manifest.id)
+        manifest = newer
+    raise AssertionError
 
 
 def _fail(error: StateflowError) -> None:

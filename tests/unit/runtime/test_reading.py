@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 from stateflow import Namespace, Operator, state
-from stateflow.checkpoint import CheckpointStore
+from stateflow.checkpoint import CheckpointStore, Manifest
+from stateflow.checkpoint.collecting import Retention, collect
 from stateflow.clock import ManualClock
+from stateflow.errors import CheckpointCorrupt
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.host import read_watermark
 from stateflow.runtime.offline import read_checkpoint
@@ -135,6 +137,33 @@ def test_a_checkpoint_shows_what_was_there_when_it_was_taken(served: Served, tmp
     assert read(name) == ["new"]
     assert (read(name, "old"), read(name, "new")) == ([], ["new"])
     assert read("event") == ["new", "old"]
+
+
+def test_a_checkpoint_that_is_collected_while_it_is_read_is_not_taken_for_a_damaged_one(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was published meanwhile is read."""
+    store = CheckpointStore(f"{tmp_path}/checkpoints")
+    served.send(("a", 1))
+    served.node.checkpointer.take(P, store)
+    restore = store.restore
+
+    def beside(manifest: Manifest, directory: Path) -> None:
+        monkeypatch.setattr(store, "restore", restore)
+        served.send(("b", 2))
+        served.node.checkpointer.take(P, store)
+        collect(store, Retention(1, 0.0))
+        restore(manifest, directory)
+
+    monkeypatch.setattr(store, "restore", beside)
+    pages = list(read_checkpoint(store, "Mortal", "always", cls=Mortal))
+    assert joined([read_table(page) for page in pages])["key"].to_pylist() == ["a", "b"]
+    (left,) = store.catalog.checkpoints(P)
+    for blob in store.blobs():
+        store.objects.delete(blob.name)
+    with pytest.raises(CheckpointCorrupt, match="is missing"):
+        list(read_checkpoint(store, "Mortal", "always", cls=Mortal))
+    assert store.catalog.checkpoints(P) == [left]
 
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
