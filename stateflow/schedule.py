@@ -7,6 +7,7 @@ follows Debian's cron, also where a day has 23 or 25 hours.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -18,12 +19,14 @@ from stateflow.types import shown
 
 #: s, a hundred years
 EVERY_MAX_S = 3_155_760_000
-_REMEDY = "write once 2030-01-01T18:00:00Z, every 3600, or cron 0 18 * * 1-5 Europe/Berlin"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+_REMEDY = "write once 2030-01-01T18:00:00Z, every 20s (15m, 2h, 7d), or cron 0 18 * * 1-5 Europe/Berlin"
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``once <ISO time with zone>``, ``every <seconds>``, from the end of the run before, or ``cron <five fields>
+    """``once <ISO time with zone>``, ``every <length>``, from the end of the run before, or ``cron <five fields>
     [zone]``, UTC where none is named. See :meth:`parse`."""
 
     text: str
@@ -35,7 +38,7 @@ class Schedule:
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """Raises InvalidArgument."""
-        words = text.split()
+        words = [_in_seconds(word) for word in text.split()]
         try:
             match words:
                 case ["once", at] if (moment := datetime.fromisoformat(at)).tzinfo is not None:
@@ -84,6 +87,12 @@ class Schedule:
 
     def _local(self, us: int) -> datetime:
         return datetime.fromtimestamp(us // 1_000_000, UTC).astimezone(ZoneInfo(self.zone))
+
+
+def _in_seconds(word: str) -> str:
+    """A length of time with its unit, as ``90s``, ``15m``, ``2h`` and ``7d``, in seconds; any other word as it is."""
+    unit = _UNITS.get(word[-1:])
+    return str(float(word[:-1]) * unit) if unit is not None and _NUMBER.fullmatch(word[:-1]) else word
 
 
 def _us(moment: datetime) -> int:

@@ -61,6 +61,7 @@ class Jobs:
         # of controllers only those are known here that have led
         if job.workers is not None:
             job.workers.check(self._cluster.roster.nodes().values(), "nodes")
+        self._check_target(job)
         async with self._ordering:
             if job.name in self._book.there:
                 raise InvalidArgument("there is a job of that name", remedy="delete it first", job=job.name)
@@ -69,6 +70,15 @@ class Jobs:
             await self._context.record(ClusterState.define_job, job.name, job)
             self._there.set()
         return self.report(job.name)
+
+    def _check_target(self, job: Job) -> None:
+        """What no replica, site or partition is named like would fail with each run. Raises InvalidArgument,
+        UnknownSite, UnknownPartition."""
+        match job.do:
+            case Do.DRAIN:
+                self._reconfigurations.check_replica(job.to)
+            case Do.MIGRATE:
+                self._reconfigurations.check_target(job.operator, job.partitions, job.to)
 
     async def pause(self, name: str, paused: bool) -> JobReport:
         """Or go on: what was due meanwhile is not made up for. A run under way goes on. Raises InvalidArgument."""

@@ -197,9 +197,7 @@ class Reconfigurations:
 
     def draining(self, replica: str, operator: str = "", only: Nodes = None) -> Choice:
         """What :meth:`drain` would move, and where to. Raises as it does; AlreadyThere when nothing is to move."""
-        if replica not in self._context.cluster.roster.replicas:
-            self._context.check_site(replica)
-            raise InvalidArgument(f"{replica!r} is a site", remedy="name one replica of it")
+        self.check_replica(replica)
         drained = {replica, *self._workers(replica)}
         owners = self._owners([operator] if operator else sorted(self._context.cluster.deployed))
         others = [info for name, info in self._context.fit().items() if name not in drained and info.weight > 0]
@@ -229,6 +227,19 @@ class Reconfigurations:
             ranks = tuple([info.name for info in rank] for rank in (siblings, same_site, able))
             instead |= dict.fromkeys(leaves, ranks)
         return Choice(moves, instead)
+
+    def check_replica(self, name: str) -> None:
+        """Raises UnknownSite, and InvalidArgument for a site."""
+        if name not in self._context.cluster.roster.replicas:
+            self._context.check_site(name)
+            raise InvalidArgument(f"{name!r} is a site", remedy="name one replica of it")
+
+    def check_target(self, operator: str, partitions: Iterable[int], to: str) -> None:
+        """Raises OperatorNotDeployed, UnknownPartition, UnknownSite."""
+        assignment = self._context.cluster.operator(operator).assignment
+        for number in partitions:
+            assignment.owner(number)
+        self._named(to)
 
     def _check_copies(self, node: str) -> None:
         """May it be given nothing? Raises Unavailable where an operator that wants standbys could have none any more:

@@ -23,6 +23,16 @@ def us(text: str) -> int:
     "text",
     [
         *("", "once", "once soon", "once 2030-01-01T00:00:00", "daily"),
+        *(
+            "every 20 s",
+            "every 20ms",
+            "every s",
+            "every -1s",
+            "every 0s",
+            "every 1e2s",
+            "every infs",
+            "every 99999999d",
+        ),
         *("every", "every 0", "every -1", "every inf", "every nan", "every 1e99"),
         *("cron", "cron * * * *", "cron 61 * * * *", "cron 0 0 31 2 *", "cron 0 18 * * * UTC UTC"),
         *("cron 0 18 * * * Atlantis/Poseidonis", "cron 0 18 * * * ../../etc"),
@@ -38,6 +48,8 @@ def test_what_is_no_schedule(text: str) -> None:
     [
         "once 2030-01-01T00:00:00+00:00",
         "every 0.5",
+        "every 20s",
+        "every 1.5h",
         "cron 0 3 * * 1-5",
         "cron */5 0-6/2 1,15 * *",
         "cron 0 18 * * * UTC",
@@ -45,6 +57,13 @@ def test_what_is_no_schedule(text: str) -> None:
 )
 def test_what_is_one(text: str) -> None:
     assert Schedule.parse(text).text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("every 20s", 20), ("every 15m", 900), ("every 1.5h", 5400), ("every 7d", 604_800)]
+)
+def test_a_length_of_time_has_its_unit_as_in_other_options(text: str, seconds: int) -> None:
+    assert Schedule.parse(text).every_us == seconds * S
 
 
 def test_once_is_once() -> None:

@@ -13,21 +13,26 @@ from typing import Any
 import pytest
 
 from reconfig import migration as m
+from reconfig.affinity import Node
 from reconfig.capacity import Choice
 from reconfig.controller import reconfigurations
 from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.context import ControllerContext
 from reconfig.controller.history import planned_report
+from reconfig.controller.jobs import Jobs
 from reconfig.controller.reconfigurations import Ask, Reconfigurations
 from reconfig.controller.rooms import Heard
 from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
+from reconfig.jobs import Do, Job
 from reconfig.policies import STRATEGIES, StrategyName
 from reconfig.view import Wish
 from reconfig.work import Asked, Cause, PlannedMove
 from stateflow.clock import ManualClock
-from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
+from stateflow.schedule import Schedule
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -321,3 +326,27 @@ def test_a_bandwidth_is_that_of_all_copies_together_whichever_operators_they_are
         most = min(most, ControllerSettings().concurrent_moves)
     assert most * moves[0].bandwidth_max == pytest.approx(6e4)
     assert {move.bandwidth_max for move in moves} == {moves[0].bandwidth_max}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"do": Do.DRAIN, "to": "nobody"}, "there is no site or replica 'nobody'"),
+        ({"do": Do.DRAIN, "to": "edge"}, "'edge' is a site.*name one replica"),
+        ({"do": Do.MIGRATE, "to": "nobody", "partitions": (0,)}, "there is no site or replica 'nobody'"),
+        ({"do": Do.MIGRATE, "to": "b", "partitions": (0, 9)}, "9"),
+    ],
+)
+def test_a_job_for_what_there_is_not_is_refused_when_it_is_made(
+    cluster: ClusterState, asked: dict[str, Any], said: str
+) -> None:
+    """It was taken, and failed with each run."""
+    for name in "ab":
+        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    again = Again(cluster)
+    again.context.check_site = lambda name: ControllerContext.check_site(again.context, name)
+    nothing: Any = None
+    jobs = Jobs(again.context, again.registry, again.reconfigurations, nothing, nothing, Node("ctl"))
+    with pytest.raises(StateflowError, match=said):
+        asyncio.run(jobs.create(Job("nightly", Schedule.parse("every 1h"), operator="Op", **asked)))
+    assert not again.cluster.jobs.there
