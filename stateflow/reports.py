@@ -477,11 +477,23 @@ class AdoptedOperator(Report):
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderReport(Report):
+    """The controller that leads. ``address``: at which it was reached. ``term``: of its hold on the ledger.
+
+    Example: ``cluster.status().leader.address``
+    """
+
+    address: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus(Report):
     """``reconfigurations``: those under way; ``refused``: processes that ask for a name in vain. ``follower``: who told
     of all this, where that was not the leader: then nobody knows who is alive, how moves stand, and who is refused.
     ``links``: between sites, as far as they were measured. ``damaged``: what the newest verification of each partition
-    found.
+    found. ``leader``: the controller that leads and told it, as it was reached, and its term; None where it was not the
+    leader's answer.
 
     Example: ``[each.name for each in cluster.status().replicas if each.alive]``
     """
@@ -496,13 +508,15 @@ class ClusterStatus(Report):
     maintenance: tuple[MaintenanceReport, ...] = ()
     links: tuple[LinkReport, ...] = ()
     damaged: tuple[PartitionFault, ...] = ()
+    leader: LeaderReport | None = None
 
     def without_share(self) -> list[str]:
         """Replicas that answer and own nothing, though a rebalance would give them something, and none is under way."""
-        empty = {each.name for each in self.replicas if each.alive and each.weight > 0 and not each.partitions}
+        here = [each for each in self.replicas if each.alive and not each.stopped]
+        empty = {each.name for each in here if each.weight > 0 and not each.partitions}
         if not empty or not all(each.over for each in self.reconfigurations):
             return []
-        alive = [ReplicaInfo(each.name, each.site, each.address, each.weight) for each in self.replicas if each.alive]
+        alive = [ReplicaInfo(each.name, each.site, each.address, each.weight) for each in here]
         owners = {PartitionId(each.name, n): owner for each in self.operators for n, owner in enumerate(each.owners)}
         if not {info.name for info in alive}.issuperset(owners.values()):
             return []  # a failover comes first

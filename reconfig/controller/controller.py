@@ -103,7 +103,13 @@ class Controller:
         self.agents = Agents(context, connect, grace_s)
         self.measuring = Measuring(context, executor.links)
         self.survey = Survey(
-            context, self.runs, self.standbys, self.takeovers, self.deployments.created, self.measuring
+            context,
+            self.runs,
+            self.standbys,
+            self.takeovers,
+            self.deployments.created,
+            self.measuring,
+            self.agents.child,
         )
         self._executor = executor
         self.placing = Placing(context, self.reconfigurations, self.measuring)

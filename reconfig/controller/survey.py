@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from reconfig.controller.cluster_state import Deployed
@@ -13,6 +13,7 @@ from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
 from reconfig.failover import Lack, Why, unserved
+from stateflow.fleet import Child
 from stateflow.reports import (
     ClusterReport,
     DeployingOperator,
@@ -21,11 +22,14 @@ from stateflow.reports import (
     ReplicaStatus,
     UnservedPartitions,
 )
-from stateflow.types import PartitionId
+from stateflow.types import PartitionId, node_of
 
 
 class Survey:
-    """Args: created: partitions so far, of deployments under way."""
+    """Args:
+    created: partitions so far, of deployments under way.
+    child: of which replica its agent said what; None: nothing, or there is none.
+    """
 
     def __init__(
         self,
@@ -35,9 +39,10 @@ class Survey:
         takeovers: Takeovers,
         created: Mapping[str, int],
         measuring: Measuring,
+        child: Callable[[str], Child | None] = lambda _: None,
     ) -> None:
         self._context, self._runs, self._standbys, self._takeovers = context, runs, standbys, takeovers
-        self._created, self._measuring = created, measuring
+        self._created, self._measuring, self._child = created, measuring, child
 
     def deployment(self, deployed: Deployed) -> Deployment:
         assignment, replicas = deployed.assignment, self._context.cluster.roster.replicas
@@ -69,6 +74,11 @@ class Survey:
             for operator, partitions, lack, error in unserved(lacks)
         )
 
+    def _has_ended(self, name: str) -> bool:
+        """By command, as its agent says: it was heard a moment ago all the same."""
+        child = self._child(node_of(name))
+        return child is not None and child.state == "STOPPED" and self._context.cluster.roster.is_stopping(name)
+
     def status(self) -> ClusterReport:
         context, cluster, members = self._context, self._context.cluster, self._context.members
         owned = context.cluster.owned_counts()
@@ -81,7 +91,7 @@ class Survey:
                     info.site,
                     info.address,
                     info.weight,
-                    members.alive(info.name),
+                    members.alive(info.name) and not self._has_ended(info.name),
                     members.heard_s(info.name),
                     owned.get(info.name, 0),
                     members.is_opening(info.name),

@@ -170,13 +170,20 @@ def _children(found: list[AgentReport]) -> RenderableType:
     for agent_ in found:
         for child in agent_.replicas:
             memory = size(child.memory_bytes) if child.memory_bytes else ""
-            row = child.replica, agent_.name, str(child.workers), memory, child.wanted, _state(child)
-            table.add_row(*row, Text(child.error, "red"))
+            row = child.replica, agent_.name, str(child.workers), memory, child.wanted, _state(child, agent_)
+            table.add_row(*row, Text(_why(child), "red"))
     return show.titled("Replicas of agents", table)
 
 
-def _state(child: ChildReport) -> Text:
+def _why(child: ChildReport) -> str:
+    """It is as it is. What it died of before is past, once it runs again."""
+    return "" if child.state == "RUNNING" else child.error
+
+
+def _state(child: ChildReport, agent: AgentReport) -> Text:
     said = child.state.lower() or "not told yet"
+    if not agent.alive:
+        return Text(f"unknown, was {said}" if child.state else "unknown", "yellow")
     if child.state == "WAITS":
         return Text(f"waits to be started again ({child.deaths} deaths)", "bold red")
     return Text(said, "green" if child.state == "RUNNING" else "yellow")
@@ -288,7 +295,7 @@ def _standing(name: str, child: ChildReport | None) -> str:
     if child is None or not child.state:
         return f"{name}: its agent is to hear of it (`stateflow agent list` says whether it answers)"
     where = f" at {child.address}" if child.address else ""
-    return f"{name}: {child.state.lower()}{where}" + (f"; {child.error}" if child.error else "")
+    return f"{name}: {child.state.lower()}{where}" + (f"; {why}" if (why := _why(child)) else "")
 
 
 @app.command()

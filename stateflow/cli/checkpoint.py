@@ -36,7 +36,7 @@ from stateflow.runtime.offline import drop_damaged as drop_still_damaged
 from stateflow.runtime.offline import verify as verify_manifest
 from stateflow.runtime.positions import RESERVED
 from stateflow.settings import ReplicaSettings
-from stateflow.types import PartitionId
+from stateflow.types import PartitionId, ranges
 
 log = logging.getLogger(__name__)
 app = Commands("checkpoint", help="Take, list, prove, restore and collect checkpoints.")
@@ -373,8 +373,8 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
     for name, each in reports:
         for line in each.passed_over:
             console.print(Text(f"{name}/{each.partition} passed over a newer checkpoint: {line}", "bold red"))
-        if each.error:
-            console.print(Text(f"{name}/{each.partition}: {each.error}", "red"))
+    for where, error in _failures(reports):
+        console.print(Text(f"{where}: {error}", "red"))
     for rewind in rewinds:
         console.print(f"source {rewind['source']} goes on with batch {rewind['next_batch']}")
         if not rewind["agree"]:
@@ -385,6 +385,21 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
                     "bold red",
                 )
             )
+
+
+def _failures(reports: Iterable[tuple[str, RestoredPartition]]) -> list[tuple[str, str]]:
+    """What went wrong, and where: once for all partitions of an operator with which the same did."""
+    alike: dict[tuple[str, str, str], list[RestoredPartition]] = {}
+    for name, each in reports:
+        if each.fault is not None:
+            alike.setdefault((name, each.fault.code, each.fault.what), []).append(each)
+    found = []
+    for (name, code, what), several in alike.items():
+        fault, numbers = several[0].fault, ranges([each.partition for each in several])
+        assert fault is not None
+        error = str(fault) if len(several) == 1 else f"{code}: {what}: {fault.remedy}"
+        found.append((f"{name}/{numbers}", error))
+    return found
 
 
 # -- collecting -----------------------------------------------------------------------------------------------

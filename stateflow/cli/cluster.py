@@ -29,7 +29,7 @@ from stateflow.cli.waiting import Shown, waiting
 from stateflow.client import Cluster
 from stateflow.client.packing import comes_along, pack
 from stateflow.client.words import partition_numbers
-from stateflow.errors import InvalidArgument
+from stateflow.errors import InvalidArgument, OperatorNotDeployed
 from stateflow.runtime.code import is_text
 from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
 
@@ -39,7 +39,12 @@ app = Commands()
 @app.command()
 def deploy(
     target: Annotated[str, typer.Argument(help="package.module:Class or file.py:Class")],
-    partitions: Annotated[int, typer.Option(help="Slices of the key space; fixed for ever.")] = DEFAULT_PARTITIONS,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Slices of the key space; fixed for ever. Default: those that it has; {DEFAULT_PARTITIONS} at first."
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Default: the class's name.")] = None,
     site: Annotated[
         list[str] | None, typer.Option(help="Only on replicas of this site, also later; repeatable.")
@@ -69,6 +74,7 @@ def deploy(
     operator = load(_absolute(target))
     there = installed or is_text(target) or comes_along(operator)
     called = name or operator.__name__
+    before = _version(cluster, called)
 
     def look(shown: Shown) -> None:
         for each in Cluster(controller).status().deploying:
@@ -82,10 +88,20 @@ def deploy(
             operator, partitions, sites=() if anywhere else site or None, name=name, bundle=bundle, failover=failover
         )
     status = next(o for o in cluster.status().operators if o.name == called)
+    after = _version(cluster, called)
     if as_json:
-        emit({"operator": status.name, "partitions": status.partitions, "owners": list(status.owners)})
+        told = {"operator": status.name, "partitions": status.partitions, "owners": list(status.owners)}
+        emit({**told, "version": after, "version_before": before})
     else:
-        show.deployed(status)
+        show.deployed(status, before, after)
+
+
+def _version(cluster: Cluster, operator: str) -> int:
+    """The number of the version that serves; 0: it is not deployed."""
+    try:
+        return cluster.versions(operator)[-1].number
+    except OperatorNotDeployed:
+        return 0
 
 
 def _absolute(target: str) -> str:

@@ -23,6 +23,7 @@ from stateflow.cli.output import console, emit, fields_of, shown_time
 from stateflow.client import Cluster
 from stateflow.client.words import partition_numbers
 from stateflow.reports import JobReport, JobRun
+from stateflow.types import ranges
 
 app = Commands("job", help="What is done by itself: at a time, or again and again.")
 Name = Annotated[str, typer.Argument(help="The job's name.")]
@@ -34,7 +35,7 @@ def create(
     schedule: Annotated[
         str,
         typer.Option(
-            "--schedule", help="once 2030-01-01T18:00:00Z, every 3600 (s), or cron 0 18 * * 1-5 Europe/Berlin."
+            "--schedule", help="once 2030-01-01T18:00:00Z, every 20s (15m, 2h, 7d), or cron 0 18 * * 1-5 Europe/Berlin."
         ),
     ],
     do: Annotated[str, typer.Option("--do", help="rebalance, migrate, drain or checkpoint.")],
@@ -89,7 +90,7 @@ def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
         last = each.runs[-1] if each.runs else None
         table.add_row(
             each.name,
-            each.do,
+            _does(each),
             each.schedule,
             "paused" if each.paused else _time(each.next_us),
             "" if last is None else _time(last.at_us),
@@ -173,12 +174,25 @@ def _show(report: JobReport, as_json: bool) -> None:
     for what, affinity in (("coordinated by", report.coordinator), ("moves go to", report.workers)):
         if affinity:
             console.print(f"{what}: {affinity}", highlight=False)
+    console.print(f"does: {_does(report)}", highlight=False)
     if report.runs:
         table = show.new_table("run", "for", "state", "took", "came of it", spare=("for",))
         for run in report.runs:
             took = f"{(run.ended_us - run.began_us) / 1e6:.1f} s" if run.ended_us else ""
             table.add_row(run.id, _time(run.at_us), run.state, took, run.note)
         console.print(table)
+
+
+def _does(job: JobReport) -> str:
+    """All that was asked for, beside when and where."""
+    said = [job.do, job.operator or "all operators"]
+    if job.do == "migrate":
+        said += [ranges(list(job.partitions)), "to", job.to]
+    elif job.do == "drain":
+        said = [job.do, job.to] if not job.operator else [job.do, job.to, "of", job.operator]
+    elif job.do == "rebalance":
+        said += ["by", ",".join(job.policies) or "ring"]
+    return " ".join(said)
 
 
 def _time(us: int) -> str:

@@ -113,6 +113,7 @@ def _summary(report: Reconfiguration) -> dict[str, Any]:
         "strategy": report.strategy,
         "state": report.state,
         "by": report.by,
+        "begun": f"{shown_time(report.created_us)}Z",
         "moves": len(report.moves),
         **report.counts(),
         **limits,
@@ -196,7 +197,7 @@ def details(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> No
     if as_json:
         emit(report.to_dict())
         return
-    console.print(show.moves(report.moves))
+    console.print(show.moves(report.moves, times=True))
     for move in report.moves:
         if move.note:
             console.print(f"{move.partition}: {move.note}", highlight=False)

@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from stateflow.cli.output import console, emit, errors, fields_of, size
+from stateflow.cli.output import console, emit, errors, fields_of, shown_time, size
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.client.commands import Migration
 from stateflow.clock import SYSTEM_CLOCK
@@ -85,6 +85,8 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
         for unserved in operator.unserved:
             lacking[unserved.owner] += len(unserved.partitions)
     parts: list[RenderableType] = [] if now.follower is None else [answered_by(now.follower)]
+    if now.leader is not None:
+        parts.append(plain(Text(f"the controller at {now.leader.address} leads, in term {now.leader.term}", "dim")))
     resting = [each.node for each in now.maintenance]
     parts.append(titled("Replicas", replicas(now.replicas, lacking, workers, resting=resting)))
     if waiting := list(dict.fromkeys(map(node_of, now.without_share()))):
@@ -264,8 +266,15 @@ def watch_status(read: Callable[[], ClusterStatus], workers: bool = False) -> No
             live.update(status(read(), workers))
 
 
-def deployed(operator: OperatorStatus) -> None:
-    console.print(Text.assemble((operator.name, "bold"), " is deployed"))
+def deployed(operator: OperatorStatus, before: int, after: int) -> None:
+    """Args: before: number of the version that served; 0: it was not deployed. after: of the one that does now."""
+    if not before:
+        what = f" is deployed, version {after}"
+    elif after == before:
+        what = f" is deployed so already: version {after} serves, and nothing of its code changed"
+    else:
+        what = f" is upgraded: version {after} serves from its next batch on, in place of {before}"
+    console.print(Text.assemble((operator.name, "bold"), what))
     console.print(_operator(operator))
 
 
@@ -378,7 +387,8 @@ def _left(found: Sequence[LeftPartition]) -> RenderableType:
     return titled("Left where they are", table)
 
 
-def moves(reports: tuple[MoveReport, ...]) -> RenderableType:
+def moves(reports: tuple[MoveReport, ...], *, times: bool = False) -> RenderableType:
+    """Args: times: also when each began."""
     table = new_table(
         *(
             "partition",
@@ -391,6 +401,7 @@ def moves(reports: tuple[MoveReport, ...]) -> RenderableType:
             "rounds",
             "predicted",
             "pause",
+            *(("begun (UTC)",) if times else ()),
             "took",
         ),
         numbers=("partition", "warm", "reused", "delta", "rounds", "predicted", "pause", "took"),
@@ -409,6 +420,7 @@ def moves(reports: tuple[MoveReport, ...]) -> RenderableType:
             str(m.rounds),
             f"{m.predicted_pause_ms:.1f} ms" if good else "",
             f"{m.pause_ms:.1f} ms" if good else "",
+            *((shown_time(m.started_us or None),) if times else ()),
             f"{m.duration_s:.2f} s",
         )
     failures = [Text(f"{m.partition}: {m.error}", "red") for m in reports if m.error]

@@ -27,6 +27,7 @@ from stateflow.errors import (
     InvalidArgument,
     MoveAborted,
     NotOwner,
+    OperatorNotDeployed,
     Unavailable,
     UnknownPartition,
     brief,
@@ -90,7 +91,7 @@ class Cluster:
     def deploy(
         self,
         operator: type[Operator],
-        partitions: int = DEFAULT_PARTITIONS,
+        partitions: int | None = None,
         *,
         sites: Iterable[str] | None = None,
         name: str | None = None,
@@ -98,6 +99,8 @@ class Cluster:
         failover: str | None = None,
     ) -> None:
         """Create an operator's partitions on the replicas of ``sites`` (all by default). Doing it twice is no error.
+
+        Without ``partitions`` an operator that is deployed keeps its own, and a new one has 16.
 
         The operator is confined to these sites: rebalances, drains and standbys stay there, and take-overs where
         anybody there answers. Deploying it with others, or with ``()`` for anywhere, changes that, and moves nothing by
@@ -114,11 +117,20 @@ class Cluster:
 
         Raises OperatorNotImportable, DeclarationError, CodeRefused, AlreadyDeployed; nothing is changed then.
         """
+        if partitions is None:
+            partitions = self._partitions_of(name or operator.__name__)
         spec = describe(operator, partitions, name)
         if bundle is not None:
             spec = replace(spec, bundle=bundle.digest)
             self._client.put_bundle(bundle.digest, bundle.packed)
         self._client.deploy(signed(spec), sites, failover)
+
+    def _partitions_of(self, operator: str) -> int:
+        """Those that it has; of one that is not deployed the default."""
+        try:
+            return self.operator(operator).partitions
+        except OperatorNotDeployed:
+            return DEFAULT_PARTITIONS
 
     def take_over(self, operator: str, partitions: Iterable[int] = (), *, accept_loss: bool = False) -> list[Migration]:
         """Give partitions whose owner does not answer to others, with what standbys and checkpoints have; without

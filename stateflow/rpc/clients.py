@@ -190,6 +190,10 @@ class ControllerClient:
             raise NotLeading(what, remedy="ask again: another one leads")
         return answered(answer, f"the controller at {address}")
 
+    def leader(self) -> tuple[str, int]:
+        """Address and term of who gave the last answer, where that was the leader's."""
+        return self._asked, self._seen.term
+
     def _follow(self) -> tuple[tuple[str, str]]:
         """One that does not lead may answer."""
         return ((AFTER_KEY, str(self._seen.record)),)

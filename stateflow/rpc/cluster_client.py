@@ -16,6 +16,7 @@ from stateflow.reports import (
     Deployment,
     JobReport,
     JobRun,
+    LeaderReport,
     OperatorVersion,
     Placement,
     Reconfiguration,
@@ -64,7 +65,8 @@ class ClusterClient:
         self._controller = ControllerClient(address, connect_timeout_s=connect_timeout_s)
 
     def status(self, measured: bool = False) -> ClusterStatus:
-        return cluster_of(self._controller.call("Status", cpb.StatusRequest(measured=measured))).status()
+        found = cluster_of(self._controller.call("Status", cpb.StatusRequest(measured=measured))).status()
+        return found if found.follower is not None else replace(found, leader=LeaderReport(*self._controller.leader()))
 
     # -- operators ----------------------------------------------------------------------------------------
 

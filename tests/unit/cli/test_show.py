@@ -10,11 +10,24 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stateflow.cli import reconfig, show
+from stateflow.cli import agents, checkpoint, reconfig, show
+from stateflow.cli import job as cli_job
 from stateflow.cli.output import console
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.errors import BudgetUnreachable, NameTaken, StateMissing
-from stateflow.reports import LackOfRoom, LeftPartition, LinkReport, Placement, RefusedReplica, UnservedPartitions
+from stateflow.reports import (
+    AgentReport,
+    ChildReport,
+    JobReport,
+    LackOfRoom,
+    LeaderReport,
+    LeftPartition,
+    LinkReport,
+    Placement,
+    RefusedReplica,
+    RestoredPartition,
+    UnservedPartitions,
+)
 
 WHY = StateMissing("a came without them", remedy="start a with [its] directory", operator="Op", partitions="1-2")
 STATUS = ClusterStatus(
@@ -278,3 +291,90 @@ def test_a_dry_run_says_what_stays_and_what_has_no_room() -> None:
     assert "no_room: a, b: 1.0 MiB free for state, 3.0 MiB would come: it is refused" in text
     assert "edge has no room for it" in text
     assert "everything is where" not in text
+
+
+def test_who_leads_is_said() -> None:
+    text = shown(show.status(dataclasses.replace(STATUS, leader=LeaderReport("ctl-2:4200", 7))))
+    assert text.startswith("the controller at ctl-2:4200 leads, in term 7\n")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_is_advised_for_a_replica_that_was_stopped(stopped: bool) -> None:
+    replicas = tuple(
+        ReplicaStatus(name, "edge", f"{name}:1", 1, True, 0.4, count, stopped=stopped and name == "b")
+        for name, count in (("a", 4), ("b", 0))
+    )
+    operators = (OperatorStatus("Op", "m:Op", 4, 7, ("a",) * 4, (1,) * 4),)
+    text = shown(show.status(dataclasses.replace(STATUS, replicas=replicas, operators=operators, refused=())))
+    assert ("b owns nothing: `stateflow rebalance`" in text) is not stopped
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (0, 1, "Op is deployed, version 1"),
+        (1, 2, "Op is upgraded: version 2 serves from its next batch on, in place of 1"),
+        (2, 2, "Op is deployed so already: version 2 serves, and nothing of its code changed"),
+    ],
+)
+def test_a_first_deployment_an_upgrade_and_no_change_read_differently(before: int, after: int, said: str) -> None:
+    with console.capture() as capture:
+        show.deployed(STATUS.operators[0], before, after)
+    assert capture.get().splitlines()[0] == said
+
+
+def test_details_have_the_time_when_a_move_began() -> None:
+    text = shown(show.moves((dataclasses.replace(MOVED, started_us=1_700_000_000_000_000),), times=True))
+    assert "begun (UTC)" in text
+    assert "2023-11-14 22:13:20" in text
+
+
+def child(state: str, **more: Any) -> ChildReport:
+    return ChildReport("a-0", "running", state, 1, 1, fault=StateMissing("it died", remedy="-"), **more)
+
+
+@pytest.mark.parametrize(
+    ("alive", "state", "said", "why"),
+    [
+        (True, "RUNNING", "running", False),
+        (True, "WAITS", "waits to be started again (2 deaths)", True),
+        (False, "RUNNING", "unknown, was running", False),
+        (False, "", "unknown", True),
+    ],
+)
+def test_a_replica_of_an_agent_is_as_it_is_now(alive: bool, state: str, said: str, why: bool) -> None:
+    replica = child(state, deaths=2)
+    agent = AgentReport("a", "edge", "a:1", alive, 40.0, {}, 1, 1, 1, 1, "1", "3", "rlimit", (replica,))
+    assert agents._state(replica, agent).plain == said
+    assert ("it died" in shown(agents._children([agent]))) is why
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({"do": "rebalance", "policies": ("load", "ring")}, "rebalance all operators by load,ring"),
+        ({"do": "migrate", "operator": "Op", "partitions": (0, 1, 2, 5), "to": "edge"}, "migrate Op 0-2 5 to edge"),
+        ({"do": "drain", "to": "b"}, "drain b"),
+        ({"do": "drain", "to": "b", "operator": "Op"}, "drain b of Op"),
+        ({"do": "checkpoint", "operator": "Op"}, "checkpoint Op"),
+    ],
+)
+def test_a_job_is_shown_with_all_that_was_asked_for(job: dict[str, Any], said: str) -> None:
+    asked = {"operator": "", "policies": (), "partitions": (), "to": "", **job}
+    report = JobReport("nightly", "every 1h", paused=False, next_us=0, runs=(), **asked)
+    assert cli_job._does(report) == said
+    with console.capture() as capture:
+        cli_job._show(report, as_json=False)
+    assert f"does: {said}\n" in capture.get()
+
+
+def test_what_is_the_same_of_all_partitions_is_said_once() -> None:
+    def failed(number: int, what: str) -> tuple[str, RestoredPartition]:
+        fault = StateMissing(what, remedy="see `stateflow savepoint list`", partition=number)
+        return "Op", RestoredPartition(number, "a", fault=fault)
+
+    reports = [failed(number, "there is no savepoint 'x'") for number in (0, 1, 2)] + [failed(3, "another")]
+    assert checkpoint._failures(reports) == [
+        ("Op/0-2", "state_missing: there is no savepoint 'x': see `stateflow savepoint list`"),
+        ("Op/3", "state_missing: another (partition=3): see `stateflow savepoint list`"),
+    ]

@@ -1,0 +1,38 @@
+"""How many partitions an operator has that is deployed without saying so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stateflow.client import Cluster
+from stateflow.errors import OperatorNotDeployed
+from stateflow.runtime.operator import DEFAULT_PARTITIONS
+from stateflow.types import OperatorSpec
+from tests.unit.operators import Count
+
+
+@pytest.mark.parametrize(
+    ("has", "given", "deployed"),
+    [(None, None, DEFAULT_PARTITIONS), (40, None, 40), (40, 40, 40), (40, 8, 8), (None, 3, 3)],
+)
+def test_one_that_is_deployed_keeps_its_own(has: int | None, given: int | None, deployed: int) -> None:
+    """It was refused as deployed with others; what is given is for the controller to judge."""
+    asked: list[OperatorSpec] = []
+
+    def deployment(name: str) -> Any:
+        assert name == "Named"
+        if has is None:
+            raise OperatorNotDeployed("there is none", remedy="-")
+        return SimpleNamespace(spec=SimpleNamespace(partitions=has))
+
+    def deploy(spec: OperatorSpec, sites: Iterable[str] | None, failover: str | None) -> None:
+        asked.append(spec)
+
+    cluster = Cluster("127.0.0.1:1")
+    cluster._client = SimpleNamespace(deployment=deployment, deploy=deploy)  # type: ignore[assignment]
+    cluster.deploy(Count, given, name="Named")
+    assert [spec.partitions for spec in asked] == [deployed]
