@@ -118,9 +118,10 @@ class Standbys:
                 kept[planned.partition] += 1
 
     def _is_outdated(self, planned: Copy) -> bool:
-        """Does it follow a former owner?"""
-        assignment = self._context.cluster.operator(planned.partition.operator).assignment
-        return assignment.owner(planned.partition.partition) != (planned.source, planned.epoch)
+        """Does it follow a former owner, or a partition of an operator that is undeployed?"""
+        deployed = self._context.cluster.deployed.get(planned.partition.operator)
+        owned = (planned.source, planned.epoch)
+        return deployed is None or deployed.assignment.owner(planned.partition.partition) != owned
 
     def _owned(self, partition: PartitionId) -> None:
         if self._context.cluster.standbys.get(partition.operator):

@@ -273,7 +273,7 @@ class Takeovers:
         self._look_at_aborted()
         for name in list(cluster.roster.replicas):
             if members.lapsed(name) and not (self._context.names.awaited(name) or members.is_opening(name)):
-                await self._lapsed(name)
+                await self._said(self._lapsed(name))
         for partition in list(self._orphans):
             orphan = self._orphans.get(partition)
             if orphan is None:

@@ -30,7 +30,8 @@ class Wanting:
             self.cluster.want_standbys(name, 1)
         self.records: list[Any] = []
         self.runners: list[Any] = []
-        self.fails = 0
+        self.fails = self.cancelled = 0
+        self.waits: asyncio.Event | None = None
         self.tasks: list[asyncio.Task[None]] = []
         ids = iter(range(100))
         context: Any = SimpleNamespace(
@@ -47,6 +48,9 @@ class Wanting:
         )
         self.standbys = Standbys(context, SimpleNamespace(runner=self._runner))  # type: ignore[arg-type]
 
+    def _cancelled(self) -> None:
+        self.cancelled += 1
+
     async def _record(self, work: Any, *arguments: Any) -> Any:
         self.records.append(work)
         return work(self.cluster, *arguments)
@@ -56,6 +60,8 @@ class Wanting:
             if self.fails:
                 self.fails -= 1
                 raise ZeroDivisionError("a field that nobody thought of")
+            if self.waits is not None:
+                await self.waits.wait()
             machine.error = MoveAborted("it ends", remedy="-")
             self.cluster.move_aborted(planned, machine.error.to_wire(), {})
 
@@ -66,7 +72,7 @@ class Wanting:
             run=run,
             carry_over=former.append,
             former=former,
-            cancel=lambda: None,
+            cancel=self._cancelled,
         )
         self.runners.append(made)
         return made
@@ -103,5 +109,23 @@ def test_one_that_breaks_off_begins_again_with_what_it_was_told(tmp_path: Path) 
         assert not wanting.cluster.open_moves
         assert wanting.runners[-1].former == [wanting.runners[0]]
         assert not wanting.standbys.views()
+
+    scenario(tmp_path, steps)
+
+
+def test_a_copy_of_an_operator_that_is_undeployed_holds_up_no_others(tmp_path: Path) -> None:
+    """While it was being ended no standby of any operator was begun."""
+
+    async def steps(wanting: Wanting) -> None:
+        wanting.waits = asyncio.Event()
+        del wanting.cluster.standbys["B"]
+        await wanting.standbys.reconcile()
+        wanting.cluster.want_standbys("B", 1)
+        del wanting.cluster.deployed["A"]
+        await wanting.standbys.reconcile()
+        assert {r.planned.partition.operator for r in wanting.runners} == {"A", "B"}
+        assert wanting.cancelled == 3
+        wanting.waits.set()
+        await asyncio.gather(*wanting.tasks)
 
     scenario(tmp_path, steps)

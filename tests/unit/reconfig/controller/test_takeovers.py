@@ -212,3 +212,25 @@ def test_an_error_that_is_no_event_ends_no_take_over(tmp_path: Path, term_ends: 
         else:
             assert (state, attempts) == ("COMPLETED", [f.Phase.PLANNED, f.Phase.GRANTED])
             assert not cluster.open_moves
+
+
+def test_what_goes_wrong_with_one_replica_keeps_no_other_from_being_replaced() -> None:
+    made = takeovers(1)
+    made._orphans[SECOND] = Orphan(1, f.Why.LAPSED)
+    looked_at, started = [], []
+
+    async def lapsed(name: str) -> None:
+        looked_at.append(name)
+        if name == "a":
+            raise KeyError(name)
+
+    async def start(partition: PartitionId) -> None:
+        started.append(partition)
+
+    made._context.members.lapsed = lambda _: True  # type: ignore[method-assign]
+    made._context.members.is_opening = lambda _: False  # type: ignore[method-assign]
+    made._context.names = SimpleNamespace(awaited=lambda _: False)  # type: ignore[assignment]
+    made._context.cluster.roster.replicas |= {name: ReplicaInfo(name, "s", f"{name}:1") for name in "ab"}
+    made._lapsed, made._start = lapsed, start  # type: ignore[method-assign]
+    asyncio.run(made._tick())
+    assert (looked_at, started) == (["a", "b"], [SECOND])
