@@ -100,7 +100,7 @@ class Cluster:
     ) -> None:
         """Create an operator's partitions on the replicas of ``sites`` (all by default). Doing it twice is no error.
 
-        Without ``partitions`` an operator that is deployed keeps its own, and a new one has 16.
+        Without ``partitions`` an operator that is deployed keeps its own, and a new one has 128.
 
         The operator is confined to these sites: rebalances, drains and standbys stay there, and take-overs where
         anybody there answers. Deploying it with others, or with ``()`` for anywhere, changes that, and moves nothing by
