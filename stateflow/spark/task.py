@@ -151,8 +151,8 @@ class OperatorTask:
 
     @property
     def __name__(self) -> str:
-        """As plans show it; :mod:`stateflow.spark.whole` finds it there."""
-        return f"stateflow_{self.operator}_{self.run}"
+        """As plans show it; :mod:`stateflow.spark.whole` finds it there. No operator's name has a ``~``."""
+        return f"stateflow_{self.operator}{'~' if self.streaming else '_'}{self.run}"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

@@ -30,27 +30,38 @@ if TYPE_CHECKING:
 
     Function = Callable[[DataFrame, int], None]
 
-_NAME = re.compile(r"stateflow_.+?_([0-9a-f]{32})\(")
+#: of an application to a streaming frame; others are no concern here
+_NAME = re.compile(r"stateflow_[^~]+?~([0-9a-f]{32})\(")
 #: as a plan on its way to a server has it
-_NAMED = re.compile(rb"stateflow_.+?_[0-9a-f]{32}", re.DOTALL)
-#: applications to streaming frames in this driver, by run
+_NAMED = re.compile(rb"stateflow_.+?[_~][0-9a-f]{32}", re.DOTALL)
+#: applications to streaming frames in this driver, by run; those that were used last are kept
 _TASKS: dict[str, OperatorTask] = {}
 #: those in real-time mode
 _REAL_TIME: dict[str, OperatorTask] = {}
+#: of each. A driver that starts a query anew for years applies its operator again each time; a query that runs holds
+#: what it needs itself
+KEPT = 1000
 
 
 def complete_batches(task: OperatorTask) -> None:
     """From now on a micro-batch of a query that applies ``task`` is not done before every partition has it. Real-time
     mode is refused it."""
-    _TASKS[task.run] = task
+    _remember(_TASKS, task)
     _watch_writers()
 
 
 def refuse_batches(task: OperatorTask) -> None:
     """Of a frame that applies it in real-time mode: a function for ``foreachBatch`` may leave rows out, which would be
     lost."""
-    _REAL_TIME[task.run] = task
+    _remember(_REAL_TIME, task)
     _watch_writers()
+
+
+def _remember(table: dict[str, OperatorTask], task: OperatorTask) -> None:
+    table.pop(task.run, None)
+    table[task.run] = task
+    while len(table) > KEPT:
+        del table[next(iter(table))]
 
 
 def _watch_writers() -> None:
@@ -195,8 +206,18 @@ def _tasks_of(frame: DataFrame) -> list[OperatorTask]:
 
 
 def _runs_of(frame: DataFrame) -> dict[str, None]:
-    """Of operators in its plan."""
-    return dict.fromkeys(_NAME.findall(frame._jdf.queryExecution().analyzed().toString()))
+    """Of operators in its plan, which are used now. Raises InvalidArgument for one that is not remembered any more: its
+    batches could not be seen to."""
+    runs = dict.fromkeys(_NAME.findall(frame._jdf.queryExecution().analyzed().toString()))
+    for run in runs:
+        table = _TASKS if run in _TASKS else _REAL_TIME
+        if run not in table:
+            raise InvalidArgument(
+                f"the operator was applied to this frame before the last {KEPT} others in this driver",
+                remedy="call apply_operator again, and use the frame that it gives",
+            )
+        _remember(table, table[run])
+    return runs
 
 
 def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, number: int) -> None:

@@ -1,0 +1,57 @@
+"""Applications of operators that a driver remembers, so that their batches are seen to."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stateflow.errors import InvalidArgument
+from stateflow.spark import whole
+from stateflow.spark.task import OperatorTask
+
+
+def applied(*, streaming: bool = True, operator: str = "Op") -> OperatorTask:
+    return OperatorTask("c", operator, ("k",), 4, 1, b"", (), None, "s", uuid.uuid4().hex, 1.0, streaming=streaming)
+
+
+def frame(*tasks: OperatorTask) -> Any:
+    plan = "\n".join(f"MapInArrow {task.__name__}(k#1)#2, [k#3]" for task in tasks)
+    shown = SimpleNamespace(toString=lambda: plan)
+    return SimpleNamespace(_jdf=SimpleNamespace(queryExecution=lambda: SimpleNamespace(analyzed=lambda: shown)))
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "_TASKS", {})
+    monkeypatch.setattr(whole, "_REAL_TIME", {})
+    monkeypatch.setattr(whole, "_watch_writers", lambda: None)
+    monkeypatch.setattr(whole, "KEPT", 3)
+
+
+def test_a_driver_that_applies_an_operator_for_ever_remembers_what_it_used_last() -> None:
+    tasks = [applied() for _ in range(10)]
+    for task in tasks:
+        whole.complete_batches(task)
+        assert whole._tasks_of(frame(tasks[0])) == [tasks[0]], "it is used again and again"
+    assert list(whole._TASKS) == [tasks[8].run, tasks[9].run, tasks[0].run]
+
+
+def test_what_is_not_remembered_any_more_is_not_quietly_left_to_itself() -> None:
+    tasks = [applied() for _ in range(4)]
+    for task in tasks:
+        whole.complete_batches(task)
+    with pytest.raises(InvalidArgument, match="call apply_operator again"):
+        whole._tasks_of(frame(tasks[3], tasks[0]))
+
+
+def test_both_kinds_are_found_and_a_static_frames_operator_is_no_concern() -> None:
+    micro, real, static = applied(), applied(), applied(streaming=False, operator="a_b")
+    whole.complete_batches(micro)
+    whole.refuse_batches(real)
+    assert list(whole._runs_of(frame(static, micro, real))) == [micro.run, real.run]
+    assert whole._tasks_of(frame(static, micro)) == [micro]
+    assert whole._NAMED.search(static.__name__.encode())
+    assert whole._NAMED.search(micro.__name__.encode())
