@@ -19,6 +19,7 @@ from stateflow.partitioner import check_partitions
 from stateflow.runtime.bundles import BundleStore, package_of
 from stateflow.runtime.code import check_digest, digest_of, find, is_text, place_of
 from stateflow.runtime.ddl import parse_ddl
+from stateflow.runtime.row import columns_of
 from stateflow.runtime.timers import Timer, TimerColumns, Timers, check_timer_name
 from stateflow.state import (
     ColumnStates,
@@ -235,7 +236,7 @@ class Operator:
         """Called once before the first row this instance sees. ``ctx.key`` is None."""
 
     def process(self, row: Any, ctx: Context) -> Iterable[Any] | None:
-        """Called for each row, a named tuple of the input columns, in order per key.
+        """Called for each row, a :class:`~stateflow.runtime.row.Row` of the input columns, in order per key.
 
         Yields (or returns a list of) output rows as tuples or dicts, or returns None. An exception fails the
         batch of this partition and leaves its state as it was before the batch.
@@ -246,13 +247,11 @@ class Operator:
         """Called for each row of ``initial_state=``, before any other row, with the states bound to its key.
 
         By default each column named as a state goes into it: a value is assigned, a map updated (from a dict or a list
-        of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument when there is none such.
+        of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument when there is none such,
+        and for a column that is neither a state's nor of the key.
         """
-        names = [name for name in declarations_of(type(self)) if name in row._fields]
-        if not names:
-            raise _no_such_columns(type(self), row._fields)
-        for name in names:
-            given = getattr(row, name)
+        for name in _states_among(type(self), columns_of(row)):
+            given = row[name]
             if given is not None:
                 _fill(getattr(self, name), given, declarations_of(type(self))[name])
 
@@ -313,12 +312,10 @@ class BatchOperator(Operator):
     def init_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
         """Called with the rows of ``initial_state=``. By default each column named as a state is put into it.
 
-        Raises InvalidArgument when there is none such.
+        Raises InvalidArgument when there is none such, and for a column that is neither a state's nor of the key.
         """
         states = declarations_of(type(self))
-        names = [name for name in states if name in batch.schema.names]
-        if not names:
-            raise _no_such_columns(type(self), batch.schema.names)
+        names = _states_among(type(self), tuple(batch.schema.names))
         columns = key_columns(type(self))
         keys = batch[columns[0]]
         if len(columns) > 1:
@@ -350,11 +347,27 @@ def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
             tracked.value = value(given)
 
 
-def _no_such_columns(cls: type[Operator], names: Iterable[str]) -> InvalidArgument:
-    return InvalidArgument(
-        f"initial rows have the columns {', '.join(names)}, none is named as a state",
-        remedy=f"name them {', '.join(declarations_of(cls)) or 'so'}, or write init_state(row, ctx)",
-    )
+def _states_among(cls: type[Operator], columns: tuple[str, ...]) -> list[str]:
+    """The states that initial rows of these columns fill. Raises InvalidArgument for a column that would be lost."""
+    states, key = declarations_of(cls), key_columns(cls)
+    names = [name for name in states if name in columns]
+    if not names:
+        raise InvalidArgument(
+            f"initial rows have the columns {', '.join(columns)}, none is named as a state",
+            remedy=f"name them {', '.join(states) or 'so'}, or write init_state(row, ctx)",
+        )
+    for column in columns:
+        if column not in states and column not in key:
+            raise InvalidArgument(
+                f"the column {column!r} of initial rows is neither a state nor the key",
+                remedy=f"leave it out, name it as the state that it is of ({', '.join(states)}), or write init_state()",
+            )
+    if len(set(columns)) < len(columns):
+        twice = next(column for column in columns if columns.count(column) > 1)
+        raise InvalidArgument(
+            f"initial rows have several columns {twice!r}", remedy="rename all but one of them, or leave them out"
+        )
+    return names
 
 
 def key_columns(cls: type[Operator]) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 
 from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
 from stateflow.runtime.arrow import read_schema
+from stateflow.runtime.row import reader_of, row_class
 from stateflow.runtime.unreadable import Unreadable
 
 
@@ -35,27 +35,19 @@ _WHOLE = frozenset({int, type(None)})
 
 
 class RowReader:
-    """Decodes record batches of one input schema. Row fields that are no identifiers are called ``_0``, ``_1``, …
-    A map is a dict. A value that Python has not is refused when it is looked at, and as a key at once.
+    """Decodes record batches of one input schema to rows, see :class:`~stateflow.runtime.row.Row`. A map is a dict. A
+    value that Python has not is refused when it is looked at, and as a key at once.
 
     Raises KeyColumnMissing when the schema lacks a key column.
     """
 
     def __init__(self, schema: pa.Schema, key: tuple[str, ...], operator: str) -> None:
-        missing = [column for column in key if schema.get_field_index(column) < 0]
-        if missing:
-            raise KeyColumnMissing(
-                f"there is no column {missing[0]!r} in the input",
-                remedy=f"the input has {', '.join(schema.names)}; name the key column so, or select it",
-                operator=operator,
-            )
         self.schema = schema
         self.operator = operator
         self.key = key
-        self._key = [schema.get_field_index(column) for column in key]
+        self._key = [self._index(column, "", "; name the key column so, or select it") for column in key]
         self._maps = {index for index, field in enumerate(schema) if _holds_map(field.type)}
-        row: Any = namedtuple("Row", schema.names, rename=True)  # type: ignore[misc]
-        self._make = functools.partial(tuple.__new__, row)  # as ``_make``, which counts the values of each row
+        self._make: Any = functools.partial(tuple.__new__, row_class(tuple(schema.names)))
 
     @classmethod
     def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
@@ -66,14 +58,24 @@ class RowReader:
         """Reads one field of a row; None for no column. Raises KeyColumnMissing when the input lacks it."""
         if column is None:
             return None
-        index = self.schema.get_field_index(column)
-        if index < 0:
+        index = self._index(column, ", which the operator names as its event_time", "")
+        return reader_of(tuple(self.schema.names), index)
+
+    def _index(self, column: str, used: str, remedy: str) -> int:
+        index: int = self.schema.get_field_index(column)
+        if index >= 0:
+            return index
+        if column in self.schema.names:
             raise KeyColumnMissing(
-                f"there is no column {column!r} in the input, which the operator names as its event_time",
-                remedy=f"the input has {', '.join(self.schema.names)}",
+                f"there are several columns {column!r} in the input{used}",
+                remedy="rename all but one of them, or leave them out",
                 operator=self.operator,
             )
-        return itemgetter(index)
+        raise KeyColumnMissing(
+            f"there is no column {column!r} in the input{used}",
+            remedy=f"the input has {', '.join(self.schema.names)}{remedy}",
+            operator=self.operator,
+        )
 
     def keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A key of -0.0 is 0.0, as it is stored: grouping by it would part them."""
@@ -245,7 +247,7 @@ class OutputWriter:
 
     def _as_tuple(self, row: Any) -> tuple[Any, ...]:
         if isinstance(row, tuple):
-            return row
+            return tuple(row)
         if isinstance(row, dict):
             if set(row) != set(self._names):
                 odd = sorted(set(row) ^ set(self._names), key=str)

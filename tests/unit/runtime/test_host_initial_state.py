@@ -77,6 +77,29 @@ def test_rows_that_fit_no_state_are_refused() -> None:
         OperatorHarness(Shop, initial_state=[{"k": "a", "x": 1}])
 
 
+class Underscored(Operator):
+    key = "_k"
+    output = "_k string, n long"
+    _total = state.counter()
+    _fields = state.set(str)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+        yield row._k, self._total.value
+
+
+def test_names_of_states_may_begin_with_an_underscore() -> None:
+    with OperatorHarness(Underscored, initial_state=[{"_k": "a", "_total": 3, "_fields": ["x"]}]) as h:
+        assert h.send([{"_k": "a"}]) == [{"_k": "a", "n": 3}]
+        assert h.state("a")._fields == {"x"}
+
+
+@pytest.mark.parametrize("operator", ["rows", "columns"])
+def test_a_column_that_is_no_states_is_refused(operator: str) -> None:
+    cls, rows = (Shop, {"k": "a", "n": 1, "tag": "x"}) if operator == "rows" else (Columns, {"k": "a", "l": 1, "n": 5})
+    with pytest.raises(InvalidArgument, match=r"the column 'tag' of initial rows is neither a state.*: leave"):
+        OperatorHarness(cls, initial_state=[{**rows, "tag": "x"}])
+
+
 @pytest.mark.parametrize(("key", "kind"), [(7, "int"), (b"7", "bytes"), (7.0, "float"), (True, "bool")])
 def test_keys_of_another_type_than_the_rows_are_refused(key: Any, kind: str) -> None:
     """They would never be found, and both be in what is read."""

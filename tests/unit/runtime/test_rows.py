@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import pickle
+import unicodedata
 from decimal import Decimal
+from keyword import iskeyword
 from typing import Any
 
 import pyarrow as pa
@@ -32,13 +35,92 @@ def _read(batch: pa.RecordBatch, *key: str) -> list[tuple[Any, Any]]:
 # -- in -----------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_named_tuples_and_odd_names_get_numbers() -> None:
+def _row(*names: str) -> Any:
+    """A row in which each column holds its own number, behind a key."""
+    columns = ["the key", *names]
+    arrays = [pa.array([str(number)] if number == 0 else [number]) for number in range(len(columns))]
+    ((_, row),) = _read(pa.RecordBatch.from_arrays(arrays, names=columns), "the key")
+    return row
+
+
+def test_rows_are_tuples_whose_columns_have_names() -> None:
     (first, row), (second, other) = _read(BATCH, "k")
     assert (first, second) == ("a", "b")
     assert row == ("a", 1, "x")
-    assert (row.k, row.n, row._2) == ("a", 1, "x")
-    assert row._fields == ("k", "n", "_2")
-    assert (other.n, other._2) == (None, None)
+    assert (row.k, row.n, row["class"]) == ("a", 1, "x")
+    assert (row[1], row[-1], row[:2], [*row]) == (1, "x", ("a", 1), ["a", 1, "x"])
+    assert row._fields == ("k", "n", "class")
+    assert (other.n, other["class"]) == (None, None)
+    assert repr(row) == "Row(k='a', n=1, class='x')"
+    assert row._replace(n=2) == ("a", 2, "x")
+    assert row._replace(n=2)._asdict() == {"k": "a", "n": 2, "class": "x"}
+    assert type(copy.deepcopy(row)) is type(row)
+    assert copy.deepcopy(row) == row
+    with pytest.raises(AttributeError):
+        row._2  # noqa: B018 - no column is called so
+    with pytest.raises(KeyError, match="no column 'm' in the row, which has k, n, class"):
+        row["m"]
+
+
+ANY_NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+IDENTIFIER = st.from_regex(r"\A[^\W\d]\w{0,4}\Z") | st.sampled_from(
+    ["_1", "_2", "_seq", "_c0", "_id", "_fields", "_asdict", "_replace", "_make", "count", "index", "µs", "ﬁ", "__x"]
+)
+
+
+@given(st.lists(IDENTIFIER | ANY_NAME, unique_by=lambda name: unicodedata.normalize("NFKC", name), max_size=8))
+def test_each_column_is_read_by_its_name(names: list[str]) -> None:
+    names = [name for name in names if not (name.startswith("__") and name.endswith("__"))]
+    row = _row(*names)
+    for number, name in enumerate(names, 1):
+        assert row[name] == row[number] == number
+        if name.isidentifier():
+            assert getattr(row, name) == number
+        if name.isidentifier() and not iskeyword(unicodedata.normalize("NFKC", name)):
+            assert eval(f"row.{name}") == number, "as Python reads it, in its NFKC form"
+
+
+def test_names_that_are_pythons_own_are_read_as_text() -> None:
+    row = _row("__class__", "__len__", "__places__", "__columns__", "__del__", "_Row__place")
+    assert [row[name] for name in row._fields[1:]] == [1, 2, 3, 4, 5, 6]
+    assert len(row) == 7
+    assert row._Row__place == 6
+
+
+@pytest.mark.parametrize(
+    ("names", "shared", "told_apart"),
+    [(("x", "x"), "x", {}), (("\u00b5s", "\u03bcs"), "\u03bcs", {"\u00b5s": 1, "\u03bcs": 2})],
+)
+def test_what_two_columns_are_called_is_refused_when_it_is_read(
+    names: tuple[str, ...], shared: str, told_apart: dict[str, int]
+) -> None:
+    row = _row(*names, "y")
+    assert (row.y, row[1], row[2]) == (3, 1, 2)
+    with pytest.raises(InvalidArgument, match=r"2 columns are called '.s?': the columns 1, 2 .*: rename one"):
+        getattr(row, shared)
+    for name, number in told_apart.items():
+        assert row[name] == number
+    if not told_apart:
+        with pytest.raises(InvalidArgument, match="2 columns are called 'x'"):
+            row[shared]
+
+
+def test_a_key_or_time_that_two_columns_are_called_is_refused() -> None:
+    schema = pa.schema([("k", pa.string()), ("x", pa.int64()), ("x", pa.int64())])
+    with pytest.raises(KeyColumnMissing, match="several columns 'x' in the input"):
+        RowReader(schema, ("x",), "Op")
+    with pytest.raises(KeyColumnMissing, match="several columns 'x' in the input, which the operator names"):
+        RowReader(schema, ("k",), "Op").getter("x")
+
+
+@pytest.mark.parametrize("name", ["at", "_1", "a.b", "class", "\u00b5s", "__len__"])
+def test_the_time_of_a_row_is_the_column_of_that_name(name: str) -> None:
+    schema = pa.schema([("k", pa.string()), (name, pa.int64()), ("\u03bcs", pa.int64())])
+    reader = RowReader(schema, ("k",), "Op")
+    (row,) = alone(reader, pa.record_batch([pa.array(["a"]), pa.array([7]), pa.array([8])], schema)).read()[1]
+    read = reader.getter(name)
+    assert read is not None
+    assert read(row) == 7
 
 
 def test_a_key_of_several_columns_is_a_tuple_in_the_declared_order() -> None:
