@@ -19,7 +19,8 @@ from types import CodeType
 from typing import Any
 
 from stateflow.errors import OperatorNotImportable
-from stateflow.runtime.excerpt import Program, Statement, named_in
+from stateflow.runtime.excerpt import CONTAINERS, Program, Statement, named_in
+from stateflow.runtime.touching import Touch
 
 #: instructions of an expression or definition without a jump; with any other it is not cut out
 _PLAIN = (
@@ -28,6 +29,8 @@ _PLAIN = (
     *("BINARY_", "UNARY_", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "EXTENDED_ARG", "NOP"),
 )
 _STORES = ("STORE_NAME", "STORE_GLOBAL")
+#: what changes the object on top of the stack, or the one below
+_CHANGING = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
@@ -46,6 +49,7 @@ def compiled(code: CodeType) -> Program:
     """A program by what it compiled to."""
     instructions = list(dis.get_instructions(code))
     found, elsewhere, module = [], dict[str, int](), None
+    statement_at: dict[int, Statement] = {}
     for at, instruction in enumerate(instructions):
         if instruction.opname == "IMPORT_NAME":
             module = instruction.argval
@@ -62,8 +66,57 @@ def compiled(code: CodeType) -> Program:
             run = instructions[begin : at + 1]
             statement = Statement((at, _line(run[0])), _source(code, run), frozenset({name}))
             _find_names(statement, run)
+            statement.empty = run[0].opname in ("BUILD_MAP", "BUILD_LIST") and not run[0].arg and len(run) == 2
+            statement.empty |= any(each.opname in _READS and each.argval in CONTAINERS for each in run) and not any(
+                each.opcode in dis.hasconst for each in run
+            )
             found.append(statement)
-    return Program(found, elsewhere)
+            statement_at.update(dict.fromkeys(range(begin, at + 1), statement))
+    return Program(found, elsewhere, list(_touches(code, instructions, statement_at)))
+
+
+def _touches(
+    code: CodeType, instructions: Sequence[dis.Instruction], statement_at: Mapping[int, Statement]
+) -> Iterator[Touch]:
+    """Where a name may be changed: what reads it and goes on with a method, or stores into something soon after."""
+    functions = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
+    for at, instruction in enumerate(instructions):
+        statement = statement_at.get(at)
+        order, line = (at, _line(instruction)) if statement is None else statement.order, _line(instruction)
+        if statement is None and instruction.opname in _STORES and instructions[at - 1].opname != "IMPORT_FROM":
+            yield Touch(instruction.argval, order, line, (), stores=True)
+        if instruction.opname not in _READS:
+            continue
+        touch = _touch(instructions, at, order, line)
+        if touch is not None and (statement is None or touch.name not in statement.binds):
+            yield touch
+        called = functions.get(instruction.argval)
+        for inner in () if called is None else _with_inner(called):
+            inside = list(dis.get_instructions(inner))
+            if any(each.opname.startswith("LOAD_FAST") and _goes_on(inside, n)[0] for n, each in enumerate(inside)):
+                for given in instructions[at + 1 : at + 4]:  # what it is called with, most likely
+                    if given.opname in _READS:
+                        yield Touch(given.argval, order, line, ("", "change"), discards=True)
+            for number, each in enumerate(inside):
+                found = _touch(inside, number, order, line) if each.opname in _READS else None
+                if found is not None:
+                    yield found
+
+
+def _touch(instructions: Sequence[dis.Instruction], at: int, order: tuple[int, int], line: int) -> Touch | None:
+    path, stores = _goes_on(instructions, at)
+    if not path and not stores:
+        return None
+    return Touch(instructions[at].argval, order, line, path or ("",), stores=stores)
+
+
+def _goes_on(instructions: Sequence[dis.Instruction], at: int) -> tuple[tuple[str, ...], bool]:
+    """(the attributes that are looked up of what is loaded there, is something stored into it?)"""
+    behind = at + 1
+    while behind < len(instructions) and instructions[behind].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        behind += 1
+    stores = any(each.opname in _CHANGING for each in instructions[behind : behind + 2])
+    return tuple(each.argval for each in instructions[at + 1 : behind]), stores
 
 
 def _line(instruction: dis.Instruction) -> int:

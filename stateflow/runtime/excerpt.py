@@ -6,7 +6,9 @@ program that it uses. Whatever else the program does (``with``, calls, loops, an
 does not use) is left out.
 
 A name that holds plain data has in the excerpt the value that it has in the program, however it came by it
-(``sys.argv``, a loop that filled a dict); any other name is made as the program makes it. Nothing is pickled.
+(``sys.argv``, a loop that filled a dict); any other name is made as the program makes it. Where another statement
+changes what was made, and that one is not taken, the excerpt would have half of it, which is refused. Nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -14,14 +16,19 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib.util
-import math
+import inspect
+import re
 import symtable
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from stateflow.errors import OperatorNotImportable
+from stateflow.runtime.literals import Unwritten, Writer
+from stateflow.runtime.touching import Touch, functions_of, touches
 
 #: names of a module that are its own wherever it is loaded
 _OWN = frozenset({"__name__", "__builtins__", "__spec__", "__loader__", "__doc__", "__annotations__"})
@@ -31,12 +38,18 @@ _NOT_MADE_AGAIN = (
     *("py4j", "stateflow.testing", "stateflow.local", "stateflow.client"),
 )
 _FUTURE = "from __future__ import annotations"
+#: behind all that the program has
+_LAST = (1 << 30, 0)
+#: cell magics of IPython that run the rest of their cell as any other
+_RUN_AS_IT_IS = frozenset({"time", "capture", "prun"})
+_MADE = re.compile(r"^(?:class|(?:async )?def)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
 
 
 @dataclass(eq=False, slots=True)
 class Statement:
     """One of a program that defines something. ``order``: text and line. ``at_once``: names it reads when it is run;
-    ``uses``: also those that its functions read later; ``hints``: those in annotations, which may be read or not."""
+    ``uses``: also those that its functions read later; ``hints``: those in annotations, which may be read or not.
+    ``defines``: it is a def or a class; ``empty``: it makes a container that holds nothing."""
 
     order: tuple[int, int]
     code: str
@@ -46,15 +59,20 @@ class Statement:
     hints: set[str] = field(default_factory=set)
     star: bool = False
     imports: bool = False
+    defines: bool = False
+    empty: bool = False
 
 
 @dataclass(slots=True)
 class Program:
     """``elsewhere``: names that only statements make which are not taken → line. ``futures``: annotations are text.
-    ``single``: it is one text, whose lines are known."""
+    ``single``: it is one text, whose lines are known. ``touches``: where it may change what it has made.
+    ``magics``: names that are made in cells which are no Python → what such a cell begins with."""
 
     statements: list[Statement]
     elsewhere: dict[str, int] = field(default_factory=dict)
+    touches: list[Touch] = field(default_factory=list)
+    magics: dict[str, str] = field(default_factory=dict)
     futures: bool = False
     single: bool = False
 
@@ -80,7 +98,10 @@ def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = 
     name = qualname.partition(".")[0]
     taken.take(name, needed_by=qualname, hint=False)
     if not taken.statements:
+        if name in program.magics:
+            raise _in_magic(f"{name!r} is", program.magics[name])
         raise OperatorNotImportable(f"there is no {name!r} at the top level of the program", remedy="define it there")
+    taken.check_order()
     text = taken.text()
     if values is not None:
         _check_same(text, taken.statements, values, qualname)
@@ -95,7 +116,8 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
     Raises OperatorNotImportable for a script that is no Python.
     """
     program = Program([], single=len(texts) == 1)
-    for number, text in enumerate(texts):
+    bodies: list[tuple[int, list[str], list[ast.stmt]]] = []
+    for number, text in enumerate(map(partial(_cell, program), texts)):
         try:
             tree = ast.parse(text)
         except SyntaxError as error:
@@ -105,10 +127,34 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
                 ) from error
             continue  # a cell that never ran
         program.futures |= any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body)
-        _read(program, number, text.splitlines(), tree.body, package)
+        bodies.append((number, text.splitlines(), tree.body))
+    functions = functions_of(body for _, _, body in bodies)
+    for number, lines, body in bodies:
+        _read(program, number, lines, body, package)
+        for node in body:
+            program.touches += touches(node, (number, _first_line(node)), _binds(node) or (), functions)
     for statement in program.statements:
         _find_names(statement, program.futures)
     return program
+
+
+def _cell(program: Program, text: str) -> str:
+    """The Python of what IPython ran. A cell that begins with ``%%name`` is kept as a call, with its rest as text."""
+    if not text.startswith("get_ipython().run_cell_magic("):
+        return text
+    match ast.parse(text).body:
+        case [ast.Expr(ast.Call(args=[ast.Constant(str(magic)), _, ast.Constant(str(body))]))]:
+            if magic in _RUN_AS_IT_IS:
+                return f"\n{body}"  # each line is where it was
+            made = {found[1] or found[2] for found in _MADE.finditer(body)}
+            program.magics.update(dict.fromkeys(made, f"%%{magic}"))
+    return ""
+
+
+def _in_magic(what: str, magic: str) -> OperatorNotImportable:
+    return OperatorNotImportable(
+        f"{what} made in a cell that begins with {magic}, which is not read", remedy="make it in a cell of plain Python"
+    )
 
 
 def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt], package: str | None) -> None:
@@ -130,6 +176,8 @@ def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt],
         code = "\n".join(lines[first - 1 : last]) if alone and not relative else ast.unparse(node)
         imports = isinstance(node, ast.Import | ast.ImportFrom)
         statement = Statement((number, first), code, frozenset(binds), star="*" in binds, imports=imports)
+        statement.defines = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        statement.empty = isinstance(node, ast.Assign | ast.AnnAssign) and _is_empty(node.value)
         program.statements.append(statement)
 
 
@@ -138,6 +186,7 @@ class _Taking:
         self._program, self._values = program, values
         self._done: set[str] = set()
         self.statements: list[Statement] = []
+        self._late: dict[str, list[Statement]] = {}
 
     def take(self, name: str, *, needed_by: str, hint: bool) -> None:
         todo = [(name, needed_by, hint)]
@@ -164,26 +213,83 @@ class _Taking:
         if name not in self._values:  # nobody has it: here as there
             return []
         value = self._values[name]
-        if makers and makers[0].imports:
+        touch = self._touch(name, makers, value)
+        if makers and makers[0].imports and touch is None:
             return makers
-        literal = _literal(value)
-        if literal is not None:
-            at = makers[0].order if makers else (-1, 0)
-            return [Statement(at, f"{name} = {literal}", frozenset({name}))]
+        text, uses = _text_of(value, self._values)
+        if text is not None:
+            return self._as_it_is(name, text, uses, makers)
         kind = type(value).__module__
         if any(kind == root or kind.startswith(root + ".") for root in _NOT_MADE_AGAIN) and not hint:
             raise OperatorNotImportable(
                 f"{needed_by} uses {name!r}, a {type(value).__name__}, which cannot go to a replica",
                 remedy="give the operator what it needs in its rows, its state or open()",
             )
+        if isinstance(value, defaultdict) and makers:  # its factory, a lambda, is made; what is in it is written
+            text, uses = _text_of(dict(value), self._values)
+            if text is not None and not uses:
+                refill = Statement(makers[0].order, f"{name}.clear(); {name}.update({text})", frozenset({name}))
+                return [*makers, refill]
         if makers:
+            emptied = makers[0].empty and isinstance(value, Collection) and len(value)
+            if (touch is not None or emptied) and not hint:
+                raise self._changed(name, needed_by, f", a {type(value).__name__},", touch)
             return makers
         imported = _import_of(name, value, self._values.get("__name__"))
         if imported is None and not hint:
             raise self._lacking(name, needed_by)
         return [] if imported is None else [imported]
 
+    def _as_it_is(self, name: str, text: str, uses: set[str], makers: list[Statement]) -> list[Statement]:
+        """The value where it was made; one that holds functions or classes of the program, where these are."""
+        if not uses:
+            at = makers[0].order if makers else (-1, 0)
+            return [Statement(at, f"{name} = {text}", frozenset({name}))]
+        made = makers if makers and makers[0].empty else []  # what fills it as it is defined may be taken, too
+        late = Statement(_LAST, f"{name} = {text}", frozenset({name}), uses=uses)
+        self._late[name] = [*made, late]
+        return self._late[name]
+
+    def check_order(self) -> None:
+        """Raises OperatorNotImportable where a statement reads at once what is made behind it."""
+        for name, made in self._late.items():
+            for statement in self.statements:
+                if name in statement.at_once and statement not in made:
+                    raise OperatorNotImportable(
+                        f"{min(statement.binds)} reads {name!r} while it is made, which holds functions or classes",
+                        remedy=f"read {name!r} in a method or function",
+                        line=statement.order[1] if self._program.single else None,
+                    )
+
+    def _touch(self, name: str, makers: list[Statement], value: object) -> Touch | None:
+        """The first statement that may change what these made."""
+        if not makers:
+            return None
+        own = {statement.order for statement in makers}
+        for touch in self._program.touches:
+            if touch.name == name and touch.order > makers[-1].order and touch.order not in own:
+                if self._values is not None:
+                    found = touch.may_change(value)
+                elif makers[0].imports:
+                    found = False
+                elif makers[0].defines:
+                    found = touch.may_change_any() and (touch.stores or touch.path[-1] == "register")
+                else:
+                    found = touch.may_change_any()
+                if found:
+                    return touch
+        return None
+
+    def _changed(self, name: str, needed_by: str, kind: str, touch: Touch | None) -> OperatorNotImportable:
+        return OperatorNotImportable(
+            f"{needed_by} uses {name!r}{kind} which is changed by a statement that is not run at replicas",
+            remedy=f"make it whole in one statement, by a function for example: {name} = make()",
+            line=touch.line if touch is not None and self._program.single else None,
+        )
+
     def _as_written(self, name: str, needed_by: str, makers: list[Statement], hint: bool) -> list[Statement]:
+        if not hint and (touch := self._touch(name, makers, None)) is not None:
+            raise self._changed(name, needed_by, ",", touch)
         if makers or hasattr(builtins, name) or hint:
             return makers
         stars = [statement for statement in self._program.statements if statement.star]
@@ -192,6 +298,9 @@ class _Taking:
         return stars
 
     def _lacking(self, name: str, needed_by: str) -> OperatorNotImportable:
+        if name in self._program.magics:
+            what = f"{name!r} is" if name == needed_by else f"{needed_by} uses {name!r}, which is"
+            return _in_magic(what, self._program.magics[name])
         return OperatorNotImportable(
             f"{needed_by} uses {name!r}, which is made by a statement that is not run at replicas",
             remedy="make it by an import, a def, a class or an assignment at the top level",
@@ -313,29 +422,26 @@ def named_in(hint: ast.expr) -> set[str]:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _literal(value: object) -> str | None:
-    """Plain data as it is written; None for anything else. Sets are in order, so that equal data is equal text."""
+def _text_of(value: object, values: Mapping[str, Any]) -> tuple[str | None, set[str]]:
+    """(the value as it is written, names of the program that this reads); None for what cannot be written."""
+    writer = Writer(values)
     try:
-        return _written(value)
-    except (ValueError, RecursionError):
-        return None
+        return writer.write(value), writer.uses
+    except Unwritten:
+        return None, set()
 
 
-def _written(value: object) -> str:
-    kind = type(value)
-    if value is None or kind in (bool, int, str, bytes):
-        return repr(value)
-    if kind is float and math.isfinite(value):  # type: ignore[arg-type]
-        return repr(value)
-    if kind in (tuple, list):
-        inner = ", ".join(_written(each) for each in value)  # type: ignore[attr-defined]
-        return f"[{inner}]" if kind is list else f"({inner},)" if inner else "()"
-    if kind is dict:
-        pairs = value.items()  # type: ignore[attr-defined]
-        return "{" + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in pairs) + "}"
-    if kind in (set, frozenset):
-        return f"{kind.__name__}([{', '.join(sorted(_written(each) for each in value))}])"  # type: ignore[attr-defined]
-    raise ValueError
+CONTAINERS = frozenset({"dict", "list", "set", "Counter", "OrderedDict", "defaultdict", "deque"})
+
+
+def _is_empty(made: ast.expr | None) -> bool:
+    """Says whether it is an empty container: ``{}``, ``list()``."""
+    match made:
+        case ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=[]):
+            return name in CONTAINERS and (not args or name == "defaultdict")
+    return False
 
 
 def _import_of(name: str, value: object, program: object) -> Statement | None:
@@ -360,10 +466,11 @@ def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str,
         written.setdefault(code.co_qualname, []).append(code)
     for name in sorted({name for statement in statements for name in statement.binds}):
         for function in _functions(values.get(name), values):
-            codes = written.get(function.__qualname__, [function.__code__])
+            own = function.__code__.co_qualname  # one that wraps another has the name of that one
+            codes = written.get(own, [function.__code__])
             if not any(_equal(code, function.__code__) for code in codes):
                 raise OperatorNotImportable(
-                    f"the text of {function.__qualname__} is not what runs here: it was changed since",
+                    f"the text of {own} is not what runs here: it was changed since",
                     remedy="start the program again; in a notebook, run its cells again",
                     operator=qualname,
                 )
@@ -377,14 +484,25 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _functions(value: object, values: Mapping[str, Any]) -> Iterator[FunctionType]:
-    """The program's own."""
-    if isinstance(value, FunctionType):
-        if value.__globals__ is values:
-            yield value
-    elif isinstance(value, type):
+    """The program's own, also those that others wrap."""
+    if isinstance(value, type):
         for each in vars(value).values():
             if not isinstance(each, type) or each.__qualname__.startswith(f"{value.__qualname__}."):
-                yield from _functions(getattr(each, "__func__", getattr(each, "fget", each)), values)
+                yield from _functions(each, values)
+        return
+    if isinstance(value, FunctionType) and value.__globals__ is values:
+        yield value
+    match value:
+        case staticmethod() | classmethod():
+            inner: object = value.__func__
+        case property():
+            inner = value.fget
+        case cached_property():
+            inner = value.func
+        case _:
+            inner = inspect.getattr_static(value, "__wrapped__", None)
+    if inner is not None:
+        yield from _functions(inner, values)
 
 
 def _equal(one: CodeType, other: CodeType) -> bool:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 import sys
-from types import GenericAlias, ModuleType
+from argparse import Namespace
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from types import GenericAlias, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import pytest
 
 from stateflow.errors import OperatorNotImportable
@@ -192,14 +203,172 @@ class Op:
         assert "environ" not in text
 
 
+UTC_PLUS_1 = dt.timezone(dt.timedelta(hours=1), "one")
+
+
 @pytest.mark.parametrize(
     "value",
-    [None, True, -3, 10**30, 0.1, "ä'\n", b"\x00'", (), (1,), [1, [2]], {"a": {1, 2}}, frozenset({"x", "y"}), set()],
+    [
+        *(
+            None,
+            True,
+            -3,
+            10**30,
+            0.1,
+            -0.0,
+            "ä'\n",
+            b"\x00'",
+            (),
+            (1,),
+            [1, [2]],
+            {"a": {1, 2}},
+            frozenset({"x", "y"}),
+        ),
+        *(set(), math.nan, -math.inf, complex(1, math.inf), bytearray(b"x"), range(3), {"f": math.floor}),
+        *(Counter("aab"), OrderedDict(b=1, a=2), defaultdict(list, {1: [2]}), deque([1, 2], 3), deque([1])),
+        *(Decimal("1.50"), Decimal("NaN"), Fraction(1, 3), UUID(int=5), Path("/x"), MappingProxyType({"a": 1})),
+        *(
+            dt.date(2020, 1, 2),
+            dt.datetime(2020, 1, 2, 3, 4, 5, 6),
+            dt.timedelta(-1, 2, 3),
+            dt.time(1, 2, tzinfo=dt.UTC),
+        ),
+        *(dt.datetime(2020, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")), dt.datetime.now(UTC_PLUS_1)),
+        *(Namespace(rate=0.5, names=["a"]), SimpleNamespace(a=1), array("d", [1, 2])),
+        *(np.arange(6).reshape(2, 3), np.float32(1.5), np.bool_(True), np.array([]), np.array(["a numpy.x"])),
+        *(np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), np.datetime64("2020-01-01"), np.zeros((0, 3))),
+    ],
+    ids=lambda value: f"{type(value).__name__} {value!r}"[:40],
 )
 def test_data_that_can_be_written(value: object) -> None:
     live = {"VALUE": value, "Op": type("Op", (), {})}
     text = excerpt(["VALUE = make()\nclass Op:\n    def f(self):\n        return VALUE"], "Op", live)
-    assert run(text)["Op"]().f() == value
+    got = run(text)["Op"]().f()
+    assert type(got) is type(value)
+    assert repr(got) == repr(value)
+    if isinstance(value, np.ndarray):
+        assert got.dtype == value.dtype
+        assert got.flags.writeable
+
+
+FILLED = [
+    ("from collections import Counter", "Counter()", "N.update('aa')", {"a": 2}),
+    ("from collections import defaultdict", "defaultdict(list)", "for n in (1, 2): N[n].append(n)", {1: [1], 2: [2]}),
+    ("from collections import defaultdict", "defaultdict(lambda: 7)", "N['a']; N['b'] = 1", {"a": 7, "b": 1}),
+    ("from collections import OrderedDict", "OrderedDict()", "N.update(a=1)", {"a": 1}),
+    ("import collections", "collections.deque()", "N.extend([1, 2])", [1, 2]),
+    ("import numpy as np", "np.zeros(2)", "N += 1\nN.fill(3)", [3, 3]),
+    ("from argparse import Namespace", "Namespace()", "setattr(N, 'a', 1)", {"a": 1}),
+    ("def one(): return 1", "{}", "N.update(one=one)", ["one"]),
+    ("class One: ...", "{}", "for n in range(2): N[n] = One", [0, 1]),
+    ("def add(f):\n    N[f.__name__] = f\n    return f", "{}", "@add\ndef one(): return 1", ["one"]),
+    ("from math import *", "{}", "N['f'] = floor", ["f"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("imports", "made", "filled", "holds"), FILLED, ids=[f"{each[1]} {each[2]}" for each in FILLED]
+)
+def test_what_was_filled_after_it_was_made_comes_full(imports: str, made: str, filled: str, holds: Any) -> None:
+    source = f"{imports}\nN = {made}\n{filled}\nclass Op:\n    def f(self):\n        return N\n"
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        got = run(text, "live")["Op"]().f()
+        assert type(got) is type(live["N"])
+        assert vars(got) == holds if isinstance(got, Namespace) else [*got] == [*holds]
+        assert not isinstance(holds, dict) or isinstance(got, Namespace) or dict(got) == holds
+        if "lambda" in made:
+            assert got["c"] == 7
+
+
+CHANGED = [
+    ("from configparser import ConfigParser\nN = ConfigParser()", "N.read_string('[a]')", "a ConfigParser"),
+    ("from configparser import ConfigParser\nN = ConfigParser()", "read = N.read_string('[a]')", "a ConfigParser"),
+    (
+        "from configparser import ConfigParser\nN = ConfigParser()\ndef fill(n): n.read_string('')",
+        "fill(N)",
+        "a Config",
+    ),
+    ("from configparser import ConfigParser\nN = ConfigParser()\ndef fill(): N.read_string('')", "fill()", "a Config"),
+    ("from configparser import ConfigParser\nN = ConfigParser()", "with open('/dev/null') as f: N.read_file(f)", "a C"),
+    ("from configparser import ConfigParser\nN = ConfigParser()", "for a in 'xy': N[a] = {}", "a ConfigParser"),
+    ("class A:\n    n = 0\n    def add(self): self.n += 1\nN = A()", "N.add()", "a A"),
+    ("class A: ...\nN = A()", "for _ in range(2): N.x = 1", "a A"),
+    ("class A:\n    table = {}\nN = A", "N.table.update(a=1)", "a type"),
+    ("class A: ...\nN = []", "for _ in range(2): N.append(A())", "a list"),
+    ("class A: ...\nN = {}", "exec('N[1] = A()')", "a dict"),
+    ("from functools import singledispatch\n@singledispatch\ndef N(x): ...", "@N.register\ndef _(x: int): ...", "a f"),
+]
+
+
+@pytest.mark.parametrize(("made", "changed", "kind"), CHANGED, ids=[f"{each[0][-20:]} {each[1]}" for each in CHANGED])
+def test_what_another_statement_changes_is_refused_with_its_name(made: str, changed: str, kind: str) -> None:
+    source = f"{made}\n{changed}\nclass Op:\n    def f(self):\n        return N\n"
+    live = run(source, "live")
+    for program in (written([source]), compiled(compile(source, "<stdin>", "exec", dont_inherit=True))):
+        with pytest.raises(OperatorNotImportable, match=f"Op uses 'N', {kind}.* is changed by a statement that is not"):
+            module_under_test.excerpt(program, "Op", live)
+
+
+@pytest.mark.parametrize(
+    ("made", "filled"),
+    [
+        ("N = {}", "N.update(a=1)"),
+        ("N = []", "for n in range(3): N.append(n)"),
+        ("N = make()", "N.start()"),
+        ("N = None", "with open('x') as f: N = f.read()"),
+    ],
+)
+def test_a_file_that_does_not_run_here_says_what_it_fills(made: str, filled: str) -> None:
+    source = f"{made}\n{filled}\nclass Op:\n    def f(self):\n        return N\n"
+    with pytest.raises(
+        OperatorNotImportable, match=r"Op uses 'N', which is changed by .*\(line=2\): make it whole in one"
+    ):
+        excerpt([source], "Op")
+
+
+@pytest.mark.parametrize(
+    ("made", "looked"),
+    [
+        ("import logging\nN = logging.getLogger('x')", "N.info('begun')\nN.setLevel('INFO')"),
+        ("import re\nN = re.compile('a')", "print(N.sub('', 'b'))"),
+        ("class A:\n    def __init__(self): self.n = 1\n    def get(self): return 1\nN = A()", "print(N.get())"),
+        ("import pyarrow as pa\nN = pa.schema([('a', 'int64')])", "print(N.with_metadata({}))"),
+        ("class N:\n    @classmethod\n    def make(cls): return cls()", "n = N.make()"),
+        ("N = object()", "def other(N): N.change()"),
+        ("N = object()", "def other():\n    N = []\n    N.append(1)\nother()"),
+        ("from functools import cache\n@cache\ndef N(): return 1", "N.cache_clear()"),
+        ("N = 1; N = object()", "print([N for N in range(3)])"),
+    ],
+)
+def test_what_is_only_looked_at_comes_along(made: str, looked: str) -> None:
+    source = f"{made}\n{looked}\nclass Op:\n    def f(self):\n        return N\n"
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        assert run(text)["Op"]().f() is not None
+
+
+def test_arguments_of_a_script_come_as_they_are() -> None:
+    source = (
+        "from argparse import ArgumentParser\nparser = ArgumentParser()\nparser.add_argument('--rate', default=3)\n"
+    )
+    source += "args = parser.parse_args([])\nclass Op:\n    def f(self):\n        return args.rate\n"
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        assert "parser" not in text
+        assert run(text)["Op"]().f() == 3
+
+
+def test_functions_in_a_table_are_the_programs_own() -> None:
+    source = (
+        "N = {}\ndef one(): return len(N)\nN['one'] = one\nclass Op:\n    def f(self):\n        return N['one']()\n"
+    )
+    names = run(excerpt([source], "Op", run(source, "live")), "live")
+    assert names["Op"]().f() == 1
+    assert names["N"]["one"] is names["one"]
+    early = source.replace("class Op:", "class Op:\n    first = [*N]")
+    with pytest.raises(OperatorNotImportable, match="Op reads 'N' while it is made"):
+        excerpt([early], "Op", run(early, "live"))
 
 
 def test_a_line_is_where_it_was() -> None:
@@ -262,6 +431,69 @@ def test_a_file_that_was_changed_since_it_was_run() -> None:
     assert excerpt([f"# a comment\n{source}"], "Op", live)
     with pytest.raises(OperatorNotImportable, match=r"Op\.f is not what runs here: it was changed since"):
         excerpt([source.replace("3", "4")], "Op", live)
+
+
+WRAPPED = """
+from functools import cached_property, wraps
+def timed(f):
+    @wraps(f)
+    def timing(*args):
+        return f(*args) + 1
+    return timing
+@timed
+def helper():
+    return 2
+class Op:
+    @timed
+    def f(self):
+        return helper()
+    @cached_property
+    def g(self):
+        return 5
+"""
+
+
+def test_functions_that_are_wrapped() -> None:
+    for names in each_way(WRAPPED):
+        assert names["Op"]().f() == 4
+    live = run(WRAPPED, "live")
+    for changed in (
+        ("+ 1", "+ 2"),
+        ("return 2", "return 3"),
+        ("helper()\n    @", "1\n    @"),
+        ("return 5", "return 6"),
+    ):
+        with pytest.raises(OperatorNotImportable, match=r"is not what runs here: it was changed since"):
+            excerpt([WRAPPED.replace(*changed)], "Op", live)
+
+
+def cell(text: str) -> str:
+    """As IPython keeps what it ran."""
+    magic, _, body = text.removeprefix("%%").partition("\n")
+    name, _, line = magic.partition(" ")
+    return f"get_ipython().run_cell_magic({name!r}, {line!r}, {body!r})\n" if text.startswith("%%") else text
+
+
+OP = "class Op:\n    def f(self):\n        return N"
+
+
+@pytest.mark.parametrize("magic", ["%%time", "%%capture said --no-stderr", "%%prun"])
+def test_a_cell_that_is_timed_is_a_cell(magic: str) -> None:
+    cells = [cell(f"{magic}\nN = object\n{OP}")]
+    live = run(f"N = object\n{OP}")
+    assert run(excerpt(cells, "Op", live))["Op"]().f() is object
+
+
+def test_a_cell_of_another_kind_is_named() -> None:
+    live = {"__name__": "__main__", "Op": type("Op", (), {"__module__": "__main__"}), "N": 1}
+    with pytest.raises(
+        OperatorNotImportable, match=r"'Op' is made in a cell that begins with %%cython, .*: make it in a"
+    ):
+        excerpt([cell(f"%%cython -a\n{OP}")], "Op", live)
+    with pytest.raises(OperatorNotImportable, match="Op uses 'N', which is made in a cell that begins with %%cython"):
+        excerpt([cell("%%cython\nN = x()"), OP], "Op", {**live, "N": object()})
+    with pytest.raises(OperatorNotImportable, match="Op uses 'Op', which is made by a statement that"):
+        excerpt([cell("%%bash\nls | wc")], "Op", live)
 
 
 def test_relative_imports_of_a_module_that_was_run() -> None:
