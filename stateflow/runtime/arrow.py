@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from stateflow.errors import InvalidArgument
+from stateflow.runtime.zones import in_python_zones
 from stateflow.types import shown
 
 SCHEMA_BYTES_MAX = 1 << 20
@@ -97,7 +98,7 @@ class BatchReader:
 
     @staticmethod
     def of(schema: bytes) -> BatchReader:
-        """Of an IPC schema message, the same one as before. Raises InvalidArgument."""
+        """Of an IPC schema message, the same one as before. Times are in zones of Python. Raises InvalidArgument."""
         return _batch_reader(schema)
 
     def read(self, message: bytes) -> pa.RecordBatch:
@@ -127,7 +128,7 @@ class BatchReader:
 
 @functools.lru_cache(maxsize=64)
 def _batch_reader(schema: bytes) -> BatchReader:
-    return BatchReader(read_schema(schema))
+    return BatchReader(in_python_zones(read_schema(schema)))
 
 
 def read_batch(message: bytes, schema: pa.Schema) -> pa.RecordBatch:

@@ -16,10 +16,11 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.errors import KeyColumnMissing, NullKey, OutputMismatch
+from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch
 from stateflow.runtime.arrow import read_schema
 from stateflow.runtime.row import reader_of, row_class
 from stateflow.runtime.unreadable import Unreadable
+from stateflow.runtime.zones import in_python_zones
 
 
 @functools.cache
@@ -132,7 +133,12 @@ class RowReader:
 
 @functools.lru_cache(maxsize=64)
 def _reader(schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
-    return RowReader(read_schema(schema), key, operator)
+    try:
+        zoned = in_python_zones(read_schema(schema))
+    except InvalidArgument as error:
+        error.located(operator=operator)
+        raise
+    return RowReader(zoned, key, operator)
 
 
 #: what pyarrow raises for a value that Python has not

@@ -249,6 +249,7 @@ def apply_operator(
     check_key(df, operator, operator_name, deployment)
     check_executors(df.sparkSession, address, deployed.owners, token)
     if initial_state is not None:
+        check_columns(initial_state)
         check_initial_keys(initial_state, df, key, operator_name)
         _load(initial_state, task, spark_schema)
     if state_manager is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from stateflow.errors import InvalidArgument, NotOwner, SchemaMismatch, Unavaila
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.operator import Operator
+from stateflow.runtime.zones import python_zone
 from stateflow.spark.connect import is_connect
 from stateflow.spark.session import real_time_settings
 from stateflow.spark.versions import REAL_TIME, require
@@ -92,7 +93,10 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
 
 
 def check_columns(df: DataFrame) -> None:
-    """Raises InvalidArgument for a column of a type that Python's Arrow has not, or of a reserved name."""
+    """Raises InvalidArgument for a column of a type that Python's Arrow has not, or of a reserved name, and for times
+    in a zone that Python has not."""
+    from pyspark.sql import types as t
+
     for field in df.schema:
         if field.name.lower().startswith(RESERVED_COLUMNS):
             raise InvalidArgument(
@@ -104,6 +108,20 @@ def check_columns(df: DataFrame) -> None:
                 f"the column {field.name!r} is {kind}, which does not reach Python",
                 remedy="drop it, or cast it, e.g. to a number of months",
             )
+        if any(isinstance(kind, t.TimestampType) for kind in types_in(field.dataType)):
+            try:
+                python_zone(df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC")
+            except InvalidArgument as error:
+                error.located(column=field.name)
+                raise
+
+
+def types_in(kind: Any) -> Iterator[Any]:
+    """The type, and those within it."""
+    yield kind
+    inner = [getattr(kind, name) for name in ("elementType", "keyType", "valueType") if hasattr(kind, name)]
+    for each in [*inner, *(field.dataType for field in getattr(kind, "fields", ()))]:
+        yield from types_in(each)
 
 
 def site_column(df: DataFrame, column: str | None) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.errors import DeclarationError, InvalidArgument, StateflowError
 from stateflow.spark import apply_operator, read_state
-from stateflow.spark.checks import site_column
+from stateflow.spark.checks import check_columns, site_column
 from stateflow.testing import LocalCluster
 from tests.unit.operators import Count
 
@@ -84,3 +84,19 @@ def test_the_column_that_says_where_rows_come_from() -> None:
         site_column(frame, "where")
     with pytest.raises(InvalidArgument, match=r"'n' cannot be .*: it is bigint: name a string column of the input"):
         site_column(frame, "n")
+
+
+def frame_of(schema: Any, zone: str = "UTC") -> Any:
+    conf = SimpleNamespace(get={"spark.sql.session.timeZone": zone}.__getitem__)
+    return SimpleNamespace(schema=schema, columns=schema.names, sparkSession=SimpleNamespace(conf=conf))
+
+
+def test_times_in_a_zone_that_python_has_not_are_refused() -> None:
+    from pyspark.sql import types as t
+
+    times = t.StructType().add("k", "string").add("at", t.ArrayType(t.StructType().add("t", "timestamp")))
+    for zone in ("GMT+2", "PST", "UTC+02:00", "Europe/Berlin"):
+        check_columns(frame_of(times, zone))
+    with pytest.raises(InvalidArgument, match=r"no time zone '\+02:00:30' \(column=at\): .*session\.timeZone"):
+        check_columns(frame_of(times, "+02:00:30"))
+    check_columns(frame_of(t.StructType().add("k", "string").add("at", "timestamp_ntz"), "+02:00:30"))

@@ -1,0 +1,112 @@
+"""Time zones by the names that Spark, Java and Arrow have for them, as those that Python has."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.types as t
+
+from stateflow.errors import InvalidArgument
+
+#: java.time.ZoneId.SHORT_IDS
+_SHORT = {
+    "ACT": "Australia/Darwin",
+    "AET": "Australia/Sydney",
+    "AGT": "America/Argentina/Buenos_Aires",
+    "ART": "Africa/Cairo",
+    "AST": "America/Anchorage",
+    "BET": "America/Sao_Paulo",
+    "BST": "Asia/Dhaka",
+    "CAT": "Africa/Harare",
+    "CNT": "America/St_Johns",
+    "CST": "America/Chicago",
+    "CTT": "Asia/Shanghai",
+    "EAT": "Africa/Addis_Ababa",
+    "ECT": "Europe/Paris",
+    "EST": "-05:00",
+    "HST": "-10:00",
+    "IET": "America/Indiana/Indianapolis",
+    "IST": "Asia/Kolkata",
+    "JST": "Asia/Tokyo",
+    "MIT": "Pacific/Apia",
+    "MST": "-07:00",
+    "NET": "Asia/Yerevan",
+    "NST": "Pacific/Auckland",
+    "PLT": "Asia/Karachi",
+    "PNT": "America/Phoenix",
+    "PRT": "America/Puerto_Rico",
+    "PST": "America/Los_Angeles",
+    "SST": "Pacific/Guadalcanal",
+    "VST": "Asia/Ho_Chi_Minh",
+}
+#: as java.time.ZoneOffset reads it, and Spark, which takes ``+h:mm`` and ``+hh:m`` too
+_OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2})(?::?(\d\d))?)?", re.ASCII)
+_HOURS_MAX = 18
+
+
+@functools.lru_cache(maxsize=256)
+def python_zone(name: str) -> str:
+    """The name that Python and Arrow have for a zone of ``java.time.ZoneId`` or of the tz database.
+
+    >>> python_zone("GMT+2"), python_zone("PST"), python_zone("Europe/Berlin")
+    ('+02:00', 'America/Los_Angeles', 'Europe/Berlin')
+
+    Raises InvalidArgument for one that Python does not have.
+    """
+    found = _SHORT.get(name, name)
+    if found in ("Z", "UT"):
+        found = "UTC"
+    elif (offset := _OFFSET.fullmatch(found)) is not None:
+        found = _offset(offset) or found
+    try:
+        pa.scalar(0, pa.timestamp("us", tz=found)).as_py()
+    except Exception as error:  # whatever it has of zones raises what it likes
+        raise InvalidArgument(
+            f"Python has no time zone {name!r}",
+            remedy="name one of the tz database, as Europe/Berlin, or an offset, as +02:00; in Spark: "
+            'spark.conf.set("spark.sql.session.timeZone", …)',
+        ) from error
+    return found
+
+
+def _offset(read: re.Match[str]) -> str | None:
+    """``+hh:mm``; None for an offset that is none, or has seconds, which Arrow has not."""
+    sign, *said = read.groups()
+    hours, minutes, seconds = (int(each or 0) for each in said)
+    if (hours, minutes) > (_HOURS_MAX, 0) or minutes > 59 or seconds:
+        return None
+    return f"{sign}{hours:02}:{minutes:02}" if hours or minutes else "UTC"
+
+
+def in_python_zones(schema: pa.Schema) -> pa.Schema:
+    """The schema with the zones of its times, also nested ones, as Python has them. Raises InvalidArgument."""
+    fields = []
+    for field in schema:
+        try:
+            fields.append(field.with_type(_zoned(field.type)))
+        except InvalidArgument as error:
+            error.located(column=field.name)
+            raise
+    return schema if fields == list(schema) else pa.schema(fields, schema.metadata)
+
+
+def _zoned(kind: pa.DataType) -> pa.DataType:
+    if t.is_timestamp(kind):
+        return kind if kind.tz is None else pa.timestamp(kind.unit, python_zone(kind.tz))
+    if not kind.num_fields or isinstance(kind, pa.BaseExtensionType):
+        return kind
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    inner = [field.with_type(_zoned(field.type)) for field in fields]
+    if t.is_map(kind):
+        key, item = kind.key_field, kind.item_field
+        return pa.map_(key.with_type(_zoned(key.type)), item.with_type(_zoned(item.type)), kind.keys_sorted)
+    made: list[tuple[Callable[[pa.DataType], bool], Callable[[], pa.DataType]]] = [
+        (t.is_struct, lambda: pa.struct(inner)),
+        (t.is_large_list, lambda: pa.large_list(inner[0])),
+        (t.is_fixed_size_list, lambda: pa.list_(inner[0], kind.list_size)),
+        (t.is_list, lambda: pa.list_(inner[0])),
+    ]
+    return next((make() for told, make in made if told(kind)), kind)

@@ -1,0 +1,75 @@
+"""A time comes in the zone that it was given, whoever named it; a zone that Python has not is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateflow.errors import InvalidArgument
+from stateflow.runtime.arriving import alone
+from stateflow.runtime.rows import RowReader
+from stateflow.runtime.zones import in_python_zones, python_zone
+
+NOON = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)
+
+#: name → hours from UTC in July
+ZONES = {
+    **{"UTC": 0, "Z": 0, "GMT": 0, "UT": 0, "GMT0": 0, "GMT+0": 0, "UTC-0": 0, "+0": 0, "+00:00": 0, "Etc/GMT+2": -2},
+    **{"GMT+2": 2, "UTC+02:00": 2, "UT-3": -3, "+2": 2, "-2": -2, "+02": 2, "+0230": 2.5, "-02:30": -2.5, "+2:30": 2.5},
+    **{"+02:5": 2 + 5 / 60, "GMT-11:30": -11.5, "+18:00": 18, "-18": -18, "+02:00:00": 2, "UTC+14": 14},
+    **{"PST": -7, "EST": -5, "MST": -7, "HST": -10, "IST": 5.5, "BST": 6, "CST": -5, "JST": 9, "ECT": 2, "AET": 10},
+    **{"Europe/Berlin": 2, "America/New_York": -4, "Asia/Kathmandu": 5.75, "CET": 2, "US/Pacific": -7, "PRC": 8},
+}
+UNKNOWN = ["+02:60", "+02:00:30", "GMT+19", "GMT+18:01", "GMT+", "GMT+2:30:", "Mars/Base", "+", "pst", "+1234567"]
+
+
+def row_in(zone: str, kind: Any = None, value: Any = NOON) -> Any:
+    at = pa.timestamp("us", tz=zone)
+    schema = pa.schema([("k", pa.string()), ("at", at if kind is None else kind(at))])
+    utc = pa.timestamp("us", tz="UTC")
+    plain = pa.array([value], utc if kind is None else kind(utc))
+    message = pa.record_batch([pa.array(["a"]), plain], ["k", "at"]).serialize()
+    reader = RowReader.of(schema.serialize().to_pybytes(), ("k",), "Op")
+    (row,) = alone(reader, pa.ipc.read_record_batch(message, reader.schema)).read()[1]
+    return row.at
+
+
+@pytest.mark.parametrize(("zone", "hours"), ZONES.items())
+def test_a_time_is_in_its_zone(zone: str, hours: float) -> None:
+    read = row_in(zone)
+    assert read == NOON
+    assert read.utcoffset() == dt.timedelta(hours=hours)
+
+
+@pytest.mark.parametrize("zone", UNKNOWN)
+def test_a_zone_that_python_has_not_is_refused_before_the_first_row(zone: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"Python has no time zone .*: name one of the tz database"):
+        python_zone(zone)
+    with pytest.raises(InvalidArgument, match=r"Python has no time zone .*\(column=at operator=Op\)"):
+        row_in(zone)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "inner"),
+    [
+        (pa.list_, [NOON], lambda read: read[0]),
+        (pa.large_list, [NOON], lambda read: read[0]),
+        (lambda at: pa.list_(at, 1), [NOON], lambda read: read[0]),
+        (lambda at: pa.struct([("n", pa.int64()), ("t", at)]), {"n": 1, "t": NOON}, lambda read: read["t"]),
+        (lambda at: pa.map_(pa.string(), at), [("x", NOON)], lambda read: read["x"]),
+        (lambda at: pa.map_(at, pa.list_(at)), [(NOON, [NOON])], lambda read: read[NOON][0]),
+    ],
+)
+def test_also_within_others(kind: Any, value: Any, inner: Any) -> None:
+    assert inner(row_in("GMT+2", kind, value)).hour == 14
+
+
+def test_rows_that_came_with_a_zone_of_java_are_read_in_pythons() -> None:
+    schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="PST"))], {"a": "b"})
+    assert in_python_zones(schema).field("at").type.tz == "America/Los_Angeles"
+    assert in_python_zones(schema).metadata == {b"a": b"b"}
+    same = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
+    assert in_python_zones(same) is same
