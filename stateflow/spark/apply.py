@@ -31,10 +31,13 @@ from stateflow.runtime.positions import INITIAL
 from stateflow.security.connections import own_token
 from stateflow.settings import ClientSettings
 from stateflow.spark.checks import (
+    RESERVED_COLUMNS,
     check_columns,
     check_frame,
     check_initial_keys,
     check_key,
+    check_once,
+    check_order,
     check_real_time,
     site_column,
 )
@@ -191,8 +194,6 @@ def apply_operator(
             operator=operator_name,
             deployed=spec.target,
         )
-    if order_by is not None and order_by not in df.columns:
-        raise InvalidArgument(f"there is no column {order_by!r} to order by", remedy=f"use {', '.join(df.columns)}")
     count = min(spec.partitions, default_parallelism(df.sparkSession) if tasks is None else tasks)
     if count < 1:
         raise InvalidArgument(f"{tasks} tasks are not possible", remedy="use 1 or more")
@@ -207,6 +208,7 @@ def apply_operator(
             operator=operator_name,
         )
     within = in_micro_batch(df)
+    check_order(df, order_by, by_arrow=df.isStreaming or within)
     if within and is_connect(df) and source is None:
         raise InvalidArgument(
             "over Spark Connect a batch within foreachBatch does not say which of which query it is",
@@ -242,6 +244,7 @@ def apply_operator(
         piece_bytes=None if df.isStreaming or within else PIECE_BYTES,
         site=site_column(df, site),
         token=token,
+        columns=tuple(df.columns),
     )
     check_columns(df)
     rows = _ticked(df, task) if real_time else _routed(df, task)
@@ -282,19 +285,18 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = [_hashable(df, column, task.operator) for column in task.key]
-    partition = F.pmod(F.xxhash64(*columns), F.lit(task.partitions)).cast("int")
+    placed, partition = _placed(df), _partition(df, task)
     # A generator, not a plain column: where Spark knows the input to be empty (a union's source without new data) it
     # would leave out the shuffle and with it the tasks, and the batch would not be seen by any partition.
-    numbered = df.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
+    numbered = placed.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
     plain = task.tasks == 1 and not _ends_in_operator(df)
     routed = numbered.coalesce(1) if plain else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
     if task.piece_bytes is None:
         return routed
     # Another generator, behind the shuffle: where that turns out to have brought nothing, Spark would leave it out with
     # a sort right behind it.
-    hashed = routed.select("*", F.stack(F.lit(1), row_hash(df)).alias(HASH_COLUMN))
-    by = [] if task.order_by is None else [F.asc_nulls_last(f"`{task.order_by}`")]
+    hashed = routed.select("*", F.stack(F.lit(1), row_hash(placed)).alias(HASH_COLUMN))
+    by = [] if task.order_by is None else [F.asc_nulls_last(_place(df.columns.index(task.order_by)))]
     if plain and not by and comes_in_order(df):
         return hashed
     return hashed.sortWithinPartitions(*by, HASH_COLUMN)
@@ -305,10 +307,26 @@ def _ticked(df: DataFrame, task: OperatorTask) -> DataFrame:
     on to Python when it has seen the next one, which then is there at once."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = [_hashable(df, column, task.operator) for column in task.key]
-    partition = F.pmod(F.xxhash64(*columns), F.lit(task.partitions)).cast("int")
     ticks = F.explode(F.array(F.lit(0), F.lit(1)))
-    return df.select("*", partition.alias(PARTITION_COLUMN), ticks.alias(TICK_COLUMN))
+    return _placed(df).select("*", _partition(df, task).alias(PARTITION_COLUMN), ticks.alias(TICK_COLUMN))
+
+
+def _placed(df: DataFrame) -> DataFrame:
+    """The frame with its columns called by their places. Spark reads a dot or a backtick in a name as its own, and does
+    not know which of two columns of one name is meant. The tasks give them their names back."""
+    return df.toDF(*map(_place, range(len(df.columns))))
+
+
+def _place(number: int) -> str:
+    return f"{RESERVED_COLUMNS}{number}"
+
+
+def _partition(df: DataFrame, task: OperatorTask) -> Column:
+    """The number of each row's partition, of the placed frame."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = [_hashable(df, column, task.operator) for column in task.key]
+    return F.pmod(F.xxhash64(*columns), F.lit(task.partitions)).cast("int")
 
 
 def _ends_in_operator(df: DataFrame) -> bool:
@@ -336,7 +354,15 @@ def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
         log.warning("%s has had its first state: the rows of initial_state= are not looked at", task.operator)
     else:
         task = replace(
-            task, order_by=None, initial=True, watermark=None, reports=None, observed=False, piece_bytes=None, site=""
+            task,
+            order_by=None,
+            initial=True,
+            watermark=None,
+            reports=None,
+            observed=False,
+            piece_bytes=None,
+            site="",
+            columns=tuple(rows.columns),
         )
         _routed(rows, task).mapInArrow(task, schema).write.format("noop").mode("overwrite").save()
 
@@ -346,6 +372,7 @@ def _time_column(df: DataFrame, column: str | None) -> str | None:
 
     if column is None:
         return None
+    check_once(df, column, "the watermark's")
     kind = df.schema[column].dataType if column in df.columns else None
     if not isinstance(kind, t.TimestampType):
         what = "there is no such column" if kind is None else f"it is {kind.simpleString()}"
@@ -363,7 +390,8 @@ def _micros(lateness: timedelta) -> int:
 
 
 def _hashable(df: DataFrame, column: str, operator: str) -> Column:
-    """The key column as it is hashed: every integral type as a long, so that Python and the JVM agree."""
+    """The key column as it is hashed, of the placed frame: every integral type as a long, so that Python and the JVM
+    agree."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as t
 
@@ -373,7 +401,14 @@ def _hashable(df: DataFrame, column: str, operator: str) -> Column:
             remedy=f"the input has {', '.join(df.columns)}; name the key column so, or select it",
             operator=operator,
         )
-    kind = df.schema[column].dataType
+    if df.columns.count(column) > 1:
+        raise KeyColumnMissing(
+            f"there are several columns {column!r} in the input, of which one is to be the key",
+            remedy="rename the others: df.toDF(…) names all columns in order",
+            operator=operator,
+        )
+    number = df.columns.index(column)
+    kind, found = df.schema[number].dataType, F.col(_place(number))
     if (
         isinstance(kind, t.StringType) and kind.collation != "UTF8_BINARY"
     ):  # Spark would hash 'A' as 'a', Python would not
@@ -383,11 +418,11 @@ def _hashable(df: DataFrame, column: str, operator: str) -> Column:
             operator=operator,
         )
     if isinstance(kind, (t.ByteType, t.ShortType, t.IntegerType, t.LongType)):
-        return F.col(f"`{column}`").cast("long")
+        return found.cast("long")
     if isinstance(kind, t.FloatType):
-        return F.col(f"`{column}`").cast("double")
+        return found.cast("double")
     if isinstance(kind, (t.StringType, t.BinaryType, t.BooleanType, t.DoubleType, t.DateType, t.TimestampType)):
-        return F.col(f"`{column}`")
+        return found
     raise UnsupportedKeyType(
         f"the key column {column!r} is {kind.simpleString()}",
         remedy="use a string, integer, binary, boolean, double, date or timestamp column",

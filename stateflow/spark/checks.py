@@ -97,18 +97,30 @@ def check_columns(df: DataFrame) -> None:
     in a zone that Python has not."""
     from pyspark.sql import types as t
 
+    refused = {
+        t.YearMonthIntervalType: "drop it, or cast it, e.g. to a number of months",
+        t.VariantType: "variants are not taken yet: cast it to string, or take out of it what is needed by variant_get",
+    }
     for field in df.schema:
         if field.name.lower().startswith(RESERVED_COLUMNS):
             raise InvalidArgument(
                 f"the column {field.name!r} has a name that is reserved", remedy="rename it: withColumnRenamed"
             )
-        kind = field.dataType.simpleString()
-        if "interval year" in kind or "interval month" in kind:
-            raise InvalidArgument(
-                f"the column {field.name!r} is {kind}, which does not reach Python",
-                remedy="drop it, or cast it, e.g. to a number of months",
-            )
-        if any(isinstance(kind, t.TimestampType) for kind in types_in(field.dataType)):
+        inner = list(types_in(field.dataType))
+        for kind in inner:
+            if (remedy := refused.get(type(kind))) is not None:
+                raise InvalidArgument(
+                    f"the column {field.name!r} is {field.dataType.simpleString()}, which does not reach Python",
+                    remedy=remedy,
+                )
+            names = kind.names if isinstance(kind, t.StructType) else []
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise InvalidArgument(
+                    f"the column {field.name!r} has a struct with several fields {twice!r}",
+                    remedy="cast it to a struct whose fields have names of their own",
+                )
+        if any(isinstance(kind, t.TimestampType) for kind in inner):
             try:
                 python_zone(df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC")
             except InvalidArgument as error:
@@ -124,10 +136,44 @@ def types_in(kind: Any) -> Iterator[Any]:
         yield from types_in(each)
 
 
+def check_once(df: DataFrame, column: str, use: str) -> None:
+    """Raises InvalidArgument for a column that is there several times, where one is meant."""
+    if (times := df.columns.count(column)) > 1:
+        raise InvalidArgument(
+            f"there are {times} columns {column!r}, of which one is to be {use}",
+            remedy="rename the others: df.toDF(…) names all columns in order",
+        )
+
+
+def check_order(df: DataFrame, column: str | None, *, by_arrow: bool) -> None:
+    """Raises InvalidArgument for a column by which rows cannot be ordered.
+
+    Args:
+        by_arrow: the rows of a micro-batch are ordered in its tasks, by Arrow, those of a batch DataFrame by Spark.
+    """
+    from pyspark.sql import types as t
+
+    if column is None:
+        return
+    if column not in df.columns:
+        raise InvalidArgument(f"there is no column {column!r} to order by", remedy=f"use {', '.join(df.columns)}")
+    check_once(df, column, "what rows are ordered by")
+    kind = df.schema[df.columns.index(column)].dataType
+    never: tuple[type[t.DataType], ...] = (t.MapType, t.VariantType, t.CalendarIntervalType, t.UserDefinedType)
+    if by_arrow:
+        never = (*never, t.ArrayType)
+    if any(isinstance(each, never) for each in types_in(kind)):
+        raise InvalidArgument(
+            f"rows cannot be ordered by the column {column!r}, which is {kind.simpleString()}",
+            remedy="order by a number, a text or a time, of it for example",
+        )
+
+
 def site_column(df: DataFrame, column: str | None) -> str:
     """Its name; empty for none. Raises InvalidArgument for one that is not there, or is no string."""
     if column is None:
         return ""
+    check_once(df, column, "the site")
     kind = df.schema[column].dataType.simpleString() if column in df.columns else None
     if kind is None or kind.partition(" ")[0] != "string" or not LABEL.holds(column):
         what = f"it is {kind}" if kind else f"the input has {', '.join(df.columns)}"
@@ -161,6 +207,8 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
             f"position={names!r} does not say which source partition a row is of, and which of its offsets",
             remedy=f"name columns of the input, the offset's last; it has {', '.join(df.columns)}",
         )
+    for name in names:
+        check_once(df, name, "of the position")
     offset = df.schema[names[-1]].dataType.simpleString()
     if offset not in ("tinyint", "smallint", "int", "bigint"):
         raise InvalidArgument(

@@ -37,17 +37,17 @@ def comes_in_order(df: DataFrame) -> bool:
 
 
 def row_hash(df: DataFrame) -> Column:
-    """64 bits of all columns. Rows that differ have different ones, but for one in 2 ** 64: two that had the same could
-    come the one way round and the other, and be taken for each other where one ends a piece. Rows that are the same
-    have the same, whether their columns may be null or not.
+    """64 bits of all columns, whose names Spark reads as they are. Rows that differ have different ones, but for one in
+    2 ** 64: two that had the same could come the one way round and the other, and be taken for each other where one
+    ends a piece. Rows that are the same have the same, whether their columns may be null or not.
 
     Spark's hash passes over nulls, and takes a list for its elements and -0.0 for 0.0: each is told apart here.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
     parts: list[Column] = []
-    for field in df.schema:
-        parts += _parts(F.col(f"`{field.name.replace('`', '``')}`"), field.dataType)
+    for name, field in zip(df.columns, df.schema, strict=True):
+        parts += _parts(F.col(name), field.dataType)
     return F.xxhash64(*parts)
 
 
@@ -63,10 +63,11 @@ def _parts(value: Column, kind: Any) -> list[Column]:
         return [is_null, value.cast(t.StringType())]  # whatever its collation takes for equal
     if isinstance(kind, (t.FloatType, t.DoubleType)):
         return [is_null, value, F.when(value == 0, value.cast("string"))]  # which has the sign
-    if isinstance(kind, t.VariantType):  # which Spark does not hash
-        return [is_null, F.to_json(value)]
     if isinstance(kind, t.StructType):
-        return [is_null, *(part for field in kind for part in _parts(value.getField(field.name), field.dataType))]
+        # by place: of fields called a and A, Spark would not know which is meant
+        placed = t.StructType([t.StructField(f"_{number}", field.dataType) for number, field in enumerate(kind)])
+        value = value.cast(placed)
+        return [is_null, *(part for field in placed for part in _parts(value.getField(field.name), field.dataType))]
     if isinstance(kind, t.MapType):
         entry = t.StructType().add("key", kind.keyType).add("value", kind.valueType)
         value, kind = F.map_entries(value), t.ArrayType(entry)

@@ -125,6 +125,8 @@ class OperatorTask:
 
     ``site``: the column that says from which site a row comes; empty: none does.
 
+    ``columns``: the names of the input's columns, which come by their places; empty: they come by their names.
+
     ``token``: of the driver, for executors: in the function's own bytes, and so in no plan, log or command line.
     """
 
@@ -148,6 +150,7 @@ class OperatorTask:
     piece_bytes: int | None = None
     site: str = ""
     token: str = field(default="", repr=False)
+    columns: tuple[str, ...] = ()
 
     @property
     def __name__(self) -> str:
@@ -257,7 +260,7 @@ class OperatorTask:
 
     def _read(self, batches: Iterator[pa.RecordBatch], task: int) -> Iterator[pa.RecordBatch]:
         """All of the task's rows, and at their end InputIncomplete where these were not all."""
-        yield from (batch for batch in batches if batch.num_rows)
+        yield from (self.named(batch) for batch in batches if batch.num_rows)
         if not ended():
             raise InputIncomplete(
                 "Spark broke off the task's input, as it does when it kills a task or cannot read a shuffle",
@@ -266,6 +269,12 @@ class OperatorTask:
                 operator=self.operator,
                 task=task,
             )
+
+    def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with the names that its columns have in the input; what is added behind them keeps its own."""
+        fields = list(batch.schema)
+        fields[: len(self.columns)] = [field.with_name(name) for field, name in zip(fields, self.columns, strict=False)]
+        return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields, batch.schema.metadata))
 
     def _merged(self) -> TasksMerged:
         return TasksMerged(
@@ -363,7 +372,9 @@ class OperatorTask:
         if self.order_by is None or HASH_COLUMN in table.column_names:  # which are in order
             order = np.argsort(numbers, kind="stable")
         else:
-            by = [(PARTITION_COLUMN, "ascending"), (self.order_by, "ascending")]
+            # by number: a name that begins with a dot would be read as a path
+            places = [table.schema.get_field_index(name) for name in (PARTITION_COLUMN, self.order_by)]
+            by = [(place, "ascending") for place in places]
             order = pc.sort_indices(table, sort_keys=by).to_numpy()
         numbers = numbers[order]
         ends = np.searchsorted(numbers, np.asarray(visited), side="right")

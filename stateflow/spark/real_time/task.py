@@ -70,7 +70,7 @@ class RealTimeTask:
         work = Work(self.base, query, batch, task, SYSTEM_CLOCK)
         epoch = Epoch(plan, int(number), task, Session(SYSTEM_CLOCK.now_us(), uuid.uuid4().hex[:16]))
         with span(self.base.operator, batch, task, query):
-            inbox = Inbox(batches)
+            inbox = Inbox(map(self.base.named, batches))
             outputs = self._told(epoch, plan, router, inbox, work)
             try:
                 yield from with_report(outputs, self.base.schema, work.told) if self.base.observed else outputs

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from stateflow.errors import DeclarationError, InvalidArgument, StateflowError
+from stateflow.errors import DeclarationError, InvalidArgument, KeyColumnMissing, StateflowError
 from stateflow.spark import apply_operator, read_state
-from stateflow.spark.checks import check_columns, site_column
+from stateflow.spark.apply import _hashable, _time_column
+from stateflow.spark.checks import check_columns, check_order, site_column
 from stateflow.testing import LocalCluster
 from tests.unit.operators import Count
 
@@ -100,3 +101,73 @@ def test_times_in_a_zone_that_python_has_not_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"no time zone '\+02:00:30' \(column=at\): .*session\.timeZone"):
         check_columns(frame_of(times, "+02:00:30"))
     check_columns(frame_of(t.StructType().add("k", "string").add("at", "timestamp_ntz"), "+02:00:30"))
+
+
+def test_types_that_do_not_reach_operators_are_refused() -> None:
+    from pyspark.sql import types as t
+
+    inner = t.StructType().add("interval year", "string").add("interval month to month", "integer")
+    check_columns(frame_of(t.StructType().add("interval year", "integer").add("s", t.ArrayType(inner))))
+    months = t.StructType().add("s", t.ArrayType(t.StructType().add("m", t.YearMonthIntervalType())))
+    with pytest.raises(
+        InvalidArgument, match="the column 's' is array<struct<m:interval year to month>>, which does not"
+    ):
+        check_columns(frame_of(months))
+    with pytest.raises(InvalidArgument, match=r"the column 'v' is variant, .*: variants are not taken yet: cast it"):
+        check_columns(frame_of(t.StructType().add("v", t.VariantType())))
+    twice = t.StructType().add("s", t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())]))
+    with pytest.raises(InvalidArgument, match="the column 's' has a struct with several fields 'a': cast it"):
+        check_columns(frame_of(twice))
+
+
+def test_a_column_that_is_meant_must_be_there_once() -> None:
+    from pyspark.sql import types as t
+
+    fields = [t.StructField(name, t.StringType()) for name in ("k", "x", "x", "a.b", "c`d")]
+    frame = frame_of(t.StructType(fields))
+    check_columns(frame)
+    check_order(frame, "a.b", by_arrow=True)
+    for refused in (
+        lambda: check_order(frame, "x", by_arrow=True),
+        lambda: site_column(frame, "x"),
+        lambda: _time_column(frame, "x"),
+    ):
+        with pytest.raises(
+            InvalidArgument, match=r"there are 2 columns 'x', of which one is to be .*: rename the others"
+        ):
+            refused()
+    with pytest.raises(KeyColumnMissing, match="several columns 'x' in the input, of which one is to be the key"):
+        _hashable(frame, "x", "Op")
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_arrow", "by_spark"),
+    [
+        *((kind, True, True) for kind in ("LongType", "StringType", "BinaryType", "BooleanType", "DateType")),
+        *((kind, True, True) for kind in ("TimestampType", "DecimalType", "DayTimeIntervalType", "struct LongType")),
+        *((kind, False, True) for kind in ("array LongType", "struct array LongType")),
+        *((kind, False, False) for kind in ("map LongType", "VariantType", "array map LongType")),
+    ],
+)
+def test_rows_are_ordered_by_what_can_be_ordered(kind: str, by_arrow: bool, by_spark: bool) -> None:
+    from pyspark.sql import types as t
+
+    *around, name = kind.split()
+    made: Any = getattr(t, name)()
+    for outer in reversed(around):
+        made = {
+            "array": t.ArrayType,
+            "struct": lambda inner: t.StructType().add("a", inner),
+            "map": lambda inner: t.MapType(t.StringType(), inner),
+        }[outer](made)
+    frame = frame_of(t.StructType().add("o", made))
+    for taken, arrow in ((by_arrow, True), (by_spark, False)):
+        if taken:
+            check_order(frame, "o", by_arrow=arrow)
+        else:
+            with pytest.raises(
+                InvalidArgument, match=r"rows cannot be ordered by the column 'o', which is .*: order by a"
+            ):
+                check_order(frame, "o", by_arrow=arrow)
+    with pytest.raises(InvalidArgument, match="there is no column 'p' to order by: use o"):
+        check_order(frame, "p", by_arrow=True)

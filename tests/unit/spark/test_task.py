@@ -118,3 +118,22 @@ def test_more_than_can_be_one_batch_is_refused_as_soon_as_it_is_read(
     with pytest.raises(InvalidArgument, match=r"bytes of rows came to one task.*maxFilesPerTrigger"):
         list(task._whole_batch(Batch("query:q", 0), 0, iter(source), work, None))
     assert source.asked_for == 8
+
+
+def test_columns_that_come_by_their_places_have_their_own_names_again() -> None:
+    """Also names that are there twice, and those that Arrow or Spark would read as a path."""
+    names = ("k", "x", "x", ".o", "a.b", "c`d")
+    output = pa.schema([("n", pa.int64())]).serialize().to_pybytes()
+    task = OperatorTask("c", "Op", ("k",), 2, 1, output, (), ".o", "s", "run", 1.0, columns=names)
+    placed = [f"__stateflow_{number}" for number in range(len(names))]
+    arrays = [pa.array(["a", "b", "c"]), *(pa.array([number, 20, 30]) for number in (1, 2)), pa.array([3, 1, 2])]
+    arrays += [pa.array([4, 5, 6]), pa.array([7, 8, 9]), pa.array([0, 0, 1], pa.int32())]
+    fields = [pa.field(name, array.type, name != "__stateflow_0") for name, array in zip(placed, arrays, strict=False)]
+    schema = pa.schema([*fields, pa.field(PARTITION_COLUMN, pa.int32())])
+    came = task.named(pa.record_batch(arrays, schema))
+    assert came.schema.names == [*names, PARTITION_COLUMN]
+    rows = task._by_partition([came], 0, digests=False).batch
+    assert rows.rows is not None
+    assert rows.rows.schema.names == list(names)
+    assert [field.nullable for field in rows.rows.schema] == [False, True, True, True, True, True]
+    assert [column.to_pylist() for column in rows.rows.columns[2:4]] == [[20, 2, 30], [1, 3, 2]], "in order"
