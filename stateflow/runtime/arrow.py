@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from stateflow.errors import InvalidArgument
-from stateflow.runtime.zones import in_python_zones
+from stateflow.runtime.times import in_python_zones
 from stateflow.types import shown
 
 SCHEMA_BYTES_MAX = 1 << 20

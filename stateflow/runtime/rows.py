@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch
 from stateflow.runtime.arrow import read_schema
 from stateflow.runtime.row import reader_of, row_class
+from stateflow.runtime.times import in_micros, in_python_zones
 from stateflow.runtime.unreadable import Unreadable
-from stateflow.runtime.zones import in_python_zones
 
 
 @functools.cache
@@ -47,6 +47,10 @@ class RowReader:
         self.operator = operator
         self.key = key
         self._key = [self._index(column, "", "; name the key column so, or select it") for column in key]
+        #: columns of nanoseconds, as those of microseconds: what would be cut is a value that Python has not
+        self._coarse = {
+            index: coarse for index, field in enumerate(schema) if (coarse := in_micros(field.type)) != field.type
+        }
         self._maps = {index for index, field in enumerate(schema) if _holds_map(field.type)}
         self._make: Any = functools.partial(tuple.__new__, row_class(tuple(schema.names)))
 
@@ -111,6 +115,8 @@ class RowReader:
         return (keys[0] if len(keys) == 1 else list(zip(*keys, strict=True))), rows
 
     def _plain(self, column: pa.Array, index: int) -> list[Any]:
+        if (coarse := self._coarse.get(index)) is not None:
+            column = column.cast(coarse)
         values: list[Any] = column.to_pylist(maps_as_pydicts="strict" if index in self._maps else None)
         return values
 
@@ -118,10 +124,16 @@ class RowReader:
         try:
             return self._plain(column, index)
         except NOT_PYTHONS:  # some of them; the operator may never look at those
-            return [self._value(column[row], index, row) for row in range(len(column))]
+            return [self._value(column.slice(row, 1), index, row) for row in range(len(column))]
 
-    def _value(self, scalar: pa.Scalar, index: int, row: int) -> Any:
+    def _value(self, column: pa.Array, index: int, row: int) -> Any:
         why: Exception | None = None
+        scalar = column[0]
+        if (coarse := self._coarse.get(index)) is not None:
+            try:
+                scalar = column.cast(coarse)[0]
+            except NOT_PYTHONS as error:
+                return Unreadable(self.schema.names[index], row, str(scalar.type), _first_line(error))
         for read in _WAYS:
             try:
                 return read(scalar)

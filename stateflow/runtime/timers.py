@@ -25,6 +25,7 @@ import pyarrow as pa
 from stateflow.changes import Mutations
 from stateflow.errors import InvalidArgument, NullKey
 from stateflow.state.cells import decode_row_key, encode_row_key, read_varint, varint
+from stateflow.state.key_order import micros_of
 from stateflow.storage import PartitionStore
 
 BY_TIME = b"t"
@@ -35,7 +36,6 @@ _PRESENT = b"\x01"
 _ORDERED = struct.Struct(">Q")
 _SIGN = 1 << 63
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 class Domain(StrEnum):
@@ -92,11 +92,12 @@ class TimerColumns:
 
 
 def to_us(moment: datetime | int) -> int:
-    """Microseconds since 1970 UTC, of an aware datetime or of themselves. Raises InvalidArgument."""
+    """Microseconds since 1970 UTC, of an aware datetime or of themselves. Raises InvalidArgument, and EncodeError for a
+    time that has nanoseconds."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise InvalidArgument("a time needs a time zone", remedy="use datetimes with tzinfo, e.g. UTC")
-        return (moment - _EPOCH) // _MICROSECOND
+        return micros_of(moment)
     if isinstance(moment, int) and not isinstance(moment, bool) and -_SIGN <= moment < _SIGN:
         return moment
     raise InvalidArgument(f"{moment!r} is no time", remedy="use an aware datetime, or microseconds since 1970 as int")

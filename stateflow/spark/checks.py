@@ -11,7 +11,7 @@ from stateflow.errors import InvalidArgument, NotOwner, SchemaMismatch, Unavaila
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.operator import Operator
-from stateflow.runtime.zones import python_zone
+from stateflow.runtime.times import python_zone
 from stateflow.spark.connect import is_connect
 from stateflow.spark.session import real_time_settings
 from stateflow.spark.versions import REAL_TIME, require

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from stateflow.errors import EncodeError
 from stateflow.state import key_order, msgpack_codec, shapes
 from stateflow.state.coder import Coder, bad_bytes, wrong_type
-from stateflow.state.numeric import exact_decimal, exact_float
+from stateflow.state.numeric import exact_decimal, exact_float, is_numpy_bool
 from stateflow.state.signature import signature_of
 
 T = TypeVar("T")
@@ -130,11 +130,13 @@ class Bool(_Scalar[bool]):
     fixed_width = True
     exact = exact_key = bool
 
-    def encode(self, value: bool) -> bytes:
+    def encode(self, value: Any) -> bytes:
         if value is True:
             return b"\x01"
         if value is False:
             return b"\x00"
+        if is_numpy_bool(value):
+            return b"\x01" if value else b"\x00"
         raise wrong_type(self, value)
 
     def decode(self, data: bytes) -> bool:
@@ -143,7 +145,7 @@ class Bool(_Scalar[bool]):
         return data == b"\x01"
 
     def find_key(self, value: object) -> bool | None:
-        return _equal_number(bool, value)
+        return bool(value) if is_numpy_bool(value) else _equal_number(bool, value)
 
 
 class Utf8(_Scalar[str]):

@@ -48,7 +48,13 @@ def unorder_float(data: bytes) -> float:
 
 
 def micros_of(value: datetime) -> int:
-    """Microseconds since 1970-01-01, UTC for an aware datetime and wall time for a naive one."""
+    """Microseconds since 1970-01-01, UTC for an aware datetime and wall time for a naive one. Raises EncodeError for a
+    time of pandas that has nanoseconds."""
+    nanoseconds: int = 0 if value.__class__ is datetime else getattr(value, "nanosecond", 0)
+    if nanoseconds:
+        raise EncodeError(
+            "a time has nanoseconds, which would be cut", remedy='round it: value.floor("us")', value=str(value)
+        )
     return (value - (_EPOCH_NAIVE if value.tzinfo is None else _EPOCH)) // _MICROSECOND
 
 

@@ -18,6 +18,7 @@ import msgpack
 
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import key_order
+from stateflow.state.numeric import is_numpy_bool, is_timedelta
 
 _TUPLE, _SET, _FROZENSET, _INT, _DATE, _AWARE, _NAIVE, _DECIMAL, _UUID, _BYTEARRAY, _ARRAY = range(1, 12)
 #: kinds of numpy arrays whose bytes say everything: numbers, bool, fixed text and bytes, times
@@ -111,7 +112,9 @@ def _extend(value: Any) -> Any:
             return str.__str__(value)  # what an enumeration is, not what it is called
     if is_array_type(value.__class__):
         return _extend_array(value)
-    if isinstance(value, Number) and hasattr(value, "item"):  # numpy.int64, numpy.float32
+    if is_numpy_bool(value):
+        return bool(value)
+    if isinstance(value, Number) and hasattr(value, "item") and not is_timedelta(value):  # numpy.int64, numpy.float32
         return value.item()
     for plain_type in _SUBCLASSED:
         if isinstance(value, plain_type):

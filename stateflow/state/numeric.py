@@ -10,6 +10,17 @@ from typing import Any
 from stateflow.errors import EncodeError
 
 
+def is_numpy_bool(value: object) -> bool:
+    """Says whether it is numpy's bool, which is none of Python's; numpy is not imported for the question."""
+    cls = value.__class__
+    return cls.__module__ == "numpy" and cls.__name__ in ("bool", "bool_")
+
+
+def is_timedelta(value: object) -> bool:
+    """Says whether it is numpy's timedelta64, which numpy takes for an integer."""
+    return value.__class__.__module__ == "numpy" and value.__class__.__name__ == "timedelta64"
+
+
 def exact_float(value: Any) -> float:
     """The float that equals a real number; NaN stays NaN.
 
@@ -17,7 +28,7 @@ def exact_float(value: Any) -> float:
     """
     if value.__class__ is float:
         return value
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real) or is_timedelta(value):
         raise TypeError(f"a {type(value).__name__} is no number")
     try:
         found = float(value)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stateflow.errors import DeclarationError, DecodeError, EncodeError
 from stateflow.state.msgpack_codec import CONTAINERS, array_item, has_items, is_array_type
-from stateflow.state.numeric import exact_decimal, exact_float
+from stateflow.state.numeric import exact_decimal, exact_float, is_numpy_bool
 from stateflow.state.records import REQUIRED, bare, builder, defaults, hints, is_immutable, is_record, is_union
 
 
@@ -78,6 +78,12 @@ def _int(value: Any) -> int:
     return int(value.__index__())
 
 
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool) and not is_numpy_bool(value):
+        raise misfit(value, "bool")
+    return bool(value)
+
+
 def _str(value: Any) -> str:
     if not isinstance(value, str):
         raise misfit(value, "str")
@@ -137,7 +143,8 @@ _LEAVES: Final[dict[Any, Shape]] = {
     str: _leaf(str, _str),
     bytes: _leaf(bytes, _bytes),
     date: _leaf(date, _date),
-    **{cls: _leaf(cls, _instance(cls)) for cls in (bool, datetime, uuid.UUID, bytearray)},
+    bool: _leaf(bool, _bool),
+    **{cls: _leaf(cls, _instance(cls)) for cls in (datetime, uuid.UUID, bytearray)},
 }
 
 

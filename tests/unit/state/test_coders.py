@@ -7,10 +7,12 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any, NewType
 from uuid import UUID
 
+import numpy as np
 import pytest
 
 from stateflow.errors import DeclarationError, DecodeError, EncodeError
 from stateflow.state import coders
+from stateflow.state.cells import encode_row_key
 from stateflow.state.coder_selection import coder_for
 
 
@@ -236,3 +238,33 @@ def test_stored_forms_stay() -> None:
     assert coders.Msgpack().encode([(1,), {2}]).hex() == "92d5019101d5020102"
     assert coders.Msgpack().encode(2**64) == b"\xc7\x14\x0418446744073709551616"
     assert coder_for(Point).encode(Point(1.0)).hex() == "82a178cb3ff0000000000000a179cb3fe0000000000000"
+
+
+@pytest.mark.parametrize("value", [np.True_, np.False_])
+def test_a_bool_of_numpy_is_a_bool(value: Any) -> None:
+    for coder in (coders.Bool(), coders.Msgpack(bool), coders.Msgpack(Any), coders.Msgpack(bool | None)):
+        assert coder.decode(coder.encode(value)) is bool(value)
+        assert coder.encode(value) == coder.encode(bool(value))
+    assert coders.Bool().find_key(value) is bool(value)
+    nested = coders.Msgpack(dict[str, list[bool]])
+    assert nested.decode(nested.encode({"a": [value, True]})) == {"a": [bool(value), True]}
+    for other in (coders.Int64(), coders.Float64(), coders.Utf8(), coders.Msgpack(int), coders.Msgpack(float)):
+        with pytest.raises(EncodeError):
+            other.encode(value)
+
+
+def test_nanoseconds_are_refused_rather_than_cut() -> None:
+    pandas = pytest.importorskip("pandas")
+    whole, fine = (pandas.Timestamp(f"2024-07-01T12:00:00.000001{rest}", tz="UTC") for rest in ("", "001"))
+    for coder in (coders.Timestamp(), coders.Msgpack(datetime), coders.Msgpack(Any)):
+        assert coder.decode(coder.encode(whole)) == whole.to_pydatetime()
+        with pytest.raises(EncodeError, match=r"a time has nanoseconds, .*: round it"):
+            coder.encode(fine)
+    with pytest.raises(EncodeError, match="nanoseconds"):
+        encode_row_key(fine)
+
+
+@pytest.mark.parametrize("coder", [coders.Int64(), coders.Float64(), coders.Msgpack(Any), coders.Msgpack(float)])
+def test_a_duration_of_numpy_is_no_number(coder: Any) -> None:
+    with pytest.raises(EncodeError):
+        coder.encode(np.timedelta64(5, "ns"))

@@ -1,4 +1,4 @@
-"""Time zones by the names that Spark, Java and Arrow have for them, as those that Python has."""
+"""Times of Arrow as Python has them: in zones by the names that it knows, and in microseconds."""
 
 from __future__ import annotations
 
@@ -86,25 +86,43 @@ def in_python_zones(schema: pa.Schema) -> pa.Schema:
     fields = []
     for field in schema:
         try:
-            fields.append(field.with_type(_zoned(field.type)))
+            fields.append(field.with_type(_with_times(field.type, _zoned)))
         except InvalidArgument as error:
             error.located(column=field.name)
             raise
     return schema if fields == list(schema) else pa.schema(fields, schema.metadata)
 
 
+def in_micros(kind: pa.DataType) -> pa.DataType:
+    """The type with its times, also nested ones, in microseconds where they are in nanoseconds."""
+    return _with_times(kind, _in_micros)
+
+
 def _zoned(kind: pa.DataType) -> pa.DataType:
-    if t.is_timestamp(kind):
-        return kind if kind.tz is None else pa.timestamp(kind.unit, python_zone(kind.tz))
-    if not kind.num_fields or isinstance(kind, pa.BaseExtensionType):
+    return pa.timestamp(kind.unit, python_zone(kind.tz)) if t.is_timestamp(kind) and kind.tz is not None else kind
+
+
+def _in_micros(kind: pa.DataType) -> pa.DataType:
+    if t.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if t.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    return pa.time64("us") if t.is_time64(kind) and kind.unit == "ns" else kind
+
+
+def _with_times(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type, with what it is made of in the end changed."""
+    if isinstance(kind, pa.BaseExtensionType):
         return kind
+    if not kind.num_fields:
+        return change(kind)
     fields = [kind.field(number) for number in range(kind.num_fields)]
-    inner = [field.with_type(_zoned(field.type)) for field in fields]
     if t.is_map(kind):
-        key, item = kind.key_field, kind.item_field
-        return pa.map_(key.with_type(_zoned(key.type)), item.with_type(_zoned(item.type)), kind.keys_sorted)
+        fields = [kind.key_field, kind.item_field]
+    inner = [field.with_type(_with_times(field.type, change)) for field in fields]
     made: list[tuple[Callable[[pa.DataType], bool], Callable[[], pa.DataType]]] = [
         (t.is_struct, lambda: pa.struct(inner)),
+        (t.is_map, lambda: pa.map_(*inner, kind.keys_sorted)),
         (t.is_large_list, lambda: pa.large_list(inner[0])),
         (t.is_fixed_size_list, lambda: pa.list_(inner[0], kind.list_size)),
         (t.is_list, lambda: pa.list_(inner[0])),

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateflow.errors import InvalidArgument
+from stateflow.errors import EncodeError, InvalidArgument
 from stateflow.runtime.arriving import alone
 from stateflow.runtime.rows import RowReader
-from stateflow.runtime.zones import in_python_zones, python_zone
+from stateflow.runtime.timers import to_us
+from stateflow.runtime.times import in_python_zones, python_zone
 
 NOON = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)
 
@@ -73,3 +74,40 @@ def test_rows_that_came_with_a_zone_of_java_are_read_in_pythons() -> None:
     assert in_python_zones(schema).metadata == {b"a": b"b"}
     same = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
     assert in_python_zones(same) is same
+
+
+MICROS = dt.timedelta(microseconds=1)
+FINE = [
+    (pa.timestamp("ns", "UTC"), dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + MICROS),
+    (pa.timestamp("ns"), dt.datetime(1970, 1, 1) + MICROS),
+    (pa.duration("ns"), MICROS),
+    (pa.time64("ns"), dt.time(microsecond=1)),
+]
+
+
+@pytest.mark.parametrize(("kind", "micro"), FINE, ids=[str(kind) for kind, _ in FINE])
+@pytest.mark.parametrize("nested", [False, True])
+def test_nanoseconds_that_would_be_cut_are_refused_when_they_are_looked_at(
+    kind: pa.DataType, micro: object, nested: bool
+) -> None:
+    times: Any = pa.array([1000, 1001], pa.int64()).cast(kind)
+    if nested:
+        times = pa.StructArray.from_arrays([times], names=["t"])
+    schema = pa.schema([("k", pa.string()), ("at", times.type)])
+    batch = pa.record_batch([pa.array(["a", "b"]), times], schema)
+    whole, fine = alone(RowReader(schema, ("k",), "Op"), batch).read()[1]
+    read = whole.at["t"] if nested else whole.at
+    assert read == micro
+    assert type(read) is type(micro), "none of pandas"
+    with pytest.raises(InvalidArgument, match=r"beyond what Python has: .*would lose data.* \(column=at row=1\)"):
+        fine.at == micro  # noqa: B015
+    if not nested and not pa.types.is_duration(kind):
+        with pytest.raises(InvalidArgument, match=r"\(column=at row=1\)"):
+            alone(RowReader(schema, ("at",), "Op"), batch).read()
+
+
+def test_a_timer_has_no_nanoseconds() -> None:
+    pandas = pytest.importorskip("pandas")
+    assert to_us(pandas.Timestamp(1000, tz="UTC")) == 1
+    with pytest.raises(EncodeError, match="nanoseconds"):
+        to_us(pandas.Timestamp(1001, tz="UTC"))
