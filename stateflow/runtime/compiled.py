@@ -20,7 +20,7 @@ from typing import Any
 
 from stateflow.errors import OperatorNotImportable
 from stateflow.runtime.excerpt import CONTAINERS, Program, Statement, named_in
-from stateflow.runtime.touching import Touch
+from stateflow.runtime.touching import Touch, only_looks
 
 #: instructions of an expression or definition without a jump; with any other it is not cut out
 _PLAIN = (
@@ -93,7 +93,7 @@ def _touches(
         called = functions.get(instruction.argval)
         for inner in () if called is None else _with_inner(called):
             inside = list(dis.get_instructions(inner))
-            if any(each.opname.startswith("LOAD_FAST") and _goes_on(inside, n)[0] for n, each in enumerate(inside)):
+            if any(each.opname.startswith("LOAD_FAST") and _changes(inside, n) for n, each in enumerate(inside)):
                 for given in instructions[at + 1 : at + 4]:  # what it is called with, most likely
                     if given.opname in _READS:
                         yield Touch(given.argval, order, line, ("", "change"), discards=True)
@@ -108,6 +108,11 @@ def _touch(instructions: Sequence[dis.Instruction], at: int, order: tuple[int, i
     if not path and not stores:
         return None
     return Touch(instructions[at].argval, order, line, path or ("",), stores=stores)
+
+
+def _changes(instructions: Sequence[dis.Instruction], at: int) -> bool:
+    path, stores = _goes_on(instructions, at)
+    return stores or (bool(path) and not only_looks(path))
 
 
 def _goes_on(instructions: Sequence[dis.Instruction], at: int) -> tuple[tuple[str, ...], bool]:

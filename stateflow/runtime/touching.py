@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import PurePath
@@ -26,7 +27,7 @@ _FIXED_IN = ("pyarrow", "typing", "datetime", "decimal", "zoneinfo", "uuid", "fr
 #: methods that only look, by what they are called in most libraries
 _LOOKS = re.compile(
     r"get|items|keys|values|copy|index|count|sections|options|cache_\w+|(get|has|is|as|to|find|show|print|count)_\w+"
-    r"|describe|head|tail|join|format|split|match|search|fullmatch|debug|info|warning|error|exception|critical|log"
+    r"|describe|head|tail|join|format|split|match|search|fullmatch|debug|info|warning|error|exception|critical|log|setLevel|addHandler|addFilter"
 )
 #: and those that change, where nothing is known of the value
 _CHANGES = re.compile(
@@ -61,18 +62,22 @@ class Touch:
             return True
         if isinstance(value, type):
             inner = inspect.getattr_static(value, self.path[0], None) if len(self.path) > 1 else None
-            return isinstance(inner, list | dict | set) and not _LOOKS.fullmatch(self.path[-1])
+            return isinstance(inner, list | dict | set | deque) and not only_looks(self.path)
         if isinstance(value, FunctionType):
             return self.path[-1:] == ("register",)
         fixed = isinstance(value, _FIXED) or type(value).__module__.partition(".")[0] in _FIXED_IN or _is_frozen(value)
-        return not fixed and not (self.path and _LOOKS.fullmatch(self.path[-1]))
+        return not fixed and not only_looks(self.path)
 
     def may_change_any(self) -> bool:
         """Says whether it may change what the name has, where nobody knows what that is."""
-        if self.guarded:
+        if self.guarded or (not self.stores and only_looks(self.path)):
             return False
-        method = self.path[-1] if self.path else ""
-        return self.stores or (self.discards and not _LOOKS.fullmatch(method)) or bool(_CHANGES.fullmatch(method))
+        return self.stores or self.discards or bool(_CHANGES.fullmatch(self.path[-1]))
+
+
+def only_looks(path: tuple[str, ...]) -> bool:
+    """Says whether what is called there is a method that changes nothing."""
+    return bool(path) and _LOOKS.fullmatch(path[-1]) is not None
 
 
 def _is_frozen(value: object) -> bool:
@@ -140,9 +145,8 @@ def _of_call(
         called.add(call.func.id)
         function = functions.get(call.func.id)
         if function is not None:
-            changed = {
-                name for name, _, path, stores, _ in _found(list(ast.walk(function)), {}, set()) if path or stores
-            }
+            inside = _found(list(ast.walk(function)), {}, set())
+            changed = {name for name, _, path, stores, _ in inside if path and (stores or not only_looks(path))}
             names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
             given = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
             for name, value in given:

@@ -327,6 +327,24 @@ def test_a_file_that_does_not_run_here_says_what_it_fills(made: str, filled: str
         excerpt([source], "Op")
 
 
+def test_a_logger_of_a_file_that_does_not_run_here_may_be_set_up() -> None:
+    source = "import logging\nN = logging.getLogger('x')\nN.setLevel('INFO')\nclass Op:\n    f = lambda self: N\n"
+    assert run(excerpt([source], "Op"))["Op"]().f().name == "x"
+
+
+@pytest.mark.parametrize("filled", ["Op.N.update(a=1)", "for n in range(2): Op.N[n] = n", "Op.N['a'] = 1"])
+def test_what_a_class_holds_is_looked_at_too(filled: str) -> None:
+    source = f"class Op:\n    N = {{}}\n    def f(self):\n        return self.N\n{filled}\n"
+    live = run(source, "live")
+    if filled.startswith("Op.N["):  # an assignment goes along
+        assert run(excerpt([source], "Op", live))["Op"]().f() == {"a": 1}
+        return
+    with pytest.raises(
+        OperatorNotImportable, match="Op uses 'Op', a type, which is changed by a statement that is not"
+    ):
+        excerpt([source], "Op", live)
+
+
 @pytest.mark.parametrize(
     ("made", "looked"),
     [
@@ -336,6 +354,10 @@ def test_a_file_that_does_not_run_here_says_what_it_fills(made: str, filled: str
         ("import pyarrow as pa\nN = pa.schema([('a', 'int64')])", "print(N.with_metadata({}))"),
         ("class N:\n    @classmethod\n    def make(cls): return cls()", "n = N.make()"),
         ("N = object()", "def other(N): N.change()"),
+        (
+            "class A:\n    def get(self): return 1\nN = A()",
+            "def other(n):\n    n = n or A()\n    return n.get()\nother(N)",
+        ),
         ("N = object()", "def other():\n    N = []\n    N.append(1)\nother()"),
         ("from functools import cache\n@cache\ndef N(): return 1", "N.cache_clear()"),
         ("N = 1; N = object()", "print([N for N in range(3)])"),
