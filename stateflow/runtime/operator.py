@@ -347,6 +347,17 @@ def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
             tracked.value = value(given)
 
 
+def check_initial_columns(cls: type[Operator], columns: tuple[str, ...]) -> None:
+    """Raises InvalidArgument where the class puts initial rows into its states by itself, and one column has none."""
+    own = (
+        cls.init_batch is not BatchOperator.init_batch
+        if issubclass(cls, BatchOperator)
+        else (cls.init_state is not Operator.init_state)
+    )
+    if not own:
+        _states_among(cls, columns)
+
+
 def _states_among(cls: type[Operator], columns: tuple[str, ...]) -> list[str]:
     """The states that initial rows of these columns fill. Raises InvalidArgument for a column that would be lost."""
     states, key = declarations_of(cls), key_columns(cls)

@@ -26,7 +26,7 @@ from stateflow.local.embedded import embedded
 from stateflow.router import Router
 from stateflow.rpc.clients import ControllerClient
 from stateflow.runtime.arrow import read_schema
-from stateflow.runtime.operator import Operator, check_class, key_columns, output_schema
+from stateflow.runtime.operator import Operator, check_class, check_initial_columns, key_columns, output_schema
 from stateflow.runtime.positions import INITIAL
 from stateflow.security.connections import own_token
 from stateflow.settings import ClientSettings
@@ -253,6 +253,7 @@ def apply_operator(
     check_executors(df.sparkSession, address, deployed.owners, token)
     if initial_state is not None:
         check_columns(initial_state)
+        check_initial_columns(operator, tuple(initial_state.columns))
         check_initial_keys(initial_state, df, key, operator_name)
         _load(initial_state, task, spark_schema)
     if state_manager is not None:

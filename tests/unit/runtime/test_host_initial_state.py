@@ -10,6 +10,7 @@ import pytest
 
 from stateflow import BatchOperator, Context, Operator, state
 from stateflow.errors import InvalidArgument, OperatorFailed, SchemaMismatch, StaleBatch
+from stateflow.runtime.operator import check_initial_columns
 from stateflow.runtime.positions import INITIAL, Batch
 from stateflow.testing import OperatorHarness
 
@@ -98,6 +99,9 @@ def test_a_column_that_is_no_states_is_refused(operator: str) -> None:
     cls, rows = (Shop, {"k": "a", "n": 1, "tag": "x"}) if operator == "rows" else (Columns, {"k": "a", "l": 1, "n": 5})
     with pytest.raises(InvalidArgument, match=r"the column 'tag' of initial rows is neither a state.*: leave"):
         OperatorHarness(cls, initial_state=[{**rows, "tag": "x"}])
+    with pytest.raises(InvalidArgument, match="the column 'tag' of initial rows is neither"):
+        check_initial_columns(cls, (*rows, "tag"))
+    check_initial_columns(Own, ("k", "total"))
 
 
 @pytest.mark.parametrize(("key", "kind"), [(7, "int"), (b"7", "bytes"), (7.0, "float"), (True, "bool")])
