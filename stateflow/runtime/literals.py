@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import math
 import sys
@@ -75,14 +76,18 @@ class Writer:
 
     def _numpy(self, value: Any) -> str:
         """An array or a scalar, to the bit."""
-        exact = type(value).__name__ == "ndarray" or hasattr(type(value), "as_integer_ratio") or value.shape == ()
-        if not exact or value.dtype.hasobject:
-            raise Unwritten
+        import numpy as np  # who has an array has it
+
+        exact = type(value) is np.ndarray or isinstance(value, np.generic)
         dtype = value.dtype.descr if value.dtype.names else value.dtype.str
-        numpy = _imported("numpy")
-        said = f"{numpy}.dtype({dtype!r})"
-        array = f"{numpy}.frombuffer({value.tobytes()!r}, {said})" if value.size else f"{numpy}.empty(0, {said})"
-        if type(value).__name__ != "ndarray":
+        if not exact or value.dtype.hasobject or np.dtype(dtype) != value.dtype:  # a record with gaps, for one
+            raise Unwritten
+        numpy, data = _imported("numpy"), value.tobytes()
+        said, encoded = repr(data), f"{_imported('base64')}.b64decode({base64.b64encode(data)!r})"
+        array = f"{numpy}.frombuffer({min(said, encoded, key=len)}, {numpy}.dtype({dtype!r}))"
+        if not value.size:
+            array = f"{numpy}.empty(0, {numpy}.dtype({dtype!r}))"
+        if isinstance(value, np.generic):
             return f"{array}[0]"
         return f"{array}.reshape({value.shape!r}).copy()"
 

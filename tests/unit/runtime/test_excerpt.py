@@ -236,7 +236,12 @@ UTC_PLUS_1 = dt.timezone(dt.timedelta(hours=1), "one")
         *(dt.datetime(2020, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")), dt.datetime.now(UTC_PLUS_1)),
         *(Namespace(rate=0.5, names=["a"]), SimpleNamespace(a=1), array("d", [1, 2])),
         *(np.arange(6).reshape(2, 3), np.float32(1.5), np.bool_(True), np.array([]), np.array(["a numpy.x"])),
-        *(np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), np.datetime64("2020-01-01"), np.zeros((0, 3))),
+        *(
+            np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+            np.datetime64("2020-01-01"),
+            np.zeros((0, 3)),
+            np.arange(300.0),
+        ),
     ],
     ids=lambda value: f"{type(value).__name__} {value!r}"[:40],
 )
@@ -249,6 +254,26 @@ def test_data_that_can_be_written(value: object) -> None:
     if isinstance(value, np.ndarray):
         assert got.dtype == value.dtype
         assert got.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([object()]),
+        np.ma.array([1]),
+        np.zeros(2, {"names": ["a"], "formats": ["i4"], "offsets": [4], "itemsize": 12}),
+        Namespace(file=object()),
+        [lambda: 1],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_written_is_made_where_it_is_made(value: object) -> None:
+    live = {"VALUE": value, "Op": type("Op", (), {})}
+    text = excerpt(["VALUE = make()\ndef make(): return 3\nclass Op:\n    f = lambda self: VALUE"], "Op", live)
+    assert "VALUE = make()" in text
+    filled = ["VALUE = make()\ndef make(): return 3\nVALUE.fill()\nclass Op:\n    f = lambda self: VALUE"]
+    with pytest.raises(OperatorNotImportable, match=r"Op uses 'VALUE', a .*, which is changed by a statement"):
+        excerpt(filled, "Op", live)
 
 
 FILLED = [
