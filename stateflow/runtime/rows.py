@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from operator import itemgetter
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch
 from stateflow.runtime.arrow import read_schema
+from stateflow.runtime.exact import Misfit, column_of, short, taken
 from stateflow.runtime.row import reader_of, row_class
 from stateflow.runtime.times import in_micros, in_python_zones
 from stateflow.runtime.unreadable import Unreadable
@@ -30,9 +31,6 @@ def get_ready() -> None:
     not look at it between batches, 50 ms."""
     pa.array([0])
     gc.freeze()
-
-
-_WHOLE = frozenset({int, type(None)})
 
 
 class RowReader:
@@ -182,6 +180,7 @@ class OutputWriter:
         self.schema = schema
         self._operator = operator
         self._names = schema.names
+        self._columns = [column_of(field) for field in schema]
         self._changeable = frozenset(i for i, field in enumerate(schema) if _may_change(field.type))
 
     @property
@@ -192,19 +191,19 @@ class OutputWriter:
 
     def _freeze(self, row: Any) -> Any:
         if isinstance(row, tuple):
-            return tuple([_frozen(value) if i in self._changeable else value for i, value in enumerate(row)])
+            frozen = [_frozen(value) if i in self._changeable else value for i, value in enumerate(row)]
+            made: Any = getattr(row, "_make", type(row))(frozen)  # with its names, which are looked at later
+            return made
         return {name: _frozen(value) for name, value in row.items()} if isinstance(row, dict) else row
 
     def write(self, rows: list[Any], columns: Sequence[pa.RecordBatch] = ()) -> bytes:
-        """``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch naming the row or the field."""
+        """``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch naming the row and the field."""
         batches = [
             batch for batch in (*columns, self._encode(self.settled(rows))) if batch is not None and batch.num_rows
         ]
         if not batches:
             return b""
-        whole = batches[0]
-        if len(batches) > 1:
-            whole = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        whole = batches[0] if len(batches) == 1 else self._joined(pa.Table.from_batches(batches).combine_chunks())
         message: bytes = whole.serialize().to_pybytes()
         return message
 
@@ -221,7 +220,7 @@ class OutputWriter:
     def settled(self, rows: list[Any]) -> list[Any]:
         """Rows that stay as they are, whatever the operator does next. Raises OutputMismatch."""
         if rows and set(map(type, rows)) != {tuple}:
-            return [self._as_tuple(row) for row in rows]
+            return [self._as_tuple(row, number) for number, row in enumerate(rows)]
         return rows
 
     def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
@@ -230,23 +229,14 @@ class OutputWriter:
             return None
         width = len(self._names)
         if set(map(len, rows)) != {width}:
-            bad = next(row for row in rows if len(row) != width)
-            raise self._mismatch(f"a row has {len(bad)} fields where {width} are declared: {_short(bad)}")
+            number, bad = next((number, row) for number, row in enumerate(rows) if len(row) != width)
+            raise self._mismatch(f"a row has {len(bad)} fields where {width} are declared: {short(bad)}", row=number)
         arrays = []
         for index, field in enumerate(self.schema):
-            column = list(map(itemgetter(index), rows))
             try:
-                array = pa.array(column, type=field.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                culprit = self._culprit(field, column)
-                raise self._mismatch(
-                    f"field {field.name!r} is declared {field.type} but got {_short(culprit)}: {_first_line(error)}"
-                ) from error
-            if pa.types.is_integer(field.type) and not _WHOLE.issuperset(map(type, column)):
-                self._check_whole(field, column, array)
-            if array.null_count and not field.nullable:
-                raise self._mismatch(f"field {field.name!r} is declared NOT NULL but got None")
-            arrays.append(array)
+                arrays.append(self._columns[index].array(list(map(itemgetter(index), rows))))
+            except Misfit as misfit:
+                raise self._misfit(field, misfit) from misfit
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def columns(self, produced: Any, method: str) -> pa.RecordBatch:
@@ -256,44 +246,46 @@ class OutputWriter:
         if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):
             raise self._mismatch(f"the columns are {', '.join(produced.schema.names)}")
         table = pa.Table.from_batches([produced]) if isinstance(produced, pa.RecordBatch) else produced
-        try:
-            table = table.select(self._names).cast(self.schema).combine_chunks()
-        except (pa.ArrowException, ValueError) as error:
-            raise self._mismatch(str(error).splitlines()[0]) from error
-        batches: list[pa.RecordBatch] = table.to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self.schema)
+        arrays = []
+        for field in self.schema:
+            try:
+                arrays.append(taken(table[field.name], field))
+            except Misfit as misfit:
+                raise self._misfit(field, misfit) from misfit
+            except pa.ArrowException as error:  # too much for one column
+                raise self._mismatch(str(error).splitlines()[0], column=field.name) from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _as_tuple(self, row: Any) -> tuple[Any, ...]:
+    def _joined(self, table: pa.Table) -> pa.RecordBatch:
+        batches = table.to_batches()
+        if len(batches) != 1:
+            raise self._mismatch("the rows of one batch have more than 2 GiB of text in a column")
+        return batches[0]
+
+    def _as_tuple(self, row: Any, number: int) -> tuple[Any, ...]:
         if isinstance(row, tuple):
+            fields = getattr(row, "_fields", None)
+            if fields and list(fields) != self._names and sorted(fields) == sorted(self._names):
+                raise self._mismatch(
+                    f"a named tuple has the declared fields in another order: {', '.join(fields)}", row=number
+                )
             return tuple(row)
         if isinstance(row, dict):
             if set(row) != set(self._names):
                 odd = sorted(set(row) ^ set(self._names), key=str)
-                raise self._mismatch(f"a row has not exactly the declared fields, see {', '.join(map(str, odd))}")
+                what = f"a row has not exactly the declared fields, see {', '.join(map(str, odd))}"
+                raise self._mismatch(what, row=number)
             return tuple(row[name] for name in self._names)
-        raise self._mismatch(f"a row must be a tuple or a dict, not {type(row).__name__}: {_short(row)}")
+        what = f"a row must be a tuple or a dict, not {type(row).__name__}: {short(row)}"
+        raise self._mismatch(what, row=number)
 
-    def _check_whole(self, field: pa.Field, column: Iterable[Any], array: pa.Array) -> None:
-        """Arrow cuts 1.5 down to 1 without a word."""
-        for given, got in zip(column, array.to_pylist(), strict=True):
-            if given is not None and given != got:
-                raise self._mismatch(f"field {field.name!r} is declared {field.type} but got {_short(given)}")
+    def _misfit(self, field: pa.Field, misfit: Misfit) -> OutputMismatch:
+        what = f"field {field.name!r}{misfit.path} {misfit.what}"
+        return self._mismatch(what, misfit.how, column=f"{field.name}{misfit.path}", row=misfit.row)
 
-    @staticmethod
-    def _culprit(field: pa.Field, column: Iterable[Any]) -> Any:
-        for value in column:
-            try:
-                pa.array([value], type=field.type)
-            except Exception:  # noqa: BLE001 - only looking for the value to show
-                return value
-        return None
-
-    def _mismatch(self, what: str) -> OutputMismatch:
-        return OutputMismatch(
-            what,
-            remedy="make process() produce what `output` declares, in that order",
-            operator=self._operator,
-        )
+    def _mismatch(self, what: str, how: str = "", **where: Any) -> OutputMismatch:
+        remedy = "make process() produce what `output` declares, in that order"
+        return OutputMismatch(what, remedy=f"{how}; {remedy}" if how else remedy, operator=self._operator, **where)
 
 
 def _message(part: pa.RecordBatch) -> bytes:
@@ -316,11 +308,6 @@ def _frozen(value: Any) -> Any:
     if value.__class__ is list:
         return [_frozen(each) for each in value]
     return copy.deepcopy(value)  # a tracked one becomes a plain one
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _first_line(error: Exception) -> str:

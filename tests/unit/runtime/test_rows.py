@@ -6,6 +6,7 @@ import copy
 import datetime as dt
 import pickle
 import unicodedata
+from collections import namedtuple
 from decimal import Decimal
 from keyword import iskeyword
 from typing import Any
@@ -224,7 +225,7 @@ def test_rows_that_do_not_fit(row: Any, what: str, beside: list[Any]) -> None:
     with pytest.raises(OutputMismatch) as caught:
         _write(*beside, row)
     assert what in caught.value.what
-    assert caught.value.where == {"operator": "Op"}
+    assert (caught.value.where["operator"], caught.value.where["row"]) == ("Op", len(beside))
     assert "output" in caught.value.remedy
     assert len(str(caught.value).splitlines()) == 1
 
@@ -259,6 +260,18 @@ def test_nested_types_are_checked_too() -> None:
 values = st.tuples(
     st.text() | st.none(), st.integers(-(1 << 63), (1 << 63) - 1) | st.none(), st.floats(allow_nan=False)
 )
+
+
+def test_a_named_tuple_in_another_order_is_refused_and_not_taken_by_position() -> None:
+    named = namedtuple("named", "n k x")
+    with pytest.raises(OutputMismatch, match="in another order: n, k, x"):
+        _write(("a", 1, 1.0), named("1", 1, 1.0))
+    other = namedtuple("other", "a b c")
+    assert _write(other("a", 1, 1.0)) == [{"k": "a", "n": 1, "x": 1.0}]
+    writer = OutputWriter(parse_ddl("k string, tags array<long>"), "Op")
+    assert writer.freeze is not None
+    with pytest.raises(OutputMismatch, match="in another order"):
+        writer.write([writer.freeze(namedtuple("named", "tags k")([1], "a"))])
 
 
 @given(st.lists(values, min_size=1, max_size=20))
