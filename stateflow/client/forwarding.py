@@ -29,7 +29,7 @@ from stateflow.router import Router
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.reports import packed_deployment, unpacked_deployment
 from stateflow.rpc.rows import BatchRows
-from stateflow.runtime.ddl import parse_ddl
+from stateflow.runtime.ddl import schema_of
 from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.positions import Batch
@@ -120,7 +120,7 @@ class ForwardingClient:
         if site:
             settings = settings.model_copy(update={"site": site})
         self._patience_s = patience_s
-        self._schema = parse_ddl(schema) if isinstance(schema, str) else schema
+        self._schema = None if schema is None else schema_of(schema)
         self._outbox = Outbox(Path(outbox), operator, source, outbox_bytes)
         try:
             self._start(controller, operator, settings, addresses)

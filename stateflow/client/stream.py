@@ -20,7 +20,7 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, brief
 from stateflow.router import Router
 from stateflow.rpc.rows import BatchRows
-from stateflow.runtime.ddl import parse_ddl
+from stateflow.runtime.ddl import schema_of
 from stateflow.runtime.layout import Session
 from stateflow.runtime.output import OutputReader
 from stateflow.runtime.timers import to_us
@@ -87,7 +87,7 @@ class StreamClient:
             settings = settings.model_copy(update={"site": site})
         self._router = Router(controller, operator, settings, addresses=addresses)
         self.source = source
-        self._schema = parse_ddl(schema) if isinstance(schema, str) else schema
+        self._schema = None if schema is None else schema_of(schema)
         self._output = OutputReader.of(self._router.spec.output_schema, self._router.spec.side_schemas)
         self._lock = threading.Lock()
         self._closed = False

@@ -42,13 +42,14 @@ def read_schema(data: bytes) -> pa.Schema:
         raise InvalidArgument(f"{len(data)} bytes are no Arrow schema", remedy=_REMEDY)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
-        _check_types(schema)
+        check_types(schema)
     except _RAISED as error:
         raise _unreadable("a schema", error) from error
     return schema
 
 
-def _check_types(schema: pa.Schema) -> None:
+def check_types(schema: pa.Schema) -> None:
+    """Raises InvalidArgument for a schema that is too large, or has a type that is not taken."""
     left = [(field.name, _type_of(field, field.name), 1) for field in schema]
     seen = 0
     while left:
@@ -92,7 +93,7 @@ class BatchReader:
     """Reads IPC record batch messages of one schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        _check_types(schema)
+        check_types(schema)
         self.schema = schema
         self._nested = [number for number, field in enumerate(schema) if field.type.num_fields]
 

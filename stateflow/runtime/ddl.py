@@ -1,4 +1,4 @@
-"""Spark DDL schemas to Arrow, without a JVM: ``"k string, n long, tags array<string>"``.
+"""Declared schemas: Spark DDL to Arrow, without a JVM, as ``"k string, n long, tags array<string>"``; or Arrow itself.
 
 Grammar of Spark SQL's ``StructType.fromDDL`` as far as Arrow has the type: the atomic types, decimal(p,s),
 array<…>, map<…,…>, struct<name:type,…>, NOT NULL and COMMENT.
@@ -7,10 +7,12 @@ array<…>, map<…,…>, struct<name:type,…>, NOT NULL and COMMENT.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pyarrow as pa
 
 from stateflow.errors import DeclarationError
+from stateflow.runtime.arrow import check_types
 
 _ATOMS: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -35,6 +37,31 @@ _ATOMS: dict[str, pa.DataType] = {
 _TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|[A-Za-z_0-9]+|[<>(),:])")
 
 
+def schema_of(declared: str | pa.Schema) -> pa.Schema:
+    """A schema as users declare it. Raises DeclarationError where it cannot be read, and where one of its columns or
+    fields could not be read back; InvalidArgument for types that are not taken."""
+    schema = parse_ddl(declared) if isinstance(declared, str) else declared
+    check_types(schema)
+    if what := _twice(schema, "a column"):
+        raise DeclarationError(f"in a schema {what}", remedy="give each a name of its own")
+    return schema
+
+
+def _twice(fields: Iterable[pa.Field], what: str) -> str:
+    """What is wrong where two fields have one name, at whatever level: no reader could tell them apart."""
+    seen: set[str] = set()
+    for field in fields:
+        if field.name in seen:
+            return f"{what} is named twice: {field.name!r}"
+        seen.add(field.name)
+        kind, name = field.type, field.name
+        inside = [kind.field(number) for number in range(kind.num_fields)]
+        groups = [inside] if pa.types.is_struct(kind) else [[each.with_name(name)] for each in inside]
+        if found := next((found for group in groups if (found := _twice(group, f"a field of {name!r}"))), ""):
+            return found
+    return ""
+
+
 def parse_ddl(text: str) -> pa.Schema:
     """Raises DeclarationError that shows the part which was not understood."""
     tokens = _tokens(text)
@@ -47,9 +74,8 @@ def parse_ddl(text: str) -> pa.Schema:
             raise _bad(text, "it ends with a comma")
     if not fields:
         raise _bad(text, "it names no column")
-    names = [field.name for field in fields]
-    if len(set(names)) != len(names):
-        raise _bad(text, "a column is named twice")
+    if what := _twice(fields, "a column"):
+        raise _bad(text, what)
     return pa.schema(fields)
 
 

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import pyarrow as pa
 
-from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable
+from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable, StateflowError
 from stateflow.metrics.own import Metrics, OwnFigures
 from stateflow.partitioner import check_partitions
 from stateflow.runtime.bundles import BundleStore, package_of
 from stateflow.runtime.code import check_digest, digest_of, find, is_text, place_of
-from stateflow.runtime.ddl import parse_ddl
+from stateflow.runtime.ddl import schema_of
 from stateflow.runtime.row import columns_of
 from stateflow.runtime.timers import Timer, TimerColumns, Timers, check_timer_name
 from stateflow.state import (
@@ -405,10 +405,12 @@ def side_schemas(cls: type[Operator]) -> dict[str, pa.Schema]:
 
 
 def _schema(cls: type[Operator], output: object) -> pa.Schema:
-    if isinstance(output, pa.Schema):
-        return output
-    if isinstance(output, str):
-        return parse_ddl(output)
+    if isinstance(output, str | pa.Schema):
+        try:
+            return schema_of(output)
+        except StateflowError as error:
+            error.located(operator=cls.__name__)
+            raise
     raise DeclarationError(
         "the operator declares no output schema", remedy='set output = "name type, …"', operator=cls.__name__
     )
@@ -435,7 +437,8 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
 
 
 def check_whole(cls: type[Operator]) -> None:
-    """Raises DeclarationError without what is called for its rows, and for windows that would share a place."""
+    """Raises DeclarationError without what is called for its rows, for windows that would share a place, and for
+    outputs that could not be told apart."""
     if issubclass(cls, BatchOperator):
         missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
     else:
@@ -443,6 +446,21 @@ def check_whole(cls: type[Operator]) -> None:
     if missing:
         raise DeclarationError(f"the operator has no {missing}", remedy="write it", operator=cls.__name__)
     _check_windows(cls)
+    check_outputs(cls)
+
+
+def check_outputs(cls: type[Operator]) -> None:
+    """Raises DeclarationError for a side output that has the name of another, or of a column of the main output: in
+    Spark it is a column beside them, which nobody could read. Case counts for nothing, as there."""
+    seen = {name.lower(): f"a column of the main output, {name!r}" for name in output_schema(cls).names}
+    for tag in side_schemas(cls):
+        if not isinstance(tag, str) or not tag:
+            raise DeclarationError(f"{tag!r} is no name of a side output", remedy="use text", operator=cls.__name__)
+        if other := seen.get(tag.lower()):
+            raise DeclarationError(
+                f"the side output {tag!r} has the name of {other}", remedy="rename it", operator=cls.__name__
+            )
+        seen[tag.lower()] = f"another side output, {tag!r}"
 
 
 def _check_windows(cls: type[Operator]) -> None:

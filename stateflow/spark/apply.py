@@ -26,7 +26,14 @@ from stateflow.local.embedded import embedded
 from stateflow.router import Router
 from stateflow.rpc.clients import ControllerClient
 from stateflow.runtime.arrow import read_schema
-from stateflow.runtime.operator import Operator, check_class, check_initial_columns, key_columns, output_schema
+from stateflow.runtime.operator import (
+    Operator,
+    check_class,
+    check_initial_columns,
+    check_outputs,
+    key_columns,
+    output_schema,
+)
 from stateflow.runtime.positions import INITIAL
 from stateflow.security.connections import own_token
 from stateflow.settings import ClientSettings
@@ -187,6 +194,7 @@ def apply_operator(
     spec, token = deployed.spec, getattr(cluster, "task_token", "") or own_token()
     key = key_columns(operator)
     schema = output_schema(operator)
+    check_outputs(operator)
     if spec.key != key or not read_schema(spec.output_schema).equals(schema):
         raise SchemaMismatch(
             "the deployed operator has another key or output than this class",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.errors import DeclarationError
-from stateflow.runtime.ddl import parse_ddl
+from stateflow.errors import DeclarationError, InvalidArgument
+from stateflow.runtime.ddl import parse_ddl, schema_of
 
 # the Arrow type Spark 4.3 itself gives: pyspark.sql.pandas.types.to_arrow_schema(StructType.fromDDL(text))
 ATOMS = {
@@ -92,6 +93,9 @@ def test_grammar(text: str, schema: pa.Schema | None) -> None:
         ("a string b int", "comma is missing"),
         ("a strang", "'strang' is not a known type"),
         ("a string, a int", "named twice"),
+        ("a struct<x:int,x:long>", "a field of 'a' is named twice: 'x'"),
+        ("a array<struct<x:int,x:long>>", "a field of 'a' is named twice: 'x'"),
+        ("a map<string,array<struct<x:struct<y:int,`y`:long>>>>", "a field of 'x' is named twice: 'y'"),
         ("a array", "ends too early"),
         ("a array<", "ends too early"),
         ("a array<string", "ends too early"),
@@ -125,6 +129,29 @@ def test_what_is_not_understood_is_said(text: str, why: str) -> None:
     assert why in caught.value.what
     assert repr(text) in caught.value.what
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ([("a", pa.int64()), ("a", pa.string())], "a column is named twice: 'a'"),
+        ([("a", pa.list_(pa.struct([("x", pa.int64()), ("x", pa.int64())])))], "a field of 'a' is named twice: 'x'"),
+    ],
+)
+def test_arrow_schemas_are_looked_at_too(schema: Any, why: str) -> None:
+    with pytest.raises(DeclarationError) as caught:
+        schema_of(pa.schema(schema))
+    assert why in caught.value.what
+
+
+def test_arrow_schemas_of_types_that_are_not_taken() -> None:
+    with pytest.raises(InvalidArgument, match="dictionary"):
+        schema_of(pa.schema([("a", pa.dictionary(pa.int32(), pa.string()))]))
+
+
+def test_entries_of_maps_and_lists_may_have_the_same_names() -> None:
+    same = pa.map_(pa.string(), pa.map_(pa.string(), pa.list_(pa.list_(pa.int64()))))
+    assert schema_of(pa.schema([("key", same), ("item", same)])).names == ["key", "item"]
 
 
 types = st.recursive(

@@ -17,6 +17,7 @@ from stateflow import Context, Operator, state
 from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable
 from stateflow.runtime.bundles import BundleStore
 from stateflow.runtime.operator import class_of, describe, key_columns, load, output_schema
+from stateflow.testing import OperatorHarness
 from tests.unit.operators import Count, Outer, Pair
 
 NO_BUNDLES = BundleStore(Path("/nonexistent/bundles"))
@@ -76,6 +77,27 @@ def test_declarations_that_cannot_be(cls: Any, what: str) -> None:
 def test_outputs_that_cannot_be(output: Any) -> None:
     with pytest.raises(DeclarationError):
         output_schema(_class(key="k", output=output))
+
+
+@pytest.mark.parametrize(
+    ("output", "side", "what"),
+    [
+        ("k string, late long", {"late": "n long"}, "'late' has the name of a column of the main output, 'late'"),
+        ("k string, Late long", {"late": "n long"}, "'late' has the name of a column of the main output, 'Late'"),
+        ("k string", {"late": "n long", "Late": "n long"}, "'Late' has the name of another side output, 'late'"),
+        ("k string", {"": "n long"}, "'' is no name of a side output"),
+        ("k string", {7: "n long"}, "7 is no name of a side output"),
+        ("k string", {"late": "s struct<a:int,a:int>"}, "a field of 's' is named twice: 'a'"),
+        ("s struct<a:int,a:int>", {}, "a field of 's' is named twice: 'a'"),
+    ],
+)
+def test_outputs_that_nobody_could_read_are_refused_at_deploy(output: str, side: Any, what: str) -> None:
+    cls = _class(key="k", output=output, side_outputs=side)
+    for declared in (describe, OperatorHarness):
+        with pytest.raises(DeclarationError) as caught:
+            declared(cls)
+        assert what in caught.value.what
+        assert caught.value.where["operator"] == cls.__name__
 
 
 def test_outputs_may_be_arrow() -> None:
